@@ -187,7 +187,7 @@ def step_s(group: Env) -> float | None:
         out = StepArrays(carry, np.zeros(size, np.float32), terminated, truncated, np.ones(size, np.bool_), others)
         began_s = perf_counter()
         if group.step(action, out) and not spec.ragged:
-            group.restart(terminated | truncated, carry)
+            group.reset_some(terminated | truncated, carry)
         took_s.append(perf_counter() - began_s)
     return sum(took_s[1:]) / len(took_s[1:]) / size
 

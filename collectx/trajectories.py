@@ -80,7 +80,7 @@ def _order(traj_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return ids, lengths, torch.argsort(traj_ids, stable=True)
 
 
-def mask(batch: TensorDict, steps: Sequence[int]) -> None:
+def add_mask(batch: TensorDict, steps: Sequence[int]) -> None:
     """Adds `("collector", "mask")` to a stacked batch, `[workers, ..., time]`. Zeroes missing frames, and sets their
     trajectory id to -1.
 

@@ -52,7 +52,7 @@ class Stepper:
         return self
 
     def step(self, *action: np.ndarray, cut: np.ndarray | bool = False) -> StepArrays:
-        """One step, and a restart of the envs that ended and of those of `cut`; by default the actions are zeros."""
+        """One step, and a reset of the envs that ended and of those of `cut`; by default the actions are zeros."""
         size, ragged = self.spec.num_envs, self.spec.ragged
         action = action or tuple(memory(self.spec.action, size))
         flags = np.zeros((size, 2, 3), bool) | [False, False, True]
@@ -68,9 +68,9 @@ class Stepper:
             flags_of_env = bool(out.terminated[e]), bool(out.truncated[e])
             self.frames[e].append(Frame(rows[0], rows[1], float(out.reward[e]), *flags_of_env, rows[2]))
         self.observation = [array.copy() for array in out.observation]
-        restart = ended | cut
-        if restart.any() and not ragged:
-            self.env.restart(restart, self.observation)
+        chosen = ended | cut
+        if chosen.any() and not ragged:
+            self.env.reset_some(chosen, self.observation)
             for array, left in zip(self.observation, out.observation, strict=True):
-                np.testing.assert_array_equal(array[~restart], left[~restart])
+                np.testing.assert_array_equal(array[~chosen], left[~chosen])
         return out

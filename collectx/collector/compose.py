@@ -21,6 +21,7 @@ from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests, first_restart_counts
 from collectx.collector.worker_record import FailurePolicy
+from collectx.collector.written import workers_write
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
 from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
@@ -85,7 +86,7 @@ def build(
     options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
-    is_written = any(each.hooks.write_batch is not None for each in overrides)
+    is_written = workers_write(overrides)
     # Batches that workers write to a replay buffer must all be counted.
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all=is_written)
     ends_early = any(each.should_end is not None for each in overrides)

@@ -12,7 +12,7 @@ from collectx.batch import POLICY_VERSION, SETTINGS_VERSION
 from collectx.collector.batch_info import WrittenBatch
 from collectx.collector.collector import CollectorCore
 from collectx.config.schema.collector import CollectorConfig
-from collectx.trajectories import Assembler, mask
+from collectx.trajectories import Assembler, add_mask
 
 
 class Stream:
@@ -55,13 +55,13 @@ class Stream:
                 versions = torch.tensor(settings, device=batch.device).view(-1, *[1] * (batch.ndim - 1))
                 batch[SETTINGS_VERSION] = versions.expand(batch.shape).clone()
             if self._has_gaps:
-                mask(batch, self.core.steps)
+                add_mask(batch, self.core.steps)
         return batch
 
-    def mask(self, batch: TensorDict, steps: Sequence[int]) -> None:
-        """Adds a mask to a batch if frames may be missing; see `collectx.trajectories.mask`."""
+    def mark_gaps(self, batch: TensorDict, steps: Sequence[int]) -> None:
+        """Adds a mask to a batch if frames may be missing; see `collectx.trajectories.add_mask`."""
         if self._has_gaps:
-            mask(batch, steps)
+            add_mask(batch, steps)
 
     def next(self, collect: Callable[[], Any]) -> Any:
         """Returns the consumer's next batch, or its next batch of trajectories. `collect` returns a batch of

@@ -97,17 +97,17 @@ class Problem:
 
 class Refusal(ConfigError):
     """Problems that are found only while a collector is built. The message names options as in YAML; for Python, it is
-    made from `found`."""
+    made from `parts`."""
 
-    def __init__(self, *found: Problem):
-        super().__init__(*(problem.text() for problem in found))
-        self.found = found
+    def __init__(self, *parts: Problem):
+        super().__init__(*(problem.text() for problem in parts))
+        self.parts = parts
 
     def __reduce__(self) -> Any:
         return ConfigError, self.args
 
 
-def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
+def check_all(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
     """Yields what the rules yield, each called with `arguments`. A rule ends when it reads an option that failed its
     own check."""
     for rule in rules:

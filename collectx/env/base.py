@@ -2,18 +2,18 @@
 
 An adapter drives a *group* of `num_envs` envs in one process. The rollout calls it from one thread.
 
-    call                  writes                                        afterwards
-    reset(seeds, out)     out[leaf][e] for every env                    every env is at its first observation
-    step(action, out)     out.observation, reward, terminated,          envs that ended wait at their true final
-                          truncated (and out.frame if ragged)           observation; they are not stepped before restart
-    restart(ended, out)   out[leaf][e] where ended[e], nothing else     those envs are at a new first observation
+    call                    writes                                      afterwards
+    reset(seeds, out)       out[leaf][e] for every env                  every env is at its first observation
+    step(action, out)       out.observation, reward, terminated,        envs that ended wait at their true final
+                            truncated (and out.frame if ragged)         observation; they are not stepped before a reset
+    reset_some(ended, out)  out[leaf][e] where ended[e], nothing else   those envs are at a new first observation
 
 So for all kinds of envs, the caller decides when an env is reset, and `next.observation` of an episode's last frame is
 the true final observation, whatever Gymnasium's `AutoresetMode` of the wrapped env is.
 
-A *ragged* group (`EnvSpec.ragged`; Gymnasium's NEXT_STEP vector envs) cannot restart single envs: the step after the
+A *ragged* group (`EnvSpec.ragged`; Gymnasium's NEXT_STEP vector envs) cannot reset single envs: the step after the
 end of an episode resets that env, and is not a frame. For this step, the adapter writes `out.frame[e] = False`, and the
-first observation of the new episode into `out.observation[leaf][e]`. Its `restart` is never called.
+first observation of the new episode into `out.observation[leaf][e]`. Its `reset_some` is never called.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EnvSpec:
         action: the leaves of an env's action: `("action",)`; for a Dict or Tuple, leaves below that key.
         observation_space, action_space: the Gymnasium spaces of a single env.
         ragged: whether envs spend a step on a reset; see the module's docstring.
-        can_restart_early: whether `restart` also accepts envs whose episode did not end.
+        can_reset_early: whether `reset_some` also accepts envs whose episode did not end.
         agents_ends: the leaves of `observation` that tell which agents have ended, such as `("agents", "done")`.
         rewards: the leaves of a step's rewards; usually one, `[1]` float32.
         deltas: leaves `("delta", *key)`, which batches contain below `next` in place of the observation `key`: its
@@ -80,7 +80,7 @@ class EnvSpec:
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     ragged: bool = False
-    can_restart_early: bool = True
+    can_reset_early: bool = True
     agents_ends: tuple[Leaf, ...] = ()
     rewards: tuple[Leaf, ...] = (REWARD,)
     deltas: tuple[Leaf, ...] = ()
@@ -180,10 +180,10 @@ class Env(ABC):
         """
 
     @abstractmethod
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Begins a new episode in every env with `ended[e]`, `[E]` bool; writes only their part of `out`.
 
-        With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
+        With `EnvSpec.can_reset_early`, `ended` may include envs whose episode did not end.
         """
 
     def keep_infos(self, infos: Any) -> None:

@@ -63,7 +63,7 @@ class CountingEnv(Env):
         out.terminated[:] = self._step >= self._length
         return bool(out.terminated.any())
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         self._episode[ended] += 1
         self._step[ended] = 0
         out[0][ended] = self._observation()[ended]

@@ -66,7 +66,7 @@ class DatasetEnv(Env):
         self._episode = self._first.copy()
         self._begin(slice(None), out)
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         self._episode[ended] = (self._episode[ended] + 1) % len(self._starts)
         self._begin(ended, out)
 

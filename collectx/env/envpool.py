@@ -4,7 +4,7 @@ EnvPool resets an ended env in the env's next step, which is then not a transiti
 long as a step. So the pool has more members (EnvPool's envs) than the group has envs; the others are spares, which wait
 at their first observations. If env 5 ends at step t:
 
-    1. `restart` makes a spare env 5.
+    1. `reset_some` makes a spare env 5.
     2. Step t + 1 also steps the ended member, after the members of the group. EnvPool resets it in this step.
     3. The member is then at its first observation, and becomes a spare.
 
@@ -58,7 +58,7 @@ class EnvPoolEnv(Env):
             raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool. To list them, call envpool.list_all_envs()")
         self._id = cfg.id
         # One spare for eight envs suffices even for the short episodes of a random policy on CartPole. If there is
-        # none, `restart` calls reset.
+        # none, `reset_some` calls reset.
         self._num_members = num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
         self._arguments = {**numbers.filled(cfg.kwargs), "num_envs": num_members, "num_threads": cfg.num_threads}
         with _without_precision_warnings():
@@ -127,7 +127,7 @@ class EnvPoolEnv(Env):
         self._ended = ended
         return bool(ended.any())
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         late = []
         for e in np.flatnonzero(ended).tolist():
             # A step resets only members that have ended. A truncated one, and one without a spare, needs a reset call.

@@ -95,12 +95,12 @@ class GymEnv(Env):
         self._is_array = self._observation.single and not self._observation.has_text and not infos.leaves
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        infos = [self._restart_one(e, None if seeds is None else int(seeds[e]), out) for e in range(self.spec.num_envs)]
+        infos = [self._reset_one(e, None if seeds is None else int(seeds[e]), out) for e in range(self.spec.num_envs)]
         self.reset_info = infos[0]
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for e in np.flatnonzero(ended).tolist():
-            self._restart_one(e, None, out)
+            self._reset_one(e, None, out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         any_ended = False
@@ -141,7 +141,7 @@ class GymEnv(Env):
         while self.user_envs:
             self.user_envs.pop(0).close()
 
-    def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> Mapping[str, Any]:
+    def _reset_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> Mapping[str, Any]:
         """Resets an env, and writes its part of `out`. Returns the info."""
         result = None
         try:

@@ -1,9 +1,9 @@
 """Kind `gym_vector`: a Gymnasium VectorEnv with any autoreset mode; the transitions are the same in every mode.
 
 AutoresetMode   an episode's last step returns            this adapter
-DISABLED        the final observation                     restart: reset(options={"reset_mask": ...})
+DISABLED        the final observation                     reset_some: reset(options={"reset_mask": ...})
 SAME_STEP       the reset observation; the final one      writes the final one into the step, keeps the reset one
-                in info["final_obs"]                      for restart
+                in info["final_obs"]                      for reset_some
 NEXT_STEP       the final observation; the next step      ragged: marks that next step as no frame
                 ignores the action and resets
 """
@@ -109,7 +109,7 @@ class GymVectorEnv(Env):
             env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
             # In SAME_STEP mode, only SyncVectorEnv and AsyncVectorEnv are known to accept a reset mask.
-            can_restart_early=self._mode is AutoresetMode.DISABLED
+            can_reset_early=self._mode is AutoresetMode.DISABLED
             or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
         )
         self.keep_infos(infos)
@@ -174,13 +174,13 @@ class GymVectorEnv(Env):
         else:
             self.metrics.add_vector(info, ~self._ended if self.spec.ragged else np.ones_like(ended))
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """See `Env.restart`. Raises `CollectxError` if an env cannot be restarted: in NEXT_STEP mode, any env; in
-        SAME_STEP mode without `can_restart_early`, an env whose episode did not end in the last step."""
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """See `Env.reset_some`. Raises `CollectxError` if an env cannot be reset: in NEXT_STEP mode, any env; in
+        SAME_STEP mode without `can_reset_early`, an env whose episode did not end in the last step."""
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
         if early.any():
-            if not self.spec.can_restart_early:
+            if not self.spec.can_reset_early:
                 raise CollectxError(
                     f"this vector env resets itself (autoreset mode {self._mode.value}), so no env can be reset "
                     "before its episode ends. Set env.autoreset_mode=disabled if the env supports it, or do "

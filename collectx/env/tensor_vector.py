@@ -70,7 +70,7 @@ class TensorVectorEnv(Env):
             self._action.leaves,
             self._observation.space,
             env.single_action_space,
-            can_restart_early=False,
+            can_reset_early=False,
             device=device,
         )
         # The observations that the last step returned; for envs whose episode has ended, first observations.
@@ -117,7 +117,7 @@ class TensorVectorEnv(Env):
             target.copy_(value)
         return True
 
-    def restart(self, ended: Any, out: Sequence[Any]) -> None:
+    def reset_some(self, ended: Any, out: Sequence[Any]) -> None:
         """Writes the observations that the last step returned. If no episode has ended, `out` contains them already."""
         for target, first in zip(out, self._first, strict=True):
             target.copy_(first)

@@ -16,7 +16,7 @@ from collectx.config.derived import expected_frames
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
 from collectx.run.folder.files import JsonLinesTail
-from collectx.run.statistics import MetricsTail, Sampler
+from collectx.run.statistics import MetricsTail, RateWindow
 from collectx.run.terminal.charts import sparkline
 from collectx.run.terminal.display import PLAIN_S, Lines, charts_of, render_panel, title_of
 from collectx.run.terminal.printing import clock, number, print_line, table
@@ -53,7 +53,7 @@ class WatchedRun:
         self.statistics.update()
         self.statistics.rate = None  # of the last batch before
         self.since_s = now_s
-        self.sampler = Sampler(self.statistics, now_s)
+        self.window = RateWindow(self.statistics, now_s)
 
     def age_s(self) -> float:
         """Seconds since the run began, or was resumed; 0 if its folder does not tell."""
@@ -115,7 +115,7 @@ class RunsDisplay:
         now_s = time.monotonic()
         if run.status.status is Status.QUEUED:
             return Text(f"job {run.job} has been in the queue for {clock(now_s - run.since_s)}")
-        view = run.sampler.view(now_s)
+        view = run.window.view(now_s)
         drawn = charts_of(run.statistics.curve, self._console, view)
         return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot)
 
@@ -126,7 +126,7 @@ class RunsDisplay:
             frames = sum(run.statistics.frames for run in self._runs)
             print_line(self._console, f"{counts}; {frames:,} frames")
         elif statuses[0] is not Status.QUEUED:
-            self._lines.print(self._runs[0].sampler.view(time.monotonic()), is_last)
+            self._lines.print(self._runs[0].window.view(time.monotonic()), is_last)
 
     def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()
@@ -135,7 +135,7 @@ class RunsDisplay:
             if run.status.status is Status.QUEUED and run.status.detail:
                 state += f" ({run.status.detail.partition(':')[0]})"
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
-            rate = None if run.status.has_ended else run.sampler.view(now_s).now_per_s
+            rate = None if run.status.has_ended else run.window.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
             rows.append((run.name, run.job or "", state, elapsed, *numbers, sparkline(run.statistics.curve)))
         head = ("point", "job", "state", "for", "frames", "frames/s", "return", "")

@@ -30,6 +30,7 @@ from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
+from collectx.collector.written import workers_write
 from collectx.config.derived import surplus_note
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
@@ -275,7 +276,7 @@ class BaseCollector(ReadableCollector):
                 "resume=False cannot be used: a pause ends with its block. Use shutdown() to stop collecting"
             )
         with self._exclusive(timeout):
-            if self._keywords.shared_buffer is not None:
+            if workers_write(self._overrides):
                 self._core.wait_until_idle()
             yield
 
@@ -601,8 +602,8 @@ class BaseCollector(ReadableCollector):
                 self._weights.individual.difference_update(shared)
         version = state_dict.get("policy_version", self._core.policy_version)
         self._stream.version_offset = offset = version - self._core.policy_version
-        if (buffer := self._keywords.shared_buffer) is not None:
-            write = partial(_write, buffer.extend, offset)
+        if workers_write(self._overrides):
+            write = partial(_write, self._keywords.replay_buffer.extend, offset)
             self._ask("set_hook", "write_batch", Hooks(write_batch=write))
             for fields in self._overrides:  # for restarted workers
                 fields.hooks = replace(fields.hooks, write_batch=write)

@@ -88,11 +88,11 @@ class Collector(BaseCollector):
         mask = torch.zeros(self._spec.num_envs, dtype=torch.bool)
         mask[index] = True
         self._check_selection("index", mask.tolist(), self._spec.num_envs, "envs")
-        if not self._spec.can_restart_early:
+        if not self._spec.can_reset_early:
             raise ValueError(
                 f"index={index!r} cannot be used: this vector env resets its envs by itself when episodes end"
             )
-        self._ask("restart", mask.tolist())
+        self._ask("reset_some", mask.tolist())
 
 
 class MultiCollector(BaseCollector):

@@ -81,7 +81,7 @@ def named_in_python(keywords: Keywords) -> Iterator[None]:
     try:
         yield
     except Refusal as error:
-        raise ConfigError(*(as_message(problem, keywords) for problem in error.found)) from None
+        raise ConfigError(*(as_message(problem, keywords) for problem in error.parts)) from None
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:

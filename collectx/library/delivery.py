@@ -88,7 +88,7 @@ class Delivery:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
         steps = [each or batch.shape[-1] for each in steps_of_workers]
-        self._stream.mask(batch, steps)
+        self._stream.mark_gaps(batch, steps)
         return self.convert(batch, steps, self._stacked)
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:

@@ -18,10 +18,8 @@ from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
 from collectx.library.keyword_fields import documented, fixed, ignored, only, option
-from collectx.library.nested import user_class
 from collectx.library.values import exploration_name, first_device, only_device, port_number, positive, visible_names
 from collectx.place.base import NETWORKS
-from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks
 
 # Subclasses of `Collector` refuse the keywords that select another class.
@@ -241,16 +239,10 @@ class Keywords:
         return isinstance(self.cat_results, int)
 
     @property
-    def shared_buffer(self) -> ReplayBuffer | None:
-        """The replay buffer, if workers write to it themselves; otherwise None. They do if batches are stored
-        unchanged, and without `overlap`: with it they would write while this process samples, and samples would depend
-        on timing."""
-        buffer = self.replay_buffer
+    def changes_batches(self) -> bool:
+        """Whether this process must change or divide batches before they are written to a replay buffer."""
         is_changed = self.postproc or self.track_policy_version or not self.track_traj_ids
-        is_whole = self.extend_buffer and self.trajs_per_batch is None and not getattr(self, "overlap", 0)
-        is_here = self.has_workers and not isinstance(self, RemoteKeywords)
-        are_able = is_here and user_class(getattr(self, "collector_class", None)) is None
-        return buffer if isinstance(buffer, ReplayBuffer) and is_whole and are_able and not is_changed else None
+        return bool(is_changed) or not self.extend_buffer
 
     @property
     def has_individual_policies(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from collectx.collector.written import workers_can_write
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -20,6 +21,7 @@ from collectx.library.keywords import Keywords, SingleKeywords
 from collectx.library.nested import user_class
 from collectx.library.values import device_name, exploration_name, for_each, kwargs_of
 from collectx.policy.exploration import ExplorationType
+from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.spec import ConfigOverrides
 
@@ -74,14 +76,16 @@ def _overrides(
     if not keywords.has_workers:
         # `Delivery` calls it with the delivered batch.
         hooks = replace(hooks, post_collect_hook=None)
-    if (buffer := keywords.shared_buffer) is not None:
+    collector, buffer = user_collector(keywords, cfg, worker, kwargs), keywords.replay_buffer
+    is_read = keywords.changes_batches or collector is not None
+    if isinstance(buffer, ReplayBuffer) and workers_can_write(cfg, is_read):
         hooks = replace(hooks, write_batch=buffer.extend)
     return ConfigOverrides(
         env=replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {})),
         devices=DevicesConfig(device=None, storing_device=None, policy_device=device, env_device=None),
         exploration_type=exploration_name(kwargs["exploration_type"]) if "exploration_type" in kwargs else None,
         hooks=hooks,
-        user_collector=user_collector(keywords, cfg, worker, kwargs),
+        user_collector=collector,
     )
 
 

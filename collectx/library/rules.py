@@ -16,7 +16,7 @@ from tensordict.nn import CudaGraphModule
 from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.convert import out_of_range
-from collectx.config.problem import PYTHON, found
+from collectx.config.problem import PYTHON, check_all
 from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
@@ -56,7 +56,7 @@ LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "r
 def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
     """Raises `ConfigError` with the earlier `problems` and all problems of the keywords and of their configuration
     `cfg`."""
-    messages = [*problems, *found(RULES, keywords, cfg)]
+    messages = [*problems, *check_all(RULES, keywords, cfg)]
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(*dict.fromkeys(messages))
 

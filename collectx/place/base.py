@@ -14,7 +14,7 @@ from typing import Any
 
 from collectx.config import registry
 from collectx.config.derived import num_workers_of, resolve_devices
-from collectx.config.problem import YAML, Problem, found
+from collectx.config.problem import YAML, Problem, check_all
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymVectorEnvConfig
@@ -150,7 +150,7 @@ class Place:
 
     def problems(self) -> Iterator[Problem]:
         """Yields the problems of the configuration that do not depend on the machine."""
-        return found((self._backend_problems, self._single_problems, self._own_problems))
+        return check_all((self._backend_problems, self._single_problems, self._own_problems))
 
     def _backend_problems(self) -> Iterator[Problem]:
         """Collector, backend and launcher fit together."""

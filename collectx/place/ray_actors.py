@@ -1,6 +1,6 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-`Actor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
+`WorkerActor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def _actor_class(config: Mapping[str, Any] | None) -> Any:
     """Returns the actor class of a worker, with `config` as the arguments of `ray.remote`."""
     # With one thread, Ray calls the methods in the main thread of the actor's process.
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
-    return make(Actor)
+    return make(WorkerActor)
 
 
-class Actor:
+class WorkerActor:
     """The actor of a worker, an object in the worker's process."""
 
     def ready(self) -> None:

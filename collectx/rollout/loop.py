@@ -249,7 +249,7 @@ class Rollout:
                     for array, final in zip(following, out.observation, strict=True):
                         array[...] = final
                     if any_ended:
-                        env.restart(out.terminated | out.truncated, following)
+                        env.reset_some(out.terminated | out.truncated, following)
                     env_s += perf_counter() - acted
                     policy_s += acted - started
                     if ends_early is not None and step < last and ends_early():
@@ -270,9 +270,9 @@ class Rollout:
         progress.one_more()
         self._episodes.abandon()
 
-    def restart(self, chosen: np.ndarray) -> None:
-        """Begins new trajectories in the chosen envs, `[E]` bool. The group must have `can_restart_early`."""
-        self._own_env().restart(chosen, self._carry)
+    def reset_some(self, chosen: np.ndarray) -> None:
+        """Begins new trajectories in the chosen envs, `[E]` bool. The group must have `can_reset_early`."""
+        self._own_env().reset_some(chosen, self._carry)
         self._episodes.abandon(chosen)
 
     def hold(self, held: HeldGenerators) -> None:
@@ -370,7 +370,7 @@ class Rollout:
         if options.reset_at_each_iter:
             unfinished = ~done[-1]
             if unfinished.any():
-                self._own_env().restart(unfinished, self._carry)
+                self._own_env().reset_some(unfinished, self._carry)
             ends[-1] = True
         if options.set_truncated:
             for flag in cuts:

@@ -68,7 +68,7 @@ class OneEnvRollout(Rollout):
                         array[step] = value
                     if any_ended:
                         views.terminated[step], views.truncated[step] = terminated, truncated
-                        env.restart(terminated | truncated, carry)
+                        env.reset_some(terminated | truncated, carry)
                         terminated[0] = truncated[0] = False
                     env_s += perf_counter() - acted
                     policy_s += acted - started

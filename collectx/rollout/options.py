@@ -65,7 +65,7 @@ class RolloutOptions:
                 "its envs would have different numbers of frames. Make the env with autoreset_mode=disabled or "
                 "same_step."
             )
-        if not spec.can_restart_early:
+        if not spec.can_reset_early:
             rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"
             advice = (
                 "use Gymnasium's sync or async vector env (vectorization_mode) with autoreset_mode=disabled or "

@@ -212,7 +212,7 @@ class TensorRollout(Rollout):
                     acted = perf_counter()
                     env.step(written[:num_actions], out)
                     ends_now = step == last or (ends_early is not None and ends_early())
-                    env.restart(out.terminated, carry if ends_now else views.steps[step + 1][0])
+                    env.reset_some(out.terminated, carry if ends_now else views.steps[step + 1][0])
                     env_s += perf_counter() - acted
                     policy_s += acted - started
                     if ends_now:

@@ -53,8 +53,8 @@ class _Wrapper(Env):
         self._env.reset(seeds, out[: self._num_inner])
         self._write_first(slice(None), out[self._num_inner :])
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        self._env.restart(ended, out[: self._num_inner])
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        self._env.reset_some(ended, out[: self._num_inner])
         self._write_first(ended, out[self._num_inner :])
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class TimeLimitEnv(_Wrapper):
     episode. Adds a leaf that counts the frames of the trajectory.
 
     Args:
-        env: a group with `can_restart_early`.
+        env: a group with `can_reset_early`.
         max_frames: at least 1.
     """
 
@@ -113,9 +113,9 @@ class OwnGeneratorsEnv(_Wrapper):
         with self._held.in_use():
             self._env.reset(seeds, out)
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         with self._held.in_use():
-            self._env.restart(ended, out)
+            self._env.reset_some(ended, out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         with self._held.in_use():

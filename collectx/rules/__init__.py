@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from collectx.config.problem import Problem, found
+from collectx.config.problem import Problem, check_all
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
 from collectx.rules import collection, training
@@ -52,4 +52,4 @@ RULES: tuple[Rule, ...] = (
 
 def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
     """Returns the problems that `rules` find in `cfg`."""
-    return [*found(rules, cfg)]
+    return [*check_all(rules, cfg)]

@@ -263,8 +263,8 @@ class MetricsTail(Statistics):
         not describe a batch."""
         has_lines = False
         while True:
-            lines, restarted = self._lines.read()
-            if restarted:
+            lines, was_replaced = self._lines.read()
+            if was_replaced:
                 super().__init__(self.total_frames, self.target_return, expected_frames=self.expected_frames)
                 self.curve.clear()
             if not lines:
@@ -341,7 +341,7 @@ class View:
         return max(0, self.numbers.expected_frames - self.numbers.frames) / rate
 
 
-class Sampler:
+class RateWindow:
     """Makes views of `Statistics`; keeps samples of the last seconds for the current rates. Not thread-safe."""
 
     def __init__(self, statistics: Statistics, start_s: float):

@@ -12,11 +12,11 @@ from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
 from collectx.collector.batch_info import WrittenBatch
+from collectx.collector.written import workers_can_write
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.place import place_of
 from collectx.user_objects import Hooks
 from collectx.worker.spec import ConfigOverrides
 
@@ -164,12 +164,10 @@ def remaining_fraction(collection: Collection) -> float:
 
 def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
     """Returns the overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's
-    process must write: because an option needs the batches, or because their order must be reproducible."""
-    options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
+    process must write; see `workers_can_write`."""
+    replay = getattr(trainer, "shared_replay", None)
     # The trainer's process updates the policy's statistics.
     has_statistics = getattr(getattr(trainer, "policy", None), "update_statistics", None) is not None
-    is_read = cfg.trainer.digest or options.trajs_per_batch is not None or has_statistics
-    is_ordered = options.schedule != "async" or options.order_of is not None
-    if replay is None or not place_of(cfg).shares_memory or is_read or is_ordered:
+    if replay is None or not workers_can_write(cfg, is_read=cfg.trainer.digest or has_statistics, is_ordered=True):
         return []
-    return [ConfigOverrides(hooks=Hooks(write_batch=replay.extend))] * options.num_workers
+    return [ConfigOverrides(hooks=Hooks(write_batch=replay.extend))] * cfg.collector.num_workers

@@ -126,7 +126,7 @@ class SharedMemoryTransport(SlabTransport):
         busy = [other for other in others if not self.inference.is_waiting(other.index)]
         late = busy[0] if busy else self._workers[self.spec.num_workers]
         for other in others:
-            self._supervisor.restart_timer(other)
+            self._supervisor.renew_timer(other)
         return late, self._supervisor.timeout_error(late, limit)
 
     def _unpack_reply(self, peer: _LocalPeer, pickled: bytes) -> Reply:

@@ -149,7 +149,7 @@ class Supervisor(Generic[AnyPeer]):
         peer.progress, peer.progressed_s = counts, self._timers.now_s
         if counts[STEPS] == 0:  # it has made or reset envs
             peer.began_s = self._timers.now_s
-        self.restart_timer(peer)
+        self.renew_timer(peer)
         progress.one_more()
         return True
 
@@ -160,7 +160,7 @@ class Supervisor(Generic[AnyPeer]):
             for peer in self.workers.values():
                 self.progressed(peer, peer.read_counts())
 
-    def restart_timer(self, peer: Peer) -> None:
+    def renew_timer(self, peer: Peer) -> None:
         """Restarts the timer of a worker that owes something."""
         if peer.limit is not None:
             self._timers.stop(peer)
@@ -207,7 +207,7 @@ class Supervisor(Generic[AnyPeer]):
             return None
         if late.limit is not None and late.limit == self._limit(late):
             return self.timeout_error(late, late.limit)
-        self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
+        self.renew_timer(late)  # it has joined or delivered meanwhile, and has another limit
         return None
 
     def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:

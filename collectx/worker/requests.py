@@ -152,9 +152,9 @@ class RequestHandler:
             self._profiling.end()
         self._profiling = None
 
-    def restart(self, chosen: Sequence[bool]) -> None:
+    def reset_some(self, chosen: Sequence[bool]) -> None:
         """Resets the chosen envs of the group."""
-        self._rollout.restart(np.array(chosen))
+        self._rollout.reset_some(np.array(chosen))
 
     def state(self) -> dict[str, Any]:
         """Returns a copy of the worker's state for `load`: tensors and plain data; the envs are a pickle in a tensor.

@@ -392,7 +392,7 @@ def test_an_env_replays_the_episodes_in_recorded_order(tmp_path, format):
             places[row] = ((number + is_last) % len(recorded), 0 if is_last else frame + 1)
         ended = ends[0] | ends[1]
         assert any_ended == ended.any()
-        env.restart(ended, [observation])
+        env.reset_some(ended, [observation])
     assert not recorded[-1].terminated[-1]
     with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or the folder of a run with"):
         envs.read_spec(DatasetEnvConfig(kind="dataset", num_envs=1, dir=str(tmp_path / "nowhere")))

@@ -82,14 +82,14 @@ def test_spec_is_read_without_building_the_group(cfg, env):
     spec = read_spec(cfg)
     assert spec.num_envs == cfg.num_envs
     assert (spec.observation, spec.action) == (env.spec.observation, env.spec.action)
-    assert (spec.ragged, spec.can_restart_early) == (env.spec.ragged, env.spec.can_restart_early)
-    assert not (spec.ragged and spec.can_restart_early)
+    assert (spec.ragged, spec.can_reset_early) == (env.spec.ragged, env.spec.can_reset_early)
+    assert not (spec.ragged and spec.can_reset_early)
 
 
 @pytest.mark.sample(4)
 def test_frames_follow_one_another_and_equal_seeds_and_actions_give_the_same(cfg, env):
     """Where envs can be cut, one is restarted before its episode ends."""
-    steps, cut_at = 45, 1 if env.spec.can_restart_early else None
+    steps, cut_at = 45, 1 if env.spec.can_reset_early else None
     torch.manual_seed(7)
     actor, other = RandomActor(env.spec), build(cfg)
     actions = [[leaf.numpy() for leaf in actor.act([])] for _ in range(steps)]

@@ -74,7 +74,7 @@ def _frames(group, num_steps):
         group.step([values.numpy() for values in next(draw)], StepArrays(out, reward, *ends, np.ones(size, bool)))
         frames += [array.copy() for array in (*out, reward, *ends)]
         if (ended := ends.any(0)).any():
-            group.restart(ended, out)
+            group.reset_some(ended, out)
     group.close()
     return frames
 

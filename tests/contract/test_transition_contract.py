@@ -123,21 +123,21 @@ def cases(draw, ways=INLINE):
         "num_batches": draw(st.integers(1, 4)),
         "has_policy": draw(st.booleans()),
     }
-    can_restart_early = autoreset != "NextStep"
+    can_reset_early = autoreset != "NextStep"
     form = draw(st.sampled_from(["equal", "uneven", "preempted", "whole"]))
-    if form == "equal" or not (can_restart_early or form == "whole"):
+    if form == "equal" or not (can_reset_early or form == "whole"):
         return Case(
             **case,
             cat_results=draw(st.sampled_from([None, "stack", 0, -1])),
             split_trajs=draw(st.booleans()),
             set_truncated=draw(st.booleans()),
-            reset_at_each_iter=can_restart_early and draw(st.booleans()),
-            max_frames_per_traj=draw(st.none() | st.integers(1, 6)) if can_restart_early else None,
+            reset_at_each_iter=can_reset_early and draw(st.booleans()),
+            max_frames_per_traj=draw(st.none() | st.integers(1, 6)) if can_reset_early else None,
             init_random_frames=draw(st.none() | st.integers(1, 30)),
         )
     threshold = draw(st.sampled_from([0.0, 0.5, 1.0])) if form == "preempted" and way.is_sync else None
     cat_results = draw(st.sampled_from(["stack", -1]))
-    if way.is_sync and cat_results == -1 and can_restart_early:
+    if way.is_sync and cat_results == -1 and can_reset_early:
         case["steps"] = tuple(draw(st.lists(st.integers(1, 6), min_size=num_workers, max_size=num_workers)))
     trajs = draw(st.integers(1, 4)) if form == "whole" else None
     return Case(

@@ -20,7 +20,7 @@ from user_code.spaceenv import SpaceEnv, read
 from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 
 from collectx import Collector, ReplayBuffer, split_trajectories
-from collectx.trajectories import mask
+from collectx.trajectories import add_mask
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
 
@@ -137,7 +137,7 @@ def test_the_faster_workers_do_not_wait(way, dim):
 def test_what_a_part_does_not_fill_is_zeros():
     ones = torch.ones(2, 3, dtype=torch.int64)
     batch = TensorDict({"seen": ones, "collector": {"traj_ids": ones.clone()}}, [2, 3])
-    mask(batch, [3, 1])
+    add_mask(batch, [3, 1])
     assert batch["seen"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["collector", "mask"].tolist() == [[True, True, True], [True, False, False]]
     assert batch["collector", "traj_ids"].tolist() == [[1, 1, 1], [1, -1, -1]]

@@ -188,7 +188,7 @@ class Steps:
     def reset(self, *arguments):
         pass
 
-    restart = reset
+    reset_some = reset
 
     def step(self, action, out):
         self.now[0] += self.times[min(self.num_steps, len(self.times) - 1)]

@@ -52,8 +52,8 @@ class TorchrlEnv(Env):
     A batch contains every leaf of the observation and state specs, at the root and below `next`. A leaf that the env
     writes only at the root is repeated below `next`; a leaf that it writes only below `next` is zero at the root of an
     episode's first frame. The same holds for the ends of agent groups. An episode ends with the root `done`. Without a
-    root `done`, it ends with the first of its agents, and `restart` resets the agents that have ended, or all agents if
-    none has. Rewards are below `next`, with any keys and shapes.
+    root `done`, it ends with the first of its agents, and `reset_some` resets the agents that have ended, or all agents
+    if none has. Rewards are below `next`, with any keys and shapes.
 
     The first reset seeds each Gymnasium env below a TorchRL env. `set_seed` seeds all other envs; a batched env gets
     `seeds[0]`, from which it derives the seeds of its envs.
@@ -94,7 +94,7 @@ class TorchrlEnv(Env):
                 self._steppers += [
                     stepper(env, self.spec, part, wrapper) for env, part in zip(envs, parts, strict=True)
                 ]
-                self.spec = replace(self.spec, path=f"torchrl: {reason}", can_restart_early=not resets)
+                self.spec = replace(self.spec, path=f"torchrl: {reason}", can_reset_early=not resets)
 
     def _gym_steppers(self) -> Sequence[GymStepper | ProcessStepper]:
         """Returns the steppers of the Gymnasium envs below the group's envs. Raises `Unrecognised` if they cannot be
@@ -125,10 +125,10 @@ class TorchrlEnv(Env):
             any_ended |= stepper.step(action, out)
         return any_ended
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for stepper in self._steppers:
             if ended[stepper.envs].any():
-                stepper.restart(ended[stepper.envs], out)
+                stepper.reset_some(ended[stepper.envs], out)
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         for stepper in self._steppers:

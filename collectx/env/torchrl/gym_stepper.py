@@ -43,7 +43,7 @@ class GymStepper:
         self._steps, self._sum = 0, np.float32(0)
         self._write(observation, out, True)
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         self.reset(None, out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:

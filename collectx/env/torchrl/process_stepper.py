@@ -58,7 +58,7 @@ class ProcessStepper:
         options = dict(self.reset_options)
         self._write(self._vector.reset(seed=seeds, options=options)[0], out, ...)  # type: ignore[arg-type]
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         self._write(self._vector.reset(options={**self.reset_options, "reset_mask": ended.copy()})[0], out, ended)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:

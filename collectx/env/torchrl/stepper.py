@@ -115,7 +115,7 @@ class EnvStepper:
                 total += _numpy(value).reshape(num_envs, -1).sum(1)
         out.reward[self.envs] = total
 
-    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Resets those of its envs with `ended`, `[E]` bool, and writes their part of `out`."""
         self._data = self._reset_ended(ended)
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):

@@ -144,12 +144,12 @@ class LinesTail:
         """Returns the complete lines added since the last call, about `_BLOCK` bytes at most, and whether the file was
         replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete. Blocks for the
         disk only."""
-        restarted = False
+        was_replaced = False
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if self._file is not None and (status.st_ino != self._file or status.st_size < self._position):
-                    restarted, self._position = True, 0
+                    was_replaced, self._position = True, 0
                 if self._file is None and self._newest_bytes is not None and status.st_size > self._newest_bytes:
                     file.seek(status.st_size - self._newest_bytes)
                     file.readline()
@@ -164,7 +164,7 @@ class LinesTail:
             text = text[: text.rfind(b"\n") + 1]
         self._position += len(text)
         lines = text.split(b"\n")
-        return (lines if lines[-1] else lines[:-1]), restarted
+        return (lines if lines[-1] else lines[:-1]), was_replaced
 
 
 class JsonLinesTail(LinesTail):
@@ -175,11 +175,11 @@ class JsonLinesTail(LinesTail):
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Returns the objects of `read_lines`, and whether the file was replaced before them. Raises `DamagedFile` if a
         line cannot be read."""
-        lines, restarted = self.read_lines()
-        self._number *= not restarted
+        lines, was_replaced = self.read_lines()
+        self._number *= not was_replaced
         objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
         self._number += len(lines)
-        return objects, restarted
+        return objects, was_replaced
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, printable, summary_of, text_of, traceback_of
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
-from collectx.run.statistics import TIMES, Curve, Sampler, Statistics, View
+from collectx.run.statistics import TIMES, Curve, RateWindow, Statistics, View
 from collectx.run.terminal import printing
 from collectx.run.terminal.printing import clock, number, print_line
 
@@ -71,7 +71,7 @@ class Progress:
             start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
         """
         self._console = console or Console()
-        self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
+        self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
         self._title = title
         self._curve = Curve()
@@ -123,7 +123,7 @@ class Progress:
             print(f"collectx: progress display stopped: {summary_of(error)}", file=sys.stderr)
 
     def _draw(self, is_last: bool = False) -> None:
-        view = self._sampler.view(time.monotonic())
+        view = self._rates.view(time.monotonic())
         self._curve.add(view.numbers)
         ready = self.count_ready() if view.numbers.started is None else None
         starting = _STARTING if ready is None else f"{_STARTING} ({ready[0]} of {ready[1]} ready)"

@@ -165,7 +165,7 @@ class NetworkTransport:
         for send in peer.queued_before_join:
             send()
         peer.queued_before_join.clear()
-        self._supervisor.restart_timer(peer)
+        self._supervisor.renew_timer(peer)
 
     def _handle_message(self, peer: RemotePeer, message: bytes) -> None:
         try:
@@ -182,7 +182,7 @@ class NetworkTransport:
                 self._announced.append((peer, Arrival(peer.index, slot, report)))
                 # The worker was in time, even if the trainer has not listened for long, and the last bytes are still to
                 # come.
-                self._supervisor.restart_timer(peer)
+                self._supervisor.renew_timer(peer)
                 return
             if message[:1] == messages.REPLY:
                 value, failure = messages.unpack_signed(message, self.endpoint.secret)

@@ -56,7 +56,7 @@ class ServedGroup(Rollout):
             for array, final in zip(following, out.observation, strict=True):
                 array[...] = final
             if any_ended:
-                env.restart(out.terminated | out.truncated, following)
+                env.reset_some(out.terminated | out.truncated, following)
             env_s += perf_counter() - began
         self.report = self._report(views, int(views.policy_version[0, 0]), views.steps, env_s, 0.0)
 
@@ -130,10 +130,10 @@ class ServedRollout:
         for rollout in self._rollouts:
             rollout.hold(held)
 
-    def restart(self, chosen: np.ndarray) -> None:
-        """See `Rollout.restart`."""
+    def reset_some(self, chosen: np.ndarray) -> None:
+        """See `Rollout.reset_some`."""
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
-            rollout.restart(chosen[rows])
+            rollout.reset_some(chosen[rows])
 
     def take_metrics(self) -> np.ndarray:
         """See `Rollout.take_metrics`."""

@@ -45,9 +45,9 @@ def dense(num_envs=3, mode=None, info_keys=(), **kwargs):
 @pytest.mark.parametrize("cfg", [gym_vector(3, "next_step", "sync"), dense()], ids=["next_step", "users"])
 def test_restart_before_the_end_is_refused_where_the_env_resets_itself(cfg):
     stepper = Stepper(build(cfg)).reset()
-    assert not stepper.spec.can_restart_early
+    assert not stepper.spec.can_reset_early
     with pytest.raises(CollectxError, match=r"no env can be reset before its episode ends.*autoreset_mode=disabled"):
-        stepper.env.restart(np.array([True, False, False]), stepper.observation)
+        stepper.env.reset_some(np.array([True, False, False]), stepper.observation)
     stepper.env.close()
 
 

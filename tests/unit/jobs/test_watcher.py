@@ -18,7 +18,7 @@ from collectx.jobs import views, watcher
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.place.slurm.commands import JobState
 from collectx.run import Status
-from collectx.run.statistics import Sampler
+from collectx.run.statistics import RateWindow
 
 
 def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
@@ -37,7 +37,7 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
 
     def sampler(statistics, start_s):
         begun.append(start_s)
-        return Sampler(statistics, start_s)
+        return RateWindow(statistics, start_s)
 
     def next_life(seconds: float) -> None:
         queue.states["100"] = next(lives, "COMPLETED")
@@ -46,7 +46,7 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
 
     queue.is_held = True
     monkeypatch.setattr(views, "PLAIN_S", 0)
-    monkeypatch.setattr(views, "Sampler", sampler)
+    monkeypatch.setattr(views, "RateWindow", sampler)
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     # When the job was submitted, has started, waited again, and started again.
@@ -70,10 +70,10 @@ def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
 
     deliver(0)
     run.begin(10.0)
-    assert run.sampler.view(11.0).now_per_s is None
+    assert run.window.view(11.0).now_per_s is None
     deliver(1)
     run.statistics.update()
-    assert run.sampler.view(12.0).now_per_s == 100.0
+    assert run.window.view(12.0).now_per_s == 100.0
 
 
 @pytest.mark.parametrize("batches", [0, 1])
@@ -281,7 +281,7 @@ def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):
     meta = {"time": began.strftime("%Y-%m-%dT%H:%M:%S%z"), "argv": ["run", "experiment=cartpole_ppo"]}
     (tmp_path / "snapshot" / "meta.json").write_text(json.dumps(meta))
     run = views.WatchedRun(NamedRun("run", tmp_path, composed()), None)
-    assert 75 <= run.sampler.view(time.monotonic()).elapsed_s < 80
+    assert 75 <= run.window.view(time.monotonic()).elapsed_s < 80
     assert run.title.startswith("cartpole_ppo  CartPole-v1, ppo  seed 0  ")
 
 

@@ -358,7 +358,7 @@ def test_a_limit_of_frames_ends_trajectories_and_counts_them(cfg):
     assert count.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]] * cfg.num_envs
     assert torch.equal(following, count + 1)
     assert torch.equal(slot.tensors["next", "truncated"][..., 0], following == 3)
-    rollout.restart(np.ones(cfg.num_envs, bool))
+    rollout.reset_some(np.ones(cfg.num_envs, bool))
     rollout.collect(rows, 0)
     assert slot.tensors["step_count",][:, 0, 0].tolist() == [0] * cfg.num_envs
 

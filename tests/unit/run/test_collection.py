@@ -19,7 +19,7 @@ from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
-from collectx.run.statistics import MetricsTail, PartTotals, Sampler, Statistics
+from collectx.run.statistics import MetricsTail, PartTotals, RateWindow, Statistics
 
 
 def test_the_totals_of_a_worker():
@@ -120,7 +120,7 @@ def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(f
     resumed.load(old.state(), 100.0)
     replay = MetricsTail(folder.metrics, 1000)
     replay.update()
-    live, read = Sampler(resumed, 100.0), Sampler(replay, 100.0)
+    live, read = RateWindow(resumed, 100.0), RateWindow(replay, 100.0)
     assert (live.view(100.0).trainer_share, read.view(100.0).trainer_share) == (None, 0.5)
     # The workers start for 60 s, after this process has imported what it needs for 40 s.
     collected, shares = collect(resumed, [200.0, 210.0, 220.0], [60.0, 1.0, 1.0]), []

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from collectx.config.derived import expected_frames
 from collectx.errors import ShapeError
-from collectx.run.statistics import Curve, Sampler, Statistics
+from collectx.run.statistics import Curve, RateWindow, Statistics
 from collectx.run.terminal import display
 from collectx.run.terminal.display import (
     DETAILS_EVERY,
@@ -43,58 +43,58 @@ def statistics(delivery):
 
 
 def test_now_is_over_the_last_seconds(statistics, delivery):
-    sampler = Sampler(statistics, start_s=-1.0)
-    assert sampler.view(0.0).now_per_s is None
+    window = RateWindow(statistics, start_s=-1.0)
+    assert window.view(0.0).now_per_s is None
     statistics.add(delivery(1, {"frames": 100, "timings": (0.0, 0.0, 1.0, 0.0)}), 1.0)
-    view = sampler.view(1.0)
+    view = window.view(1.0)
     assert (view.now_per_s, view.numbers.frames_per_s, view.elapsed_s) == (100.0, 100.0, 2.0)
     assert view.workers[0].frames_per_s == 100.0
     assert view.workers[0].shares == (0.0, 0.0, 1.0, 0.0)
     for second in range(2, 20):
         statistics.add(delivery(second), float(second))
-        view = sampler.view(float(second))
+        view = window.view(float(second))
     assert view.now_per_s == 10.0
     assert view.numbers.frames_per_s == pytest.approx(280 / 19)
     assert view.left_s == (1000 - 380) / 10
 
 
 def test_two_views_of_one_moment_divide_by_no_time(statistics, delivery):
-    sampler = Sampler(statistics, start_s=0.0)
-    sampler.view(1.0)
+    window = RateWindow(statistics, start_s=0.0)
+    window.view(1.0)
     statistics.add(delivery(1, {"frames": 100}), 1.0)
-    view = sampler.view(1.0)
+    view = window.view(1.0)
     assert (view.now_per_s, view.workers[0].frames_per_s, view.elapsed_s) == (100.0, 0.0, 1.0)
 
 
 def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
     statistics.add(delivery(1, {"frames": 100}), 1.0)
-    late, sampler = Sampler(statistics, start_s=0.0), Sampler(statistics, start_s=0.0)
+    late, window = RateWindow(statistics, start_s=0.0), RateWindow(statistics, start_s=0.0)
     late.view(1.0)  # it has never seen fewer frames
     assert late.view(1001.0).now_per_s == 0.2
-    sampler.view(1.0)
+    window.view(1.0)
     statistics.add(delivery(2, {"frames": 100}), 2.0)
-    rates = [sampler.view(float(second)).now_per_s for second in (2, 11, 101, 1001)]
+    rates = [window.view(float(second)).now_per_s for second in (2, 11, 101, 1001)]
     assert rates == [100.0, 10.0, 1.0, 0.1]
     statistics.add(delivery(3, {"frames": 100}), 1001.5)
-    assert sampler.view(1002.0).now_per_s == pytest.approx(0.1, rel=0.01)
-    assert len(sampler._samples) < 6
+    assert window.view(1002.0).now_per_s == pytest.approx(0.1, rel=0.01)
+    assert len(window._samples) < 6
 
 
 def test_the_rate_begins_again_where_a_restarted_job_has_fewer_frames(statistics, delivery):
-    sampler = Sampler(statistics, start_s=0.0)
+    window = RateWindow(statistics, start_s=0.0)
     statistics.add(delivery(1, {"frames": 900}), 1.0)
-    assert [sampler.view(float(second)).now_per_s for second in (1, 2)] == [900.0, 900.0]
+    assert [window.view(float(second)).now_per_s for second in (1, 2)] == [900.0, 900.0]
     resumed = Statistics(1000)
     resumed.add(delivery(0, {"frames": 100}), 100.0)
     statistics.__dict__.update(resumed.__dict__)
-    assert sampler.view(100.0).now_per_s is None
+    assert window.view(100.0).now_per_s is None
     statistics.add(delivery(1, {"frames": 50}), 101.0)
-    assert sampler.view(101.0).now_per_s == 50.0
+    assert window.view(101.0).now_per_s == 50.0
 
 
 def drawn(statistics, now_s, width=120):
     """The lines and the panel."""
-    view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=width)
+    view, console = RateWindow(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=width)
     console.print(render_panel(view, "a title", None, "a foot"))
     return "\n".join([format_line(view), *format_details(view)]), console.file.getvalue()
 
@@ -135,7 +135,7 @@ def test_the_panel_and_the_lines_of_a_long_run_fit_in_80_columns(delivery):
         part = {"frames": 4_111_222, "returns": [-12345.678] * 200}
         statistics.add(delivery(index, part, {"worker": 1, **part}, version=123_456), 10_000.0 * index)
     _, shown = drawn(statistics, 20_000.0, width=80)
-    text = format_line(Sampler(statistics, start_s=0.0).view(20_000.0))
+    text = format_line(RateWindow(statistics, start_s=0.0).view(20_000.0))
     assert "frames (100%)  elapsed 5:33:20" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert len(text) < 100
@@ -181,7 +181,7 @@ def test_curves_are_drawn_where_there_is_room(statistics, delivery):
     statistics.add(delivery(1, {"frames": 100}), 1.0)
     curve.add(statistics)
     assert curve == [(0.0, 100, 20.0), (1.0, 200, 20.0)]
-    view = Sampler(statistics, start_s=0.0).view(1.0)
+    view = RateWindow(statistics, start_s=0.0).view(1.0)
     for height, is_drawn in ((24, True), (12, False)):
         console = Console(file=io.StringIO(), width=80, height=height)
         assert (charts_of(curve, console, view) is not None) == is_drawn

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from collectx.run import statistics
-from collectx.run.statistics import Curve, PartTotals, Sampler, Statistics, View, bootstrap_interval
+from collectx.run.statistics import Curve, PartTotals, RateWindow, Statistics, View, bootstrap_interval
 
 
 def part(worker=0, frames=4, version=0, returns=(), times=(1.0, 2.0, 3.0, 4.0), metrics=None):
@@ -110,14 +110,14 @@ def test_the_time_that_is_left(expected, frames, now, overall, left_s):
 
 def test_current_rates_are_those_of_the_last_seconds():
     one = Statistics(-1)
-    sampler, seen = Sampler(one, 90.0), []
-    view = sampler.view(95.0)
+    window, seen = RateWindow(one, 90.0), []
+    view = window.view(95.0)
     assert (view.elapsed_s, view.now_per_s, view.trainer_share, view.workers) == (5.0, None, None, ())
     # A batch each second, of which the trainer waits for a quarter; from 110 s on, none comes.
     for now_s in range(100, 130):
         if now_s < 110:
             one.add(delivery(part(now_s % 2, 10), waited_s=0.25), float(now_s))
-        seen.append(sampler.view(now_s + 0.5))
+        seen.append(window.view(now_s + 0.5))
     assert [view.now_per_s for view in seen[:4]] == [None, 10.0, 10.0, 10.0]
     assert [view.now_per_s for view in seen[9:12]] == pytest.approx([10.0, 50 / 6, 50 / 7], rel=0.2)
     rates = [view.now_per_s for view in seen[9:]]
@@ -130,7 +130,7 @@ def test_current_rates_are_those_of_the_last_seconds():
     assert seen[9].numbers.frames == 100
     # A job that was restarted goes on from an earlier checkpoint.
     one.frames, one.rate = 40, None
-    assert sampler.view(131.0).now_per_s is None
+    assert window.view(131.0).now_per_s is None
 
 
 def test_a_curve_is_thinned_and_has_each_batch_once(monkeypatch):

@@ -23,7 +23,7 @@ class Several(Env):
     """One object that steps two envs."""
 
     level, spec = 0, SimpleNamespace(num_envs=2)
-    reset = restart = step = None
+    reset = reset_some = step = None
 
 
 def wrapped():
@@ -53,7 +53,7 @@ def test_every_env_of_every_group_is_changed_and_read(make):
     groups.groups[1].reset([1, 2], out)
     assert out[0].tolist() == [[6, 7]] * 2
     change(groups, "reset_options", "", None)
-    groups.groups[1].restart(np.array([False, True]), out)
+    groups.groups[1].reset_some(np.array([False, True]), out)
     assert out[0].tolist() == [[6, 7], [6, 0]]
     with pytest.raises(AttributeError, match="nope"):
         change(groups, "set_attr", "nope", (False, 1))

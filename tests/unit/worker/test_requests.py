@@ -39,7 +39,7 @@ class Rollout:
         self.loaded.append(state)
         return state.get("reason")
 
-    def restart(self, chosen):
+    def reset_some(self, chosen):
         self.restarted.append(chosen.tolist())
 
 
@@ -204,7 +204,7 @@ def test_hooks_change_a_batch_and_add_to_it():
 
 def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
     made, link = handler(), Link()
-    made.reply(link, Request("restart", ([True, False],)))
+    made.reply(link, Request("reset_some", ([True, False],)))
     assert made._rollout.restarted == [[True, False]]
     for name in ("ready", "state", "getattr_env"):
         reply_without_state(link, Request(name, ()))

@@ -29,6 +29,7 @@ settings.load_profile("collectx")
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, here)
 
+from expected import Expected  # noqa: E402
 from ways import FOLDERS, TIERS, leave_samples, tier_of  # noqa: E402
 
 # A shell starts what runs in its background deaf to Ctrl-C, and children would inherit that from these tests.
@@ -56,6 +57,7 @@ PRELOAD = [
 
 def pytest_addoption(parser):
     parser.addoption("--tier", default="test", choices=(*TIERS, "all"), help="which tests to run; see tests/ways.py")
+    parser.addoption("--update-expected", action="store_true", help="write the results that tests/expected.py compares")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -182,6 +184,12 @@ def within(monkeypatch):
         monkeypatch.setattr(module, name, replaced)
 
     return replace
+
+
+@pytest.fixture
+def expected(request):
+    """`expected(NAME, RESULT)`: `tests/expected.py`."""
+    return Expected(request.path.parent / "expected", request.config.getoption("--update-expected"))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def warnings_of(cfg: RunConfig) -> list[str]:
             f"with collector={collector.kind}, batches are a few updates old, and PPO does not correct for that. Use "
             "trainer=impala, which does, or collector=multi_sync, which has no lag."
         )
-    if trainer == "impala" and collector.schedule == "sync":
+    if trainer == "impala" and collector.schedule != "async":
         notes.append(
             f"with collector={collector.kind}, no batch lags, so IMPALA's V-trace corrects nothing. Try "
             "collector=multi_async."

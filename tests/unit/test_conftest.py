@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from expected import Expected
 
 
 @pytest.fixture
@@ -34,3 +35,15 @@ def test_a_file_of_another_program_in_shared_memory_is_not_of_a_test(conftest):
     finally:
         for path in (ours, others):
             path.unlink(missing_ok=True)
+
+
+def test_an_expected_result_is_written_and_compared(tmp_path):
+    rows = {"rows": [[number, "é", 0.5] for number in range(12)], "of": Path("x"), "none": []}
+    Expected(tmp_path / "expected", is_update=True)("rows", rows)
+    expected = Expected(tmp_path / "expected")
+    expected("rows", rows)
+    assert (tmp_path / "expected" / "rows.json").read_text().startswith('{\n "rows": [\n  [0, "é", 0.5],\n  [1')
+    with pytest.raises(AssertionError, match="differs"):
+        expected("rows", rows | {"none": [1]})
+    with pytest.raises(AssertionError, match="missing: pytest --update-expected"):
+        expected("rows", "text")

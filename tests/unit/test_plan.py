@@ -1,6 +1,7 @@
 """The arithmetic of `collectx plan`, compared with what is allocated and submitted. Real runs are in tests/system."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from collectx.cli import plan as command
 from collectx.cli import run
 from collectx.jobs.status import NamedRun
 from collectx.plan import lines, plan
+from collectx.run import cores
 from collectx.transport.slab import Slab
 
 SMALL = "env=counting env.num_envs=2 collector.frames_per_batch=64 collector.total_frames=200"
@@ -41,6 +43,62 @@ def test_shared_memory_is_what_a_slab_maps(line, tmp_path):
     assert memory["weights_of_trainer_and_workers_bytes"] == 3 * batch.weights_nbytes
 
 
+WHOLE = [
+    "trainer=meter launcher.num_threads=2",
+    "collector=multi_async trainer=impala run.max_batches=3 collector.num_workers=3",
+    "collector.overlap=1 trainer=meter logger=[csv,tensorboard]",
+    "trainer=meter collector.zero_copy=true collector=distributed_sync",
+    "policy=q_mlp trainer=dqn trainer.buffer_frames=500 launcher=inline collector=multi_async",
+    "collector=single checkpoint.every_min=0.5 checkpoint.every_batches=3 policy=random trainer=meter",
+    "trainer=meter checkpoint.every_min=null checkpoint.keep=1 inference=server",
+    f"{NESTED} trainer=meter collector.total_frames=-1 collector.num_workers=3",
+    "launcher=slurm launcher.cpus_per_task=2 trainer=meter launcher.time=30",
+    "launcher=submitit_delayed collector=multi_async trainer=impala launcher.trainer.gpus=1",
+    "collector=ray launcher=ray trainer=meter collector.sync=true",
+]
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    """On eight cores, a step of an env takes a quarter of a second."""
+    monkeypatch.setattr(cores, "num_cores", lambda: 8)
+    monkeypatch.setattr(cores, "trainer_threads", lambda cfg: 5)
+    monkeypatch.setattr(planning, "step_s", lambda group: 0.25)
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_whole_plans(expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = []
+    for line in WHOLE:
+        whole = plan([NamedRun("run", Path("run"), composed(f"{SMALL} {line}"))])
+        files, memory = (whole["runs"][0][name] for name in ("files", "memory"))
+        assert files.pop("folder") == str(tmp_path / "run")
+        described = ("total_bytes", "frame_bytes", "weights_of_the_policy_bytes", "mapped_shared_memory_bytes")
+        assert memory["total_bytes"] == sum(each for name, each in memory.items() if name not in described)
+        text += [f"=== {line}", *lines(whole)]
+    expected("plans", "\n".join(text))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_whole_plans_of_sweeps(expected):
+    """Of three points, the last one never ends."""
+    points = ["collector.num_workers=1", "collector.num_workers=4", "collector.total_frames=-1 env.num_envs=4"]
+    text = []
+    for line, num_parallel in (
+        ("", 1),
+        ("", 2),
+        ("", None),
+        ("launcher=slurm launcher.max_parallel=2", 1),
+        ("launcher=slurm", 1),
+    ):
+        runs = [NamedRun(each, Path("sweep/0"), composed(f"{SMALL} trainer=meter {line} {each}")) for each in points]
+        text += [f"=== {line or 'local'}, {num_parallel} at a time", *lines(plan(runs, num_parallel))]
+        text += ["without the last", *map(str, plan(runs[:2], num_parallel)["totals"].items())]
+    expected("plans of sweeps", "\n".join(text))
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("alpha", ["0.6", "null"])
 def test_the_replay_buffer(alpha, tmp_path):
@@ -61,53 +119,6 @@ def test_how_long_the_envs_take(tmp_path):
         assert 0.019 < time["step_of_a_worker_s"] < 1.0
         assert time["part_of_a_worker_s"] == pytest.approx(steps * time["step_of_a_worker_s"])
         assert time["all_batches_s"] == pytest.approx(4 * time["part_of_a_worker_s"] / workers)
-
-
-def test_batches_traffic_and_files(tmp_path):
-    one = planned("collector=distributed_sync trainer=meter", tmp_path)
-    traffic = one["traffic"]
-    assert (traffic["batches"], traffic["frames"], traffic["backend"]) == (4, 256, "gloo")
-    assert traffic["rows_and_steps_of_a_part"] == "2 x 16"
-    assert (
-        traffic["network_to_the_trainer_per_batch_bytes"]
-        == traffic["batch_bytes"]
-        > 64 * one["memory"]["frame_bytes"] / 2
-    )
-    assert one["memory"]["batch_of_the_trainer_bytes"] == traffic["batch_bytes"]
-    weights = one["memory"]["weights_of_the_policy_bytes"]
-    assert traffic["network_to_the_workers_per_version_bytes"] == 2 * weights
-    assert one["files"]["metrics.jsonl"] == "4 lines"
-    assert "loggers" not in one["files"]
-    assert not any(tmp_path.iterdir())
-    endless = planned("collector.total_frames=-1 trainer=meter logger=[csv,tensorboard]", tmp_path)
-    assert endless["files"]["loggers"] == "tensorboard, csv"
-    assert endless["traffic"]["frames"] is None
-    assert endless["traffic"]["network_to_the_trainer_per_batch_bytes"] == 0
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(("line", "expected"), [
-    ("collector=single", {"trainer": 1, "total": 1}),
-    ("launcher=inline", {"trainer": 1, "total": 1}),
-    ("", {"trainer": 1, "workers": 2, "fork_server_and_tracker": 2, "total": 5}),
-    ("inference=server", {"workers": 2, "inference_server": 1, "total": 6}),
-    (NESTED, {"workers": 2, "processes_in_workers": 4, "total": 9}),
-    ("launcher=slurm collector.num_workers=4", {"workers": 4, "fork_server_and_tracker": 0, "total": 5}),
-])  # fmt: skip
-def test_the_number_of_processes(line, expected, tmp_path):
-    processes = planned(f"{line} trainer=meter", tmp_path)["processes"]
-    assert {name: processes[name] for name in expected} == expected
-
-
-def test_the_cores_of_each_place(tmp_path):
-    local = planned("trainer=meter launcher.num_threads=2", tmp_path)["cores"]
-    assert local["torch_threads_of_each_worker"] == 2
-    assert local["threads_together"] == local["torch_threads_of_the_trainer"] + 4
-    inline = planned("trainer=meter launcher=inline", tmp_path)["cores"]
-    assert "torch_threads_of_each_worker" not in inline
-    assert inline["threads_together"] == inline["torch_threads_of_the_trainer"]
-    ray = planned("trainer=meter collector=ray launcher=ray", tmp_path)["cores"]
-    assert ray["cores_of_each_worker"] == "launcher.remote_configs"
 
 
 def test_the_processes_of_an_async_vector_env(tmp_path):

@@ -1,9 +1,13 @@
 """What SLURM's commands print, read."""
 
+import subprocess
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 
 from collectx.errors import LauncherError
-from collectx.place.slurm import commands
+from collectx.place.slurm import commands, script
 
 
 @pytest.fixture
@@ -92,3 +96,153 @@ def test_why_there_is_no_accounting(said):
     assert commands.why_no_accounting() == ""
     said(None)
     assert commands.why_no_accounting() == "no answer"
+
+
+SQUEUE = "17_0|RUNNING|None|n1\n17_1|PENDING|Priority|\n18|SUSPENDED|x|n2\n19|COMPLETED|None|n3\n20|STOPPED||n2\n"
+SACCT = "21|CANCELLED by 1000|n[1-2]\n22|COMPLETED|None assigned\na banner\n23|RUNNING|n5\n"
+JOBS = ["17_0", "17_1", "18", "19", "20"]
+INVALID = "slurm_load_jobs error: Invalid job id specified"
+HELD = "17|PENDING|JobHeldUser|\n"
+# By name: the call, and what each command prints in turn; an error's text is what it prints to standard error.
+CALLS = {
+    "states": (lambda: commands.states([*JOBS, "21", "22", "24"]), [SQUEUE, SACCT]),
+    "states of no job": (lambda: commands.states([]), []),
+    "states of known jobs": (lambda: commands.states(JOBS), [SQUEUE]),
+    "states of forgotten jobs": (lambda: commands.states(["21"]), [ValueError(INVALID), SACCT]),
+    "states without accounting": (
+        lambda: commands.states(["17_0", "21"]),
+        [SQUEUE, ValueError("accounting storage is disabled.")],
+    ),
+    "states without an answer": (lambda: commands.states(["17_0"]), [ValueError("Unable to contact slurm controller")]),
+    "cancel": (lambda: commands.cancel(["17_0", "18"]), [""]),
+    "interrupt": (lambda: commands.interrupt(JOBS), [SQUEUE, "", ""]),
+    "interrupt ended jobs": (lambda: commands.interrupt(["19"]), [SQUEUE]),
+    "interrupt while one ends": (lambda: commands.interrupt(JOBS), [SQUEUE, ValueError(""), ""]),
+    "interrupt what is not ours": (lambda: commands.interrupt(JOBS), [SQUEUE, *[ValueError("Access denied")] * 2]),
+    "release": (lambda: commands.release(["17_0", "17_1"]), [""]),
+    "release what cannot start yet": (lambda: commands.release(["17"]), [ValueError("error"), SQUEUE]),
+    "release in vain": (lambda: commands.release(["17"]), [ValueError("error"), HELD]),
+    "requeue": (lambda: commands.requeue("17_0"), [""]),
+    "requeue this job": (lambda: commands.requeue("17_0"), [ValueError("")]),
+    "requeue in vain": (lambda: commands.requeue("17_0"), [ValueError("Job can not be altered")]),
+    "hostnames": (lambda: commands.hostnames("n[1-2]"), ["n1\nn2\n"]),
+    "down": (lambda: commands.down("n[1-2]"), ["n1|down\nn1|down\n"]),
+    "slurmd": (lambda: commands.slurmd("n1"), ["NodeAddr=10.0.0.1 Other", "SlurmdPort = 6818"]),
+    "node_states": (lambda: commands.node_states(), ["cpu*|idle|3\n"]),
+    "why_no_accounting": (lambda: commands.why_no_accounting(), [""]),
+    "preempts": (lambda: commands.preempts("a,b"), ["PartitionName=b PreemptMode=CANCEL"]),
+}
+
+
+@pytest.fixture
+def called(within):
+    """`called(*outputs)`: the list of the commands that are called from then on."""
+
+    def answer(*outputs):
+        calls, left = [], list(outputs)
+
+        def run(words, **options):
+            calls.append(" ".join(words))
+            said = left.pop(0)
+            is_error = isinstance(said, ValueError)
+            return SimpleNamespace(returncode=int(is_error), stdout="" if is_error else said, stderr=str(said))
+
+        within(commands, "subprocess", run=run)
+        return calls
+
+    return answer
+
+
+def test_commands_and_answers_of_slurm(called, expected):
+    rows = {}
+    for name, (call, outputs) in CALLS.items():
+        calls = called(*outputs)
+        try:
+            result = call()
+        except LauncherError as error:
+            result = f"{type(error).__name__}: {error}"
+        if isinstance(result, dict):
+            result = [f"{job}: {state} {[state.is_over, state.has_started]}" for job, state in result.items()]
+        rows[name] = [*calls, result]
+        assert len(calls) == len(outputs), name
+    expected("commands", rows)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("", "NoMessage: scancel: exit status 1"),
+        (" one \ntwo.", "LauncherError: one; two."),
+        ("a banner\nsbatch: fatal: no more", "LauncherError: sbatch: fatal: no more"),
+        ("Invalid partition name.", "LauncherError: Invalid partition name. Choose another partition with"),
+        ("Invalid QOS specification", "LauncherError: Invalid QOS specification. Choose another QOS with launcher.qos."),
+    ],
+)
+def test_messages_of_slurm_with_advice(called, said, message):
+    called(ValueError(said))
+    with pytest.raises(LauncherError) as error:
+        commands.cancel(["1"])
+    assert f"{type(error.value).__name__}: {error.value}".startswith(message)
+
+
+def test_how_a_command_is_called(within):
+    calls = []
+
+    def run(words, **options):
+        calls.append(options)
+        if len(calls) == 1:
+            return SimpleNamespace(returncode=0, stdout="", stderr="")
+        raise subprocess.TimeoutExpired(words, 60) if len(calls) == 2 else FileNotFoundError(2, "no such file")
+
+    within(commands, "subprocess", run=run)
+    commands.cancel(["1"])
+    calls[0].pop("env")
+    assert calls[0] == {
+        **{"capture_output": True, "text": True, "timeout": 60.0},
+        **{"stdin": subprocess.DEVNULL, "start_new_session": True},
+    }
+    for words in ("scancel did not answer within 60 s, so SLURM's", "scancel cannot be called on this machine: "):
+        with pytest.raises(LauncherError, match=words):
+            commands.cancel(["1"])
+
+
+def test_variables_of_the_job_are_not_passed_on():
+    removed = ("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "SQUEUE_FORMAT", "SBATCH_ARRAY_INX")
+    kept = dict.fromkeys(("SLURM_CONF", "SLURM_CONF_SERVER", "SBATCH_PARTITION", "PATH", "SLURMX"), "x")
+    assert commands.environment(kept | dict.fromkeys((*removed, "SBATCH_WAIT", "SBATCH_CLUSTERS"), "x")) == kept
+
+
+@pytest.mark.parametrize(
+    ("said", "job"),
+    [("17\n", "17"), ("Welcome 3\n 17;cluster \n", "17"), ("17\n18", "18"), ("17 18", None), ("\n", None)],
+)
+def test_the_id_of_a_submitted_job(called, tmp_path, said, job):
+    path = tmp_path / "run.sh"
+    path.write_text("#!/bin/bash\n#SBATCH --mem=1G\n#SBATCH --job-name='a b'\n#SBATCH hetjob\n#SBATCH --nodes=2\nrun\n")
+    calls = called(said)
+    if job is None:
+        with pytest.raises(LauncherError, match=f"It printed: {said.strip() or 'nothing'}. See"):
+            commands.submit(path, "--hold", arguments=["3"])
+    else:
+        assert commands.submit(path, "--hold", arguments=["3"]) == job
+    options = "--hold --mem=1G --job-name=a b : --hold --nodes=2"
+    assert calls == [f"sbatch --parsable {options} {path} 3"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("earlier", [None, b"earlier"])
+def test_a_refused_script_leaves_the_earlier_one(monkeypatch, tmp_path, is_known, earlier):
+    path = tmp_path / "jobs" / "run.sh"
+    if earlier is not None:
+        path.parent.mkdir()
+        path.write_bytes(earlier)
+    answer = {"return_value": "17"} if is_known else {"side_effect": LauncherError("no")}
+    monkeypatch.setattr(commands, "submit", submit := Mock(**answer))
+    if is_known:
+        assert (script.submit(path, "one", 1), script.submit(path, "two", 2)) == (["17"], ["17_0", "17_1"])
+        assert path.read_text() == "two"
+    else:
+        with pytest.raises(LauncherError):
+            script.submit(path, "one", 1)
+        assert (path.read_bytes() if path.parent.exists() else None) == earlier
+    submit.assert_called_with(path, "--hold")

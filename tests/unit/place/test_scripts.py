@@ -7,7 +7,10 @@ import pytest
 from composed_overrides import composed
 
 from collectx.config.registry import from_dict
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
+from collectx.place.slurm import commands
+from collectx.place.slurm.array import JobArray, array_options
+from collectx.place.slurm.log_watcher import role_shell
 from collectx.place.slurm.script import script
 from collectx.place.slurm.submitit import slurm_resources
 
@@ -73,3 +76,83 @@ def test_each_part_of_a_job_has_its_own_options_and_the_common_ones():
     assert "--no-kill" not in text
     surviving = script([Path("/runs/a b")], cfg.launcher, 4, True, 15.0)
     assert surviving.count("--no-kill") == 4  # of both parts and their calls of srun
+
+
+# Of the trainer and three workers; what each launcher has beyond the others.
+SCRIPTS = {
+    "one run": "slurm",
+    "an array": "slurm max_parallel=2 nodes=2 requeue=true max_requeues=3 signal_s=60",
+    "resources": "slurm partition=gpu account=me qos=high time=60 mem=2G constraint=a cpus_per_task=2 gpus=1 "
+    "exclusive=true container=/images/c.sif sbatch.mail-type=FAIL sbatch.dependency=singleton srun.mpi=pmix",
+    "parts": "submitit_delayed nodes=2 worker.mem=1G worker.cpus_per_task=2 trainer.gpus=1 trainer.cpus_per_task=8",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_batch_scripts(expected, name):
+    kind, *words = SCRIPTS[name].split()
+    asked = " ".join(f"launcher.{word}" for word in words)
+    cfg = composed(f"{DELAYED.replace('submitit_delayed', kind)} {asked} launcher.python=python")
+    if name == "resources":
+        cfg.launcher.setup = ["module load cuda", "source 'my env/bin/activate'"]
+    runs = [Path("/runs/a b"), Path("/runs/c")] if name == "an array" else [Path("/runs/a b")]
+    after = {"17", "18_1"} if name in ("an array", "resources") else ()
+    text = script(runs, cfg.launcher, 4, name == "an array", 15.0, after)
+    expected(name.replace(" ", "-"), text.replace(role_shell("python"), "ROLE"))
+
+
+def test_the_script_of_worker_jobs(expected, tmp_path):
+    cfg = composed("launcher=submitit collector=multi_async launcher.mem=1G launcher.gpus=2 launcher.srun.mpi=none")
+    record, logs = tmp_path / "workers.txt", Path("/runs/a b/logs")
+    record.write_text("of an earlier run")
+    JobArray(cfg.launcher, tmp_path / "jobs" / "worker.sh", logs, ["python", "-m", "entry", "/runs/a b"], record)
+    expected("worker", (tmp_path / "jobs" / "worker.sh").read_text())
+    assert not record.exists()
+
+
+@pytest.mark.parametrize(
+    ("workers", "largest", "expected"),
+    [
+        ([0], 1, [(0, "0")]),
+        ([2, 0, 1], 3, [(0, "0,1,2")]),
+        ([0, 1, 2], 2, [(0, "0,1"), (2, "0")]),
+        ([5, 3], 2, [(2, "1"), (4, "1")]),
+        ([3, 4], 4, [(0, "3"), (4, "0")]),
+    ],
+)
+def test_arrays_of_workers(monkeypatch, tmp_path, workers, largest, expected):
+    """Each array begins with index 0, below the largest that SLURM allows."""
+    assert [*array_options(workers, largest)] == [(first, f"--array={indices}") for first, indices in expected]
+    monkeypatch.setattr(commands, "largest_array", lambda: largest)
+    jobs, calls = iter(["70", "71"]), []
+
+    def submit(script, option, arguments):
+        calls.append((int(arguments[0]), option))
+        return next(jobs)
+
+    monkeypatch.setattr(commands, "submit", submit)
+    array = JobArray(composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r")
+    firsts = {first: number for number, (first, _) in enumerate(expected)}
+    found = {worker: f"{70 + firsts[worker // largest * largest]}_{worker % largest}" for worker in workers}
+    assert array.submit(workers) == found
+    assert calls == [(first, f"--array={indices}") for first, indices in expected]
+    assert sorted((tmp_path / "r").read_text().split("\n")[:-1]) == sorted(f"{job} {w}" for w, job in found.items())
+
+
+@pytest.mark.parametrize(("num_accepted", "words"), [(0, "^no more jobs$"), (1, "only 2 of 3 workers could be .*: no more")])
+def test_all_workers_are_submitted_or_none(monkeypatch, tmp_path, num_accepted, words):
+    accepted, cancelled = ["70"][:num_accepted], []
+
+    def submit(script, option, arguments):
+        if not accepted:
+            raise LauncherError("no more jobs")
+        return accepted.pop()
+
+    monkeypatch.setattr(commands, "largest_array", lambda: 2)
+    monkeypatch.setattr(commands, "submit", submit)
+    monkeypatch.setattr(commands, "cancel", cancelled.extend)
+    array = JobArray(composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r")
+    with pytest.raises(LauncherError, match=words):
+        array.submit([0, 1, 2])
+    assert cancelled == ["70_0", "70_1"][: 2 * num_accepted]
+    assert not (tmp_path / "r").exists()

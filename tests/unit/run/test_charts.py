@@ -1,6 +1,7 @@
 """Curves in a terminal."""
 
 import io
+import math
 
 import pytest
 from composed_overrides import composed
@@ -46,6 +47,34 @@ def test_rates_are_frames_per_second_and_the_chart_begins_at_zero():
     assert [line.split()[0] for line in (first, last)] == ["10", "0"]
     assert [line[len(line) // 2 :].split()[-2] for line in (first, last)] == ["100", "0"]
     assert charts(RISING[:1], 100, 8) is None
+
+
+FALLING = [(float(second), 100 * second**2, float(9 - second)) for second in range(10)]
+# Its mean return is unknown until the third batch.
+LATE = [(0.0, 5, math.nan), (1.0, 10, math.nan), (3.0, 40, -2.0), (60.0, 50, 0.0), (75.0, 60, -1.0)]
+CURVES = {
+    "none": [],
+    "one batch": RISING[:1],
+    "two batches": RISING[:2],
+    "three batches": RISING[:3],
+    "falling": FALLING,
+    "late": LATE,
+    "one return": LATE[:3],
+    "constant": [(time, 10 * number, 3.0) for number, (time, *_) in enumerate(RISING)],
+    "all at once": [(7.0, number, float(number)) for number in range(3)],
+}
+
+
+def test_charts_and_sparklines(expected):
+    texts = []
+    for name, curve in CURVES.items():
+        texts.append(f"--- {name}: {sparkline(curve, 8)!r} {[(round(t, 3), round(v, 3)) for t, v in rates(curve, 4)]}")
+        if (drawn := charts(curve, 70, 6)) is not None:
+            console = Console(file=io.StringIO(), width=70)
+            console.print(drawn)
+            texts += map(str.rstrip, console.file.getvalue().splitlines())
+    texts += ["--- from 0", *chart("rate", [(0.0, 6.0), (3600.0, 12.0)], 30, 7, "", low=0.0).plain.splitlines()]
+    expected("charts", "\n".join(texts))
 
 
 def test_a_sparkline_rises_with_its_curve():

@@ -10,8 +10,8 @@ from composed_overrides import composed
 from rich.console import Console
 
 from collectx.config.derived import expected_frames
-from collectx.errors import ShapeError
-from collectx.run.statistics import Curve, RateWindow, Statistics
+from collectx.errors import ShapeError, printable
+from collectx.run.statistics import Curve, PartRates, RateWindow, Statistics, View
 from collectx.run.terminal import display
 from collectx.run.terminal.display import (
     DETAILS_EVERY,
@@ -97,6 +97,53 @@ def drawn(statistics, now_s, width=120):
     view, console = RateWindow(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=width)
     console.print(render_panel(view, "a title", None, "a foot"))
     return "\n".join([format_line(view), *format_details(view)]), console.file.getvalue()
+
+
+def numbers(total=1000, target=None, **fields):
+    """Of two batches of 100 frames, the second one a second after the first."""
+    made = Statistics(total, target)
+    sums = {"frames": 200, "batches": 2, "first_s": 0.0, "last_s": 1.0, "started": (0.0, 0.0), "_first_frames": 100}
+    vars(made).update(sums | fields)
+    return made
+
+
+def rates(*waits):
+    """Of a worker for each share of the time in which it waits."""
+    parts = ((wait, (1 - wait) / 2, (1 - wait) / 4) for wait in waits)
+    return tuple(
+        PartRates(i, 50.0 * (i + 1), (most, less, wait, less), i) for i, (wait, most, less) in enumerate(parts)
+    )
+
+
+VIEWS = {
+    "nothing yet": View(numbers(started=None), 75.2, None),
+    "one batch": View(numbers(last_s=0.0), 3.0, None),
+    "endless": View(numbers(-1, mean_return=12.5, best_return=20.0, num_episodes=3), 3675.0, 12345.6),
+    "the trainer waits": View(
+        numbers(1000, 475.0, checkpoint_s=0.5, version=3, lag=1.25, scalars={"loss": 0.0123, "kl\x1b": 2.0}),
+        *(10.0, 100.0, 0.4, rates(0.1, 0.3)),
+    ),
+    "the workers wait": View(numbers(taking_part=(3, 4)), 10.0, 100.0, 0.6, rates(0.6)),
+    "neither waits": View(numbers(), 10.0, 100.0, 0.59, rates(0.6)),
+    "all frames": View(numbers(frames=1001), 10.0, 100.0, 1.0),
+    "no frames are wanted": View(numbers(0), 10.0, 100.0),
+    "eight workers": View(numbers(), 10.0, 100.0, None, rates(*[0.5] * 8)),
+    "nine workers": View(numbers(), 10.0, 100.0, 0.0, rates(*[0.5] * 9)),
+}
+
+
+def test_panels_and_lines(expected):
+    texts = []
+    for name, view in VIEWS.items():
+        console = Console(file=io.StringIO(), width=80)
+        console.print(render_panel(view, "a title", None, "a foot", "starting"))
+        lines = [format_line(view, "starting"), *format_details(view)]
+        texts += [f"--- {name}", *map(str.rstrip, console.file.getvalue().splitlines()), *map(printable, lines)]
+    texts.append("--- a narrow terminal, no foot")
+    console = Console(file=io.StringIO(), width=50)
+    console.print(render_panel(VIEWS["all frames"], "a title that is as long as that of a run in a deep folder"))
+    texts += map(str.rstrip, console.file.getvalue().splitlines())
+    expected("panels", "\n".join(texts))
 
 
 def test_the_lines_and_the_panel_have_all_of_it(statistics, delivery):

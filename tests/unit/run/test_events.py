@@ -1,7 +1,5 @@
 """The event log, and which events the user is told of."""
 
-import pytest
-
 from collectx.run.folder.events import EventLog, format_event
 from collectx.run.terminal import notices
 
@@ -57,22 +55,46 @@ def test_repeated_texts_are_told_after_a_pause_and_then_at_once_again(monkeypatc
     show.close()
 
 
-def test_reasons_of_many_workers_that_begin_new_episodes_are_told_once():
-    reasons = {"0": "lost", "1": "not saved", "2": "lost", "3": "lost"}
-    assert format_event("resumed", {"batches": 7, "frames": 70, "new_episodes": reasons}) == (
-        "continues after 7 batches, 70 frames; 3 workers begin new episodes: lost"
-        "; worker 1 begins new episodes: not saved"
-    )
+FAILURE = {"worker": 1, "type": "WorkerDied", "message": "killed"}
+RESTART = {"worker": 1, "restarts": 1, "after": "WorkerDied"}
+JOIN = {"worker": 2, "num_workers": 3, "of": 4, "batches": 7, "new_episodes": None}
+RESUME = {"batches": 7, "frames": 70, "new_episodes": {}}
+RESULT = {"batches": 9, "frames": 12_345, "mean_return": 123.45678, "interval": [100.0, 150.123456]}
+# What users are told about events; None: nothing.
+EVENTS = [
+    ("workers_started", {"num_workers": 2}),
+    ("worker_failed", FAILURE),
+    ("worker_dropped", {"worker": 1, "num_workers": 3}),
+    *[("worker_restarted", RESTART | {"restarts": each}) for each in (1, 2, 3, 4, 11, 12, 13, 21, 111, 113, 122)],
+    ("worker_restarted", {"worker": 1, "life": 2, "after": "ValueError"}),
+    ("worker_restarted", RESTART | {"after": "JobEnded", "normalizers": ["NormalizeReward"]}),
+    ("worker_restarted", RESTART | {"normalizers": ["NormalizeReward", "NormalizeObservation"]}),
+    ("worker_ready", JOIN | {"batches": 0}),
+    ("worker_ready", JOIN),
+    ("worker_ready", JOIN | {"batches": 1, "new_episodes": "lost"}),
+    ("checkpoint", {"batches": 3, "path": "000000003", "seconds": 0.1}),
+    ("checkpoint_failed", {"message": "no space"}),
+    ("not_saved", {"batches": 3}),
+    ("envs_not_saved", {"reason": "Env is a world"}),
+    ("envs_not_saved", {"reason": "Env is a world", "workers": [0, 2]}),
+    ("envs_large", {"nbytes": 123_456_789}),
+    ("infos_examined", {"names": ["speed", "success"], "declared": "env.info_keys=[speed, success]"}),
+    ("metrics_missing", {"names": ["speed", "success"]}),
+    ("resumed", RESUME),
+    ("resumed", RESUME | {"new_episodes": {"1": "lost"}}),
+    ("resumed", RESUME | {"new_episodes": {"0": "lost", "1": "not saved", "2": "lost", "3": "lost"}}),
+    ("evaluated", RESULT),
+    ("evaluated", RESULT | {"interval": None, "metrics": {"success": 0.5, "speed": 1234567.8}}),
+    ("evaluation_failed", {"message": "its process ended"}),
+    ("logger_failed", {"logger": "wandb", "message": "no answer"}),
+    ("logger_slow", {"logger": "wandb", "waiting": 100}),
+    ("requeued", {"reason": "SIGTERM"}),
+    ("cancelled", {"reason": "n1 is gone"}),
+    ("batches_copied", {}),
+    ("outputs_shared", {"count": 4, "path": "out.csv"}),
+    ("peer_refused", {"address": "1.2.3.4", "reason": "a wrong secret"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("batches", "reason", "text"),
-    [
-        (0, None, None),  # the run has not begun
-        (7, None, "worker 2 joins after 7 batches: 3 of 4 workers"),
-        (7, "lost", "worker 2 joins after 7 batches: 3 of 4 workers; it begins new episodes: lost"),
-    ],
-)
-def test_a_worker_that_joins_later_is_told(batches, reason, text):
-    fields = {"worker": 2, "num_workers": 3, "of": 4, "batches": batches, "new_episodes": reason}
-    assert format_event("worker_ready", fields) == text
+def test_what_users_are_told_about_events(expected):
+    expected("events", [[name, format_event(name, fields)] for name, fields in EVENTS])

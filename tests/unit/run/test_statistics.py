@@ -1,13 +1,15 @@
 """Sums and rates of a run, from deliveries whose times are given."""
 
+import json
 import math
+import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from collectx.run import statistics
-from collectx.run.statistics import Curve, PartTotals, RateWindow, Statistics, View, bootstrap_interval
+from collectx.run.statistics import Curve, MetricsTail, PartTotals, RateWindow, Statistics, View, bootstrap_interval
 
 
 def part(worker=0, frames=4, version=0, returns=(), times=(1.0, 2.0, 3.0, 4.0), metrics=None):
@@ -21,6 +23,87 @@ def delivery(*parts, version=0, waited_s=0.0):
     return SimpleNamespace(
         frames=sum(each.report.frames for each in parts), parts=parts, version=version, waited_s=waited_s
     )
+
+
+def rounded(value):
+    """Without the last digits of floats."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, PartTotals):
+        return rounded([value.spent_s, value.frames, value.lag, value.episodes, value.total_return])
+    return [*map(rounded, value)] if isinstance(value, list | tuple) else value
+
+
+_SHOWN = (
+    *("frames", "batches", "num_episodes", "waited_s", "first_s", "last_s", "rate", "mean_return", "best_return"),
+    *("version", "lag", "started", "taking_part", "frames_per_s", "metrics", "scalars", "workers"),
+)
+
+
+def shown(numbers):
+    """All that a `Statistics` says, but what it was made with."""
+    return rounded({name: getattr(numbers, name) for name in _SHOWN})
+
+
+def test_a_run_of_two_processes_batch_by_batch(expected):
+    """Of two workers, that end many episodes or none, with pauses in which no batch comes."""
+    draw, now_s = random.Random(1), 10.0
+    one = Statistics(4000, 50.0, ("success", "speed"))
+    rows, sampler = [shown(one), rounded(one.state())], RateWindow(one, 8.0)
+    for number in range(24):
+        if number == 16:  # a resume
+            state = json.loads(json.dumps(one.state()))
+            state["workers"] = {int(worker): totals for worker, totals in state["workers"].items()}
+            rows.append(rounded(state | {"returns": [len(state["returns"]), sum(state["returns"])]}))
+            one = Statistics(4000, 50.0, ("success", "speed"))
+            one.load(state, now_s := now_s + 50.0)
+            sampler = RateWindow(one, now_s)
+            rows.append(shown(one))
+        parts = []
+        for worker in range(2 if number % 5 else 1):
+            returns = [float(draw.randint(0, 100)) for _ in range(draw.choice([0, 1, 70]))]
+            metrics = np.array([[sum(returns), 5.0], [len(returns), number == 3]])
+            times = [draw.choice([0.0, 0.25, 1.0]) for _ in range(4)]
+            parts.append(part(worker, draw.choice([10, 50]), number - draw.randint(0, 2), returns, times, metrics))
+        one.add(delivery(*parts, version=number, waited_s=draw.choice([0.0, 0.5])), now_s)
+        view = sampler.view(now_s)
+        late = sampler.view(now_s := now_s + draw.choice([0.0, 0.5, 9.0]))
+        rates = [[each.worker, each.frames_per_s, each.shares, each.lag] for each in late.workers]
+        facts = [(each.elapsed_s, each.now_per_s, each.trainer_share, each.left_s) for each in (view, late)]
+        rows += [shown(one) if number % 6 == 0 else shown(one)["metrics"], rounded([*facts, rates])]
+        now_s = now_s + draw.choice([0.0, 0.25, 1.0, 10.0])
+    expected("batches", rows)
+
+
+LINE = {"batch": 0, "time": 100.0, "frames": 40, "frames_per_s": None, "waited_s": 0.5, "version": 0, "lag": 0.0}
+TIMES = {"env_s": 1.0, "policy_s": 2.0, "wait_s": 3.0, "send_s": 4.0}
+LINES = [
+    LINE,
+    LINE | {"batch": 1, "frames": 80, "frames_per_s": 10.0, "version": 2, "lag": 0.25, "scalars": {"loss": 0.5}},
+    # A file of an earlier version, without `num_episodes`.
+    LINE | {"batch": 2, "frames": 100, "frames_per_s": 20.0, "episodes": 3, "return": 4.0, "mean_return": 4.0},
+    LINE
+    | {"batch": 3, "frames": 140, "frames_per_s": 20.0, "num_episodes": 120, "mean_return": 3.0}
+    | {"workers": [{"worker": 1, "lag": 2, "frames": 60, **TIMES, "episodes": 4, "return": 2.5}, {"worker": 0}]},
+    LINE
+    | {"batch": 4, "frames": 180, "frames_per_s": None, "num_episodes": 120, "mean_return": None, "resumed": True}
+    | {"workers": [{"worker": 1, "lag": 1, "frames": 20, **TIMES, "episodes": 0, "return": None}]},
+    LINE | {"batch": 5, "frames": 220, "frames_per_s": 40.0, "num_episodes": 220, "mean_return": 2.0},
+    LINE | {"batch": 6, "frames": 260, "frames_per_s": 40.0, "taking_part": [2, 3], "scalars": {"kl": 1.0}},
+]
+
+
+def test_a_file_of_batches_line_by_line(tmp_path, expected):
+    tail, rows = MetricsTail(tmp_path / "metrics.jsonl", 1000, 50.0, 900), []
+    assert (tail.update(), tail.total_frames, tail.target_return, tail.expected_frames) == (False, 1000, 50.0, 900)
+    for line in LINES:
+        with open(tmp_path / "metrics.jsonl", "a") as file:
+            file.write(f"{json.dumps(line)}\n")
+        assert (tail.update(), tail.update()) == (True, False)
+        rows.append(shown(tail))
+    expected("lines", [*rows, rounded(list(tail.curve))])
 
 
 def test_rates_begin_with_the_second_delivery_of_a_process():

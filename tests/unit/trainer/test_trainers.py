@@ -109,37 +109,130 @@ def test_a_rewarded_action_becomes_more_likely(name):
     assert set(collection.scalars[-1]) == logged
 
 
-def test_the_first_step_of_ppo_is_that_of_the_paper():
+def rows(batch):
+    """Observation, action, old log-probability and reward of each frame."""
+    old = batch["action_log_prob"].flatten()
+    return batch["observation"].flatten(0, 1), batch["action"].flatten(), old, batch["next", "reward"].flatten()
+
+
+def assert_learned(learner, name, modules, steps):
+    """Adam's `steps`, each the function that returns a loss, make these copies what the trainer has learned."""
+    options = {"lr": config(name).trainer.learning_rate, "eps": config(name).trainer.adam_eps}
+    parameters = [weight for module in modules for weight in module.parameters()]
+    optimizer = torch.optim.Adam(parameters, **options)
+    for loss in steps:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    learned = [learner.policy, *([learner.critic] if len(modules) > 1 else [])]
+    for mine, theirs in zip([weight for module in learned for weight in module.parameters()], parameters, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "minibatch_size", "is_normalized"), [(1, 64, True), (2, 24, False), (1, 200, True)]
+)
+def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_normalized):
     """By the formulas of Schulman et al. 2017, for episodes of one frame."""
-    once = {"num_epochs": 1, "minibatch_size": 64, "anneal": False}
-    learner, module = made("ppo", **once, clip_epsilon=0.05, entropy_coeff=0.1, critic_coeff=0.3, max_grad_norm=1e9)
+    fields = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "normalize_advantage": is_normalized}
+    fields |= {"clip_epsilon": 0.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9}
+    learner, module = made("ppo", **fields, anneal=False)
     expected, critic = copy.deepcopy(module), copy.deepcopy(learner.critic)
     (batch,) = bandit(1, (4, 16))
-    old = torch.linspace(0.4, 0.6, 64)
-    batch["action_log_prob"] = old.log().view(4, 16)
+    batch["action_log_prob"] = torch.linspace(0.4, 0.6, 64).log().view(4, 16)
     collection = Recorded([batch])
     learner.train(collection)
+    observation, action, old, reward = rows(batch)
+    advantage = reward - critic([observation]).detach()
+    generator, logged = torch.Generator().manual_seed(0), []
 
-    x, action, reward = (
-        [batch["observation"].flatten(0, 1)],
-        batch["action"].flatten(),
-        batch["next", "reward"].flatten(),
-    )
-    log_prob, entropy = expected.evaluate(x, action)
-    value = critic(x)
-    advantage = reward - value.detach()
-    gain = (advantage - advantage.mean()) / advantage.var(unbiased=False).sqrt()
-    ratio = log_prob.exp() / old
-    actor_loss = -torch.minimum(ratio * gain, ratio.clamp(0.95, 1.05) * gain).mean()
-    critic_loss = ((value - reward) ** 2).mean()
-    losses = {"actor_loss": actor_loss, "critic_loss": critic_loss, "entropy": entropy.mean()}
-    assert collection.scalars == [pytest.approx({name: loss.item() for name, loss in losses.items()}, rel=1e-4)]
-    parameters = [*expected.parameters(), *critic.parameters()]
-    optimizer = torch.optim.Adam(parameters, config("ppo").trainer.learning_rate, eps=config("ppo").trainer.adam_eps)
-    (actor_loss + 0.3 * critic_loss - 0.1 * entropy.mean()).backward()
-    optimizer.step()
-    for mine, theirs in zip([*module.parameters(), *learner.critic.parameters()], parameters, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
+    def loss(index):
+        x = [observation[index]]
+        log_prob, entropy = expected.evaluate(x, action[index])
+        gain = advantage[index]
+        if is_normalized:
+            gain = (gain - gain.mean()) / gain.var(unbiased=False).sqrt()
+        ratio = log_prob.exp() / old[index].exp()
+        actor_loss = -torch.minimum(ratio * gain, ratio.clamp(0.95, 1.05) * gain).mean()
+        critic_loss = ((critic(x) - reward[index]) ** 2).mean()
+        logged.append([actor_loss.item(), critic_loss.item(), entropy.mean().item()])
+        return actor_loss + 0.3 * critic_loss - 0.1 * entropy.mean()
+
+    parts = {64: 1, 24: 3, 200: 1}[minibatch_size]
+    orders = [torch.randperm(64, generator=generator) for _ in range(num_epochs)]
+    minibatches = [part for order in orders for part in order.tensor_split(parts)]
+    assert_learned(learner, "ppo", [expected, critic], [partial(loss, part) for part in minibatches])
+    means = dict(zip(("actor_loss", "critic_loss", "entropy"), torch.tensor(logged).mean(0).tolist(), strict=True))
+    assert collection.scalars == [pytest.approx(means, rel=1e-3, abs=1e-6)]
+
+
+def test_the_step_of_impala_is_that_of_the_paper():
+    """By the formulas of Espeholt et al. 2018, for episodes of one frame."""
+    fields = {"rho_clip": 1.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9, "anneal": False}
+    learner, module = made("impala", **fields)
+    expected, critic = copy.deepcopy(module), copy.deepcopy(learner.critic)
+    (batch,) = bandit(1, (4, 16))
+    batch["action_log_prob"] = torch.linspace(0.4, 0.6, 64).log().view(4, 16)
+    collection = Recorded([batch])
+    learner.train(collection)
+    observation, action, old, reward = rows(batch)
+    logged = {}
+
+    def loss():
+        log_prob, entropy = expected.evaluate([observation], action)
+        value = critic([observation])
+        rho = (log_prob.exp() / old.exp()).clamp(max=1.05).detach()
+        gain = rho * (reward - value.detach())
+        logged["actor_loss"] = -(log_prob * gain).mean()
+        logged["critic_loss"] = ((value - (value.detach() + gain)) ** 2).mean()
+        logged["entropy"] = entropy.mean()
+        return logged["actor_loss"] + 0.3 * logged["critic_loss"] - 0.1 * logged["entropy"]
+
+    assert_learned(learner, "impala", [expected, critic], [loss])
+    assert collection.scalars == [pytest.approx({name: each.item() for name, each in logged.items()}, rel=1e-4)]
+
+
+@pytest.mark.parametrize("name", ["dqn", "uniform dqn"])
+def test_the_steps_of_dqn_are_those_of_the_paper(name, monkeypatch):
+    """By the formulas of van Hasselt et al. 2016, and the weights of Schaul et al. 2016."""
+    fields = {"updates_per_frame": 2.5 / 64, "batch_size": 8, "max_grad_norm": 1e9, "target_rate": 0.5, "gamma": 0.9}
+    learner, module = made(name, **fields, anneal=False)
+    expected = copy.deepcopy(module)
+    samples, priorities, sample = [], [], learner._buffer.sample
+
+    def recorded(size):
+        samples.append(sample(size))
+        return samples[-1]
+
+    monkeypatch.setattr(learner._buffer, "sample", recorded)
+    monkeypatch.setattr(learner._buffer, "update_priority", lambda *each: priorities.append(each))
+    collection = Recorded(bandit(1))
+    learner.train(collection)
+    (drawn,) = samples
+    assert drawn.shape == (16,)
+    weight = drawn["priority_weight"] if name == "dqn" else torch.ones(16)
+    errors, logged = [], []
+
+    def loss(part):
+        # Each episode ends with its first frame, so the target is its reward.
+        values = expected([drawn["observation"][part]])
+        value = values[torch.arange(8), drawn["action"][part]]
+        error = (value - drawn["return"][part]).abs()
+        errors.append(error.detach())
+        huber = torch.where(error < 1, error**2 / 2, error - 0.5)
+        mean = (huber * weight[part]).mean()
+        logged.append([mean.item(), value.mean().item()])
+        return mean
+
+    assert_learned(learner, name, [expected], [partial(loss, part) for part in (slice(0, 8), slice(8, 16))])
+    (scalars,) = collection.scalars
+    means = torch.tensor(logged).mean(0).tolist()
+    assert [scalars["loss"], scalars["value"]] == pytest.approx(means, rel=1e-4)
+    assert len(priorities) == (name == "dqn")
+    for index, priority in priorities:
+        assert torch.equal(index, drawn["index"])
+        torch.testing.assert_close(priority, torch.cat(errors), rtol=1e-4, atol=1e-6)
+    assert learner.state_dict()["due_steps"] == 0.5
 
 
 def test_the_target_network_of_dqn_follows_the_policy():

@@ -166,7 +166,7 @@ class ArgumentsStep(Step):
         self._device = options.device
 
     def results(self, result: Any) -> Sequence[torch.Tensor]:
-        num_actions = len(self._actions)
+        num_actions, returned = len(self._actions), type(result).__name__
         # A list of numbers is one action; a tuple contains several outputs.
         if num_actions == 1 and isinstance(result, list) and result and all(isinstance(n, _NUMBERS) for n in result):
             result = torch.tensor(result, device=self._device)
@@ -181,7 +181,7 @@ class ArgumentsStep(Step):
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
                 f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, but "
-                f"returned {type(result).__name__}"
+                f"returned {returned}"
             )
         if not self.writes:
             self.writes = [*self._actions, *((f"output{i}",) for i in range(1, len(result) - num_actions + 1))]

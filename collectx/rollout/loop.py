@@ -234,7 +234,7 @@ class Rollout:
         counts, num_actions = progress.counts, len(env.spec.action)
         observations = self._observations_by_step(views)
         env_s = policy_s = 0.0
-        step, last = 0, views.steps - 1
+        last = views.steps - 1
         try:
             with torch.inference_mode():
                 for step, (seen, written, out) in enumerate(views.step_arrays()):

@@ -51,7 +51,7 @@ class OneEnvRollout(Rollout):
         results = [*stored, (views.reward, out.reward)]
         results += zip(views.next_only, next_only, strict=True)
         env_s = policy_s = 0.0
-        step, last = 0, views.steps - 1
+        last = views.steps - 1
         try:
             with torch.inference_mode():
                 for step, (seen, written) in enumerate(zip(*views.policy_arrays(), strict=True)):

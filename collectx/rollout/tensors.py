@@ -198,7 +198,7 @@ class TensorRollout(Rollout):
         env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry
         counts, num_actions = progress.counts, len(env.spec.action)
         env_s = policy_s = 0.0
-        step, last = 0, len(views.steps) - 1
+        last = len(views.steps) - 1
         for target, value in zip(views.steps[0][0], carry, strict=True):
             target.copy_(value)
         try:

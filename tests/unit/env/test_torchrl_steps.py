@@ -1,0 +1,158 @@
+"""Envs of TorchRL that are stepped by their own `_step`: frames are those of `rollout`, and early resets reset all."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
+from torchrl import envs  # noqa: E402
+from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
+
+from collectx.batch import as_array  # noqa: E402
+from collectx.env.base import StepArrays  # noqa: E402
+from collectx.env.spaces import numpy_dtype  # noqa: E402
+from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
+
+
+class Numbers(torchrlenvs.Toy):
+    """Observes squares."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((1,)))
+        self.action_spec = Categorical(4)
+
+    def _values(self):
+        return {"observation": torch.full((1,), float(self._step_number**2))}
+
+
+ENVS = {
+    "many keys": torchrlenvs.ManyKeys,
+    "two rewards": torchrlenvs.TwoRewards,
+    "agents": torchrlenvs.Agents,
+    "agents, batched": partial(torchrlenvs.Agents, (3,)),
+    "agents, a grid": partial(torchrlenvs.Agents, (2, 3), (2,)),
+    "agents that end apart": torchrlenvs.Apart,
+    "agents that end apart, batched": partial(torchrlenvs.Apart, (2,)),
+    "sums": torchrlenvs.apart_with_sums,
+    "masks": torchrlenvs.masked,
+    "counted": lambda: torchrlenvs.transformed(torchrlenvs.Masked(), envs.StepCounter(3), envs.InitTracker()),
+    "differences": lambda: envs.TransformedEnv(
+        Numbers(), envs.transforms.NextObservationDelta(delta_dtype=torch.float32)
+    ),
+    "a serial env": lambda: torchrlenvs.transformed(torchrlenvs.serial(2, torchrlenvs.masked), envs.StepCounter(4)),
+}
+
+
+def action_of(spec, number):
+    """The action of step `number`, which differs from step to step, in a TensorDict like `spec`."""
+    action = spec.zero()
+    for key in action.keys(True, True):
+        value, count = action[key], number % 4
+        if value.dtype is torch.bool:
+            value[..., number % value.shape[-1]] = True
+        elif value.is_floating_point():
+            value += torch.arange(value.shape[-1]) / 8 + count / 16
+        else:
+            value += count % (2 if getattr(spec[key], "n", 4) == 2 else 4)
+    return action
+
+
+def theirs(make, steps):
+    """The frames of TorchRL's `rollout`, `[envs, steps]`."""
+    env, numbers = make(), iter(range(steps))
+    batch = env.rollout(
+        steps, lambda td: td.update(action_of(env.full_action_spec, next(numbers))), break_when_any_done=False
+    )
+    env.close()
+    return batch.reshape(-1, steps)
+
+
+def flattened(value, dims):
+    array = as_array(value)
+    return array.reshape(-1, *array.shape[dims:])
+
+
+class Ours:
+    """The frames of a group, by key, in lists of `[envs, *shape]`."""
+
+    def __init__(self, env):
+        self.group, self.dims = (
+            TorchrlEnv([env]),
+            len(env.batch_size),
+        )
+        spec = self.spec = self.group.spec
+        self.action_spec = env.full_action_spec
+        self.seen, self.after, self.extra = (
+            [np.full((spec.num_envs, *leaf.shape), 7).astype(numpy_dtype(leaf)) for leaf in leaves]
+            for leaves in (spec.observation, spec.observation, spec.next_only_leaves)
+        )
+        self.frames, self.rewards = {}, []
+
+    def keep(self, prefix, leaves, arrays):
+        for leaf, array in zip(leaves, arrays, strict=True):
+            self.frames.setdefault((*prefix, *leaf.key), []).append(array.copy())
+
+    def step(self, number, cut=False):
+        """Returns which envs ended."""
+        spec = self.spec
+        action = action_of(self.action_spec, number)
+        self.keep((), spec.observation, self.seen)
+        ends = np.zeros((2, spec.num_envs), bool)
+        out = StepArrays(self.after, np.zeros(spec.num_envs, np.float32), *ends, np.ones(spec.num_envs, bool))
+        out.next_only = self.extra if spec.next_only_leaves != spec.rewards[:1] or spec.rewards[0].shape != (1,) else ()
+        any_ended = self.group.step([flattened(action[leaf.key], self.dims) for leaf in spec.action], out)
+        ended = ends.any(0)
+        assert any_ended == ended.any()
+        self.keep(("next",), spec.observation, self.after)
+        if out.next_only:
+            self.keep(("next",), spec.next_only_leaves, self.extra)
+        self.rewards.append(out.reward.copy())
+        for name, flag in (("terminated", ends[0]), ("truncated", ends[1]), ("done", ended)):
+            self.frames.setdefault(("next", name), []).append(flag[:, None].copy())
+        for seen, after in zip(self.seen, self.after, strict=True):
+            seen[...] = after
+        if (restart := ended | cut).any():
+            self.group.restart(restart, self.seen)
+        return ended
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_frames_are_those_of_rollout(name):
+    steps = 20
+    expected = theirs(ENVS[name], steps)
+    ours = Ours(ENVS[name]())
+    ours.group.reset(None, ours.seen)
+    for number in range(steps):
+        ours.step(number)
+    ours.group.close()
+    observed = [key for key in ours.frames if expected.get(key, None) is not None]
+    assert len(observed) >= 4
+    for key in observed:
+        found, wanted = np.stack(ours.frames[key], 1), as_array(expected[key])
+        np.testing.assert_array_equal(found, wanted, err_msg=f"{key}")
+    rewards = sum(
+        as_array(expected["next", *leaf.key]).reshape(ours.spec.num_envs, steps, -1).sum(-1)
+        for leaf in ours.spec.rewards
+    )
+    np.testing.assert_allclose(np.stack(ours.rewards, 1), rewards, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["agents that end apart", "agents that end apart, batched", "agents, batched", "many keys"]
+)
+def test_an_early_reset_is_of_all_agents_of_the_chosen_envs(name):
+    ours = Ours(ENVS[name]())
+    ours.group.reset(None, ours.seen)
+    first = [array.copy() for array in ours.seen]
+    for number in range(2):
+        ours.step(number)
+    before = [array.copy() for array in ours.seen]
+    chosen = np.arange(ours.spec.num_envs) == ours.spec.num_envs - 1
+    ours.group.restart(chosen, ours.seen)
+    for array, begun, went_on in zip(ours.seen, first, before, strict=True):
+        np.testing.assert_array_equal(array[chosen], begun[chosen])
+        np.testing.assert_array_equal(array[~chosen], went_on[~chosen])
+    ours.group.close()

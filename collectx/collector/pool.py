@@ -295,13 +295,13 @@ class WorkerPool:
         """
         self._is_setting = is_setting
         for worker in self.records:
-            worker.is_awaited, worker.reply = False, None
+            worker.num_until_reply, worker.reply = 0, None
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
             # If arguments cannot be pickled, this raises before a reply is counted as missing.
             self._workers.request(worker.index, Request(name, arguments[worker.index]))
             worker.num_pending += 1
-            worker.is_awaited = True
+            worker.num_until_reply = worker.num_pending
             if is_setting:
                 worker.settings_version = self.settings.version
             self.num_awaited += 1
@@ -328,10 +328,12 @@ class WorkerPool:
                 raise reply.error
             return
         worker.num_pending -= 1
-        if worker.num_pending == 0:
+        if worker.num_until_reply > 1:
+            worker.num_until_reply -= 1
+        else:
             self._finish_request(worker, reply)
 
     def _finish_request(self, worker: WorkerRecord, reply: Reply) -> None:
-        if worker.is_awaited:
-            worker.is_awaited, worker.reply = False, reply
+        if worker.num_until_reply:
+            worker.num_until_reply, worker.reply = 0, reply
             self.num_awaited -= 1

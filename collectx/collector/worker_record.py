@@ -40,7 +40,7 @@ class WorkerRecord:
         settings_version: the newest settings version that was sent to the newest process, with all before it.
         num_settings: number of missing replies to the settings that the newest process got at its start.
         num_pending: number of missing replies to other requests; more than one after an interrupted call.
-        is_awaited: whether the worker's reply to the last `WorkerPool.request` is missing.
+        num_until_reply: number of missing replies up to that to the last `WorkerPool.request`; 0 if none is awaited.
         reply: the reply to this request; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.
@@ -60,7 +60,7 @@ class WorkerRecord:
     settings_version: int = 0
     num_settings: int = 0
     num_pending: int = 0
-    is_awaited: bool = False
+    num_until_reply: int = 0
     reply: Reply | None = None
     has_replied: bool = False
     reset: Reset | None = None

@@ -164,7 +164,6 @@ class NetworkTransport:
         self._weight_sync.send(peer)
         for send in peer.queued_before_join:
             send()
-        peer.queued_before_join.clear()
         self._supervisor.renew_timer(peer)
 
     def _handle_message(self, peer: RemotePeer, message: bytes) -> None:

@@ -1,0 +1,169 @@
+"""What a collector is composed of, for each kind of configuration: slots, batches, schedule and workers."""
+
+import re
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import torch
+from configurations import Log, config, counting, gym_vector, mlp
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.collector import RecordedBatch, batch_of, compose
+from collectx.collector.compose import build
+from collectx.errors import ConfigError
+from collectx.schedule.sync import PreemptiveSchedule
+from collectx.transport.inline import InlineTransport
+from collectx.transport.slab import SlabLayout
+from collectx.user_objects import Hooks
+from collectx.worker.spec import ConfigOverrides
+
+RECORD = [RecordedBatch(0, 0, 0), RecordedBatch(1, 0, 1), RecordedBatch(1, 0, 1)]
+RESUME = {"version": 7, "weights": torch.zeros(0, dtype=torch.uint8), "incarnations": {0: 2, 1: 0}, "workers": {0: {}}}
+WRITES = [ConfigOverrides(hooks=Hooks(write_batch=print))] * 2
+CASES = {
+    "sync": ({}, {}),
+    "sync-envs": ({"env": counting(3), "frames_per_batch": 30}, {}),
+    "sync-overlap": ({"overlap": 1, "policy": mlp()}, {}),
+    "sync-preemptive": ({"preemptive_threshold": 0.5}, {}),
+    "sync-drop": ({"on_worker_failure": "drop", "min_workers": 1, "frames_per_batch": 30, "num_workers": 3}, {}),
+    "sync-compact": ({"compact_obs": True, "zero_copy": True}, {}),
+    "sync-storing": ({"storing_device": "cpu"}, {}),
+    "async": ({"kind": "multi_async", "num_slots": 3}, {}),
+    "single": ({"kind": "single"}, {}),
+    "async-lag": ({"kind": "multi_async", "max_policy_lag": 2}, {}),
+    "async-recorded": ({"kind": "multi_async"}, {"recorded": RECORD}),
+    "async-written": ({"kind": "multi_async"}, {"overrides": WRITES}),
+    "async-elastic-resumed": (
+        {"kind": "multi_async", "min_workers": 1, "on_worker_failure": "restart", "max_restarts": 4},
+        {"resume": RESUME},
+    ),
+    "network": ({"kind": "distributed_sync", "policy": mlp()}, {}),
+    "nested": ({"kind": "distributed", "num_workers_per_collector": 3, "frames_per_batch": 24}, {}),
+    "served": ({"kind": "multi_async", "inference": {}, "policy": mlp(), "env": counting(2)}, {}),
+    "served-random": ({"kind": "multi_async", "inference": {}}, {}),
+    "next-step": ({"env": gym_vector(2, "NextStep")}, {}),
+}
+
+
+class Workers:
+    """Stands in for `open_workers`: keeps its arguments. The slots are in this process."""
+
+    has_server, max_requeues = False, 3
+
+    def __init__(self, place, batch, specs, spec, events, build, launcher, log_dir):
+        self.batch, self.specs, self.spec, self.calls = batch, specs, spec, []
+        self.transport = InlineTransport(batch)
+
+    def announce(self):
+        pass
+
+    def expect(self, worker, *when):
+        self.calls.append(("expect", worker, *when))
+
+    def start(self, worker, *what):
+        self.calls.append(("start", worker))
+
+    def request(self, worker, request):
+        self.calls.append(("request", worker, *request))
+
+
+def composed(knobs, arguments, monkeypatch):
+    """Lines about a collector."""
+    made, log = [], Log()
+    monkeypatch.setattr(compose, "open_workers", lambda *each: made.append(Workers(*each)) or made[-1])
+    cfg = config(**knobs)
+    spec = envs.read_spec(cfg.env, False)
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    with build(cfg, policy, spec, log, **arguments) as core:
+        (workers,) = made
+        slots, delivery, schedule, pool = workers.batch, core._spec, core._schedule, core.pool
+        lines = [f"slots: {name} = {value}" for name, value in told(slots).items() if name != "leaves"]
+        lines += [f"leaf: {'.'.join(leaf.key)} {[*leaf.shape]} {leaf.dtype}" for leaf in slots.leaves]
+        lines += [f"delivery: {name} = {value}" for name, value in told(delivery).items() if name != "slots"]
+        lines += [f"delivery: copied on {'its device' if core._copies else core._copy_to}"]
+        lines += [f"schedule: {type(schedule).__name__}"]
+        lines += [f"schedule: {name} = {value}" for name, value in vars(schedule).items() if name != "preempt"]
+        lines += [f"{pool._failure_policy}", f"begins with {pool._min_workers} of {pool._num_workers} workers"]
+        lines += [f"is served: {workers.specs.is_served}", f"version: {core.policy_version}"]
+        lines += [f"{each}" for each in (*workers.calls, *log.lines)]
+        assert hasattr(schedule, "preempt") is isinstance(schedule, PreemptiveSchedule)
+        workers.transport.slab.leases.on_lack()
+        assert log.lines[-1] == ("batches_copied", {})
+        assert batch_of(cfg, policy, spec).layout().nbytes == slots.layout().nbytes
+    return lines
+
+
+def told(spec):
+    return {each.name: getattr(spec, each.name) for each in fields(spec) if each.init}
+
+
+def test_what_collectors_are_composed_of(monkeypatch, expected):
+    """The first sync and the first async one as a whole, and how the others differ from them."""
+    lines, wholes = [], {}
+    for name, case in CASES.items():
+        found = composed(*case, monkeypatch)
+        first = wholes.setdefault("slots: stacked = True" in found, found)
+        lines += ["", f"# {name}"]
+        if found is first:
+            lines += found
+        lines += [f"- {line}" for line in first if line not in found]
+        lines += [f"+ {line}" for line in found if line not in first]
+    expected("compose", "\n".join(lines))
+
+
+# Options, the device of the env's tensors, and whether the policy has states.
+ON_DEVICES = [
+    ({}, None, False),
+    ({"env_device": "cpu"}, None, False),
+    ({"env_device": "cuda:0"}, None, False),
+    ({"kind": "single", "policy_device": "cuda:0"}, "cuda:0", False),
+    ({"kind": "single", "policy_device": "cuda"}, "cuda:0", False),
+    ({"kind": "single"}, "cuda:0", False),
+    ({"kind": "single", "policy_device": "cuda:0", "storing_device": "cuda:1"}, "cuda:0", False),
+    ({"kind": "single", "policy_device": "cuda:0", "env_device": "cpu"}, "cuda:0", False),
+    ({"kind": "single", "policy_device": "cuda:0"}, "cuda:0", True),
+    ({"kind": "single"}, "cpu", True),
+    ({"kind": "multi_sync"}, "cpu", False),
+    ({"kind": "multi_sync", "policy_device": "cuda:0"}, "cuda:0", False),
+    ({"kind": "multi_sync", "inference": {}}, "cpu", False),
+]
+
+
+def refusal(check, *arguments):
+    """What a check says; None if it lets pass."""
+    try:
+        check(*arguments)
+    except ConfigError as error:
+        return str(error)
+
+
+def test_which_devices_of_an_env_that_returns_tensors_are_refused(expected, monkeypatch):
+    # Without a GPU, torch does not know which one is meant.
+    first = {torch.device("cuda"): torch.device("cuda:0")}
+    monkeypatch.setattr(compose, "with_index", lambda device: first.get(device, device))
+    said = []
+    for knobs, device, has_states in ON_DEVICES:
+        spec = SimpleNamespace(device=None if device is None else torch.device(device))
+        found = refusal(compose._check_env_device, config(**knobs), spec, SimpleNamespace(states=(1,) * has_states))
+        said.append(f"{knobs} {device} {has_states}: {found}")
+    expected("env-devices", "\n".join(said))
+
+
+def test_slots_that_do_not_fit_in_memory_are_refused(monkeypatch, within):
+    cfg = config("multi_async", frames_per_batch=1000)
+    spec = envs.read_spec(cfg.env, False)
+    batch = batch_of(cfg, None, spec)
+    nbytes = SlabLayout(replace(batch, num_spare=0)).nbytes
+
+    def said(available, options=cfg.collector, spec=spec):
+        within(compose, "psutil", virtual_memory=lambda: SimpleNamespace(total=available))
+        return refusal(compose._check_memory, options, batch, spec)
+
+    assert said(nbytes) is None
+    fewer = "Use fewer frames, or collector.num_slots below 2"
+    assert fewer in said(nbytes - 1)
+    assert "num_slots" not in said(nbytes - 1, config().collector)
+    assert said(0, spec=replace(spec, device=torch.device("cuda"))) is None
+    batch = replace(batch, steps=10**9)
+    assert re.search(r"need 4\d\d GB, but this machine has 12 GB of memory", said(12 * 10**9))

@@ -1,0 +1,352 @@
+"""How a worker joins, one end at a time: what the trainer admits, what the worker says, and when each gives up."""
+
+import contextlib
+import json
+import socket
+from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe
+from types import SimpleNamespace
+
+import pytest
+from user_code.toyworker import SECRET, batch_spec
+
+from collectx import progress
+from collectx.errors import RendezvousError
+from collectx.transport import messages
+from collectx.transport.network import admission, handshake, link, listener_filter
+from collectx.transport.network.admission import Admission
+from collectx.transport.network.handshake import Endpoint, Listener
+from collectx.transport.network.link import NetworkLink, join_trainer
+from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
+from collectx.transport.network.p2p import PairConfig
+from collectx.transport.network.remote_peer import RemotePeer
+from collectx.transport.peer import JoinState
+
+ENDPOINT = Endpoint(("10.0.0.1", "10.0.0.2"), 7, SECRET)
+
+
+class Config(PairConfig):
+    """Makes pairs that are texts."""
+
+    fails = False
+
+    def make_pair(self, connection, rank, address):
+        if self.fails:
+            raise OSError("no pair")
+        return SimpleNamespace(rank=rank, address=address, close=lambda: closed.append(address))
+
+
+closed = []
+
+
+@pytest.fixture
+def admitting(monkeypatch):
+    """An admission without a listener. Worker 0 is expected, 1 makes its pair, 2 has joined, 3 is gone."""
+    monkeypatch.setattr(
+        admission, "Listener", lambda *arguments: SimpleNamespace(endpoint=ENDPOINT, close=lambda: None)
+    )
+    monkeypatch.setattr(admission, "enable_keepalive", lambda connection, seconds: None)
+    states = [JoinState.EXPECTED, JoinState.PAIRING, JoinState.JOINED, JoinState.GONE]
+    workers = {index: RemotePeer(index, state=state) for index, state in enumerate(states)}
+    refused = []
+    events = lambda name, **fields: refused.append((name, fields))  # noqa: E731
+    made = Admission(workers, batch_spec(), Config(60.0), events, ENDPOINT, None)
+    made.expect(4, lambda: {"name": "spec of 4"})
+    closed.clear()
+    with contextlib.closing(made):
+        yield made, workers, refused
+
+
+HELLOS = [{"worker": worker, "host": "h", "pid": 1} for worker in (0, 1, 2, 3, 4, 5, -1, True, False, "0", 0.0, None)]
+
+
+def test_which_workers_are_admitted(admitting, expected):
+    made, workers, refused = admitting
+    lines = []
+    for hello in [*HELLOS, {}, HELLOS[0]]:
+        ours, theirs = Pipe()
+        with ours, theirs:
+            for message in (json.dumps(hello).encode(), b""):
+                theirs.send_bytes(message)
+            try:
+                made._admit(ours, "10.0.0.1")
+                peer, connection, pair = made.take()
+                said = f"{peer.index} {peer.info} rank {pair.rank} {connection is ours} {peer.is_making_pair}"
+            except RendezvousError as error:
+                said = f"{error}"
+            lines += [f"{hello}: {said}", f"    {theirs.recv_bytes().decode()}"]
+    lines += [f"{index}: {peer.state.value} {peer.info}" for index, peer in workers.items()]
+    made._refuse("10.0.0.9", "a stranger")
+    made.stop()
+    made._refuse("10.0.0.9", "a stranger")
+    lines += [f"{each}" for each in refused]
+    expected("admission", "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    "end", ["fails", "withdrawn", "withdrawn while it fails", "stopped", "stopped early", "closed"]
+)
+def test_a_worker_that_does_not_get_its_pair(admitting, end):
+    made, workers, _ = admitting
+    peer, (ours, theirs) = workers[4], Pipe()
+    with ours, theirs:
+        theirs.send_bytes(json.dumps({"worker": 4}).encode())
+        theirs.send_bytes(b"")
+        peer.make_spec = lambda: made.withdraw(peer) or {} if end == "withdrawn while it fails" else {}
+        made._config.__class__.fails = "fails" in end
+        try:
+            if "stopped" in end:
+                made.stop()
+            if "fails" in end or end == "stopped":
+                with pytest.raises(
+                    RendezvousError, match="worker 4: OSError\\('no pair'\\)" if "fails" in end else "not expe"
+                ):
+                    made._admit(ours, "here")
+            elif end == "stopped early":
+                peer.state = JoinState.EXPECTED
+                made._admit(ours, "here")
+            else:
+                made._admit(ours, "here")
+        finally:
+            Config.fails = False
+        if end == "withdrawn":
+            made.withdraw(peer)
+            assert made.take() is None
+        if end == "closed":
+            made.stop()
+            made._listener = SimpleNamespace(close=lambda: closed.append("listener"))
+            made._close_pipe, close = lambda: None, made._close_pipe
+            made.close()
+            made._close_pipe = close
+        states = {"fails": "EXPECTED", "stopped early": "PAIRING", "closed": "PAIRING"}
+        assert peer.state is JoinState[states.get(end, "GONE")]
+        assert peer.is_making_pair is (end in ("withdrawn", "stopped early", "closed", "withdrawn while it fails"))
+        ends = {"withdrawn": ["here"], "stopped early": ["here"], "closed": ["listener", "here"]}
+        assert closed == ends.get(end, [])
+        assert ours.closed is (end in ends)
+
+
+# --- the worker's end ---
+
+
+@pytest.fixture
+def joining(monkeypatch, within):
+    """The trainer's end of the connection that a worker gets, and what the worker has called."""
+    ours, theirs = Pipe()
+    calls, now = [], iter([100.0, 110.0])
+    monkeypatch.setattr(link, "connect", lambda *arguments: calls.append(("connect", *arguments)) or (theirs, "here"))
+    monkeypatch.setattr(link, "enable_keepalive", lambda connection, seconds: calls.append(("keepalive", seconds)))
+    monkeypatch.setattr(PairConfig, "make_pair", lambda *arguments: calls.append(arguments[1:]) or Idle())
+    within(link, "time", monotonic=lambda: next(now))
+    with ours, theirs:
+        yield ours, theirs, calls
+
+
+class Idle:
+    """A pair on which nothing arrives."""
+
+    def receive(self, buffer):
+        return SimpleNamespace(done=lambda: False, buffer=buffer)
+
+
+@pytest.mark.parametrize(("timeout_s", "keepalive_s"), [(60.0, 50.0), (12.0, 5.0)])
+def test_what_a_worker_says_when_it_joins(joining, timeout_s, keepalive_s):
+    ours, theirs, calls = joining
+    config, spec = PairConfig(20.0, "gloo", ("cpu", "cpu"), {"a": 1}), replace(batch_spec(), num_slots=3)
+    ours.send_bytes(json.dumps({"spec": {"a": 1}, "batch": spec.to_json(), "pair": vars(config)}).encode())
+    found, made = join_trainer(ENDPOINT, 3, {"host": "h"}, timeout_s, lambda spec: calls.append(("prepare", spec)))
+    limit = f"three quarters of collector.start_timeout_s={timeout_s:g}"
+    assert calls == [
+        ("connect", ENDPOINT, 0.75 * timeout_s, limit),
+        ("keepalive", keepalive_s),
+        ("prepare", {"a": 1}),
+        ("keepalive", 20.0),
+        (theirs, 1, "here"),
+    ]
+    assert [json.loads(ours.recv_bytes()), ours.recv_bytes()] == [{"host": "h", "worker": 3}, b""]
+    assert (found, made.batch, made.worker, len(made.slots)) == ({"a": 1}, spec, 3, 3)
+    assert (made._progress_every_s, made._secret, made.preempted[0]) == (1.0, SECRET, 0)
+
+
+def test_why_a_worker_does_not_join(joining, monkeypatch):
+    ours, _, _ = joining
+    ours.send_bytes(b'{"refused": "no such worker"}')
+    with pytest.raises(RendezvousError, match="the trainer refused: no such worker"):
+        join_trainer(ENDPOINT, 3, {}, 60.0)
+    for error, words in (
+        (BlockingIOError(), "the trainer sent nothing for too long while worker 3 was joining"),
+        (EOFError("end"), r"the trainer ended while worker 3 was joining \(end\)"),
+    ):
+        broken = SimpleNamespace(send_bytes=lambda message: None, recv_bytes=SimpleNamespace(side=error))
+        broken.recv_bytes = lambda error=error: (_ for _ in ()).throw(error)
+        monkeypatch.setattr(link, "connect", lambda *arguments, broken=broken: (broken, "here"))
+        monkeypatch.setattr(link.time, "monotonic", lambda: 0.0)
+        with pytest.raises(RendezvousError, match=words):
+            join_trainer(ENDPOINT, 3, {}, 60.0)
+
+
+def test_a_worker_looks_for_messages_every_few_milliseconds_and_tells_its_progress(monkeypatch, within):
+    now, counts = [100.0], [0, 0]
+    within(link, "time", monotonic=lambda: now[0])
+    monkeypatch.setattr(progress, "counts", counts)
+    ours, theirs = Pipe()
+    told = []
+
+    def poll(after_s):
+        now[0] += after_s
+        looked = []
+        look = made._receive_messages
+        made._receive_messages = lambda timeout_s: (looked.append(timeout_s), look(timeout_s))
+        assert made.stop[0] is False
+        made._receive_messages = look
+        while ours.poll():
+            told.append((now[0] - 100.0, messages.unpack_progress(ours.recv_bytes())))
+        return looked
+
+    with ours, theirs:
+        made = NetworkLink(0, theirs, Idle(), batch_spec(1), SECRET, 2.0)
+        # Before its first step, and at the first one, it looks each time.
+        assert [poll(0.0), poll(0.001)] == [[0.0], [0.0]]
+        counts[:] = [1, 3]
+        assert [poll(0.001), poll(0.001), poll(0.0049), poll(0.0002)] == [[0.0], [0.0], [], [0.0]]
+        counts[0] = 2
+        assert [poll(0.49), poll(0.006), poll(0.006), poll(0.5)] == [[0.0]] * 4
+        assert [(round(at, 4), each) for at, each in told] == [
+            (0.0, (0, 0)),
+            (0.002, (1, 3)),
+            (0.5041, (2, 3)),
+            (1.0101, (2, 3)),
+        ]
+        ours.close()
+        now[0] += 1.0
+        assert made.stop[0] is True
+
+
+def test_a_worker_hears_at_once_that_the_trainer_is_gone():
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    called = []
+    with ours, theirs:
+        made = NetworkLink(0, theirs, Idle(), batch_spec(1), SECRET, 60.0)
+        end = made.on_disconnect(lambda: called.append(1))
+        ours.send_bytes(b"word")
+        end()
+        assert called == []
+        end = made.on_disconnect(lambda: called.append(1))
+        ours.close()
+        while not called:
+            pass
+        end()
+        assert called == [1]
+
+
+# --- the handshake ---
+
+
+@pytest.mark.parametrize(
+    ("answers", "times", "timeout_s", "expected_text"),
+    [
+        (
+            [ConnectionRefusedError("refused"), ConnectionRefusedError("refused")],
+            [],
+            60.0,
+            "host could not reach the trainer: 10.0.0.1 port 7: refused; 10.0.0.2 port 7: refused. Either the tra",
+        ),
+        (
+            [ConnectionRefusedError("refused"), TimeoutError()] * 3,
+            [10.0, 20.0, 20.1],
+            20.0,
+            "host could not reach the trainer within 20 s (knob=7): 10.0.0.1 port 7: refused; 10.0.0.2 port 7: "
+            "TimeoutError. Either a firewall",
+        ),
+        (
+            [OSError("no route"), "wrong"],
+            [20.1],
+            20.0,
+            "10.0.0.1 port 7: no route; 10.0.0.2 port 7: not the trainer. Either a fi",
+        ),
+        ([OSError("no route"), "right"], [], 20.0, None),
+        (["wrong", TimeoutError(), TimeoutError(), "right"], [19.9], 20.0, None),
+    ],
+)
+def test_a_worker_tries_each_address_until_one_answers(monkeypatch, within, answers, times, timeout_s, expected_text):
+    asked, left, closed, times = [], list(answers), [], iter([0.0, *times])
+
+    def create_connection(address, timeout):
+        asked.append(address)
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(answer=answer, close=lambda: closed.append(address))
+
+    def prove(peer, secret):
+        assert secret == SECRET
+        if peer.answer == "wrong":
+            raise RendezvousError("not the trainer")
+
+    pauses = []
+    within(handshake, "socket", create_connection=create_connection, gethostname=lambda: "host")
+    within(handshake, "time", monotonic=lambda: next(times), sleep=pauses.append)
+    monkeypatch.setattr(handshake, "_prove_to_trainer", prove)
+    monkeypatch.setattr(handshake, "_message_connection", lambda peer: peer.answer)
+    if expected_text is None:
+        assert handshake.connect(ENDPOINT, timeout_s, "knob=7") == "right"
+    else:
+        with pytest.raises(RendezvousError) as caught:
+            handshake.connect(ENDPOINT, timeout_s, "knob=7")
+        assert expected_text in str(caught.value)
+    assert asked == [(address, 7) for address in ENDPOINT.addresses] * (len(answers) // 2)
+    assert left == []
+    assert pauses == [0.25] * (len(answers) // 2 - 1)
+    assert len(closed) == answers.count("wrong")
+
+
+def test_which_refusals_are_reported(within):
+    now, said = [0.0], []
+    within(handshake, "time", monotonic=lambda: now[0])
+    listener = SimpleNamespace(
+        _lock=contextlib.nullcontext(), _refused_since_s=0.0, _num_refused=0, _on_refuse=lambda *peer: said.append(peer)
+    )
+    for at, count in ((0.0, 19), (59.9, 3), (60.0, 1), (119.9, 1), (120.0, 21), (180.0, 1), (240.0, 1)):
+        now[0], before = at, len(said)
+        for _ in range(count):
+            Listener._refuse(listener, "::ffff:10.0.0.1", "why")
+        said[before:] = [(at, len(said) - before, *said[before])]
+    assert said == [
+        (0.0, 19, "10.0.0.1", "why"),
+        (59.9, 1, "10.0.0.1", "why"),
+        (60.0, 1, "10.0.0.1", "why (before, 2 more were refused)"),
+        (119.9, 1, "10.0.0.1", "why"),
+        (120.0, 20, "10.0.0.1", "why"),
+        (180.0, 1, "10.0.0.1", "why (before, 1 more were refused)"),
+        (240.0, 1, "10.0.0.1", "why"),
+    ]
+
+
+# --- ports of libraries ---
+
+
+def test_a_filtered_port_is_open_while_a_peer_is_expected():
+    def is_open():
+        with contextlib.suppress(TimeoutError), socket.create_connection(place, timeout=0.02):
+            return True
+        return False
+
+    made, filtered = filter_listeners(lambda: socket.create_server(("127.0.0.1", 0), backlog=20))
+    with made:
+        place = made.getsockname()
+        states = [is_open()]
+        for change in (filtered.allow, filtered.allow, filtered.block, filtered.block, filtered.allow):
+            change()
+            states.append(is_open())
+        assert states == [False, True, True, True, False, True]
+        filtered.block()
+        # The filter of a library leaves other files alone.
+        _, others = filter_listeners(lambda: None)
+        assert (others._inodes, [*filtered._inodes]) == ({}, [made.fileno()])
+        assert filter_listeners(lambda: None, lambda descriptor: False)[1]._inodes == {}
+        filtered._inodes[made.fileno()] = 0  # another file has the number now
+        filtered.allow()
+        assert not is_open()
+        ListenerFilter([made.fileno()]).allow()
+        assert is_open()
+    assert listener_filter._inode(10**6) is None

@@ -103,7 +103,7 @@ def test_frames_infos_and_metrics_are_those_of_a_model(name, has_infos):
     cfg = configured(name, closed, metrics=METRICS, info_keys=KEPT if has_infos else [])
     stepper = Stepper(build(cfg))
     group, size, ragged = stepper.env, cfg.num_envs, name == "NextStep"
-    assert (stepper.spec.num_envs, stepper.spec.ragged, stepper.spec.can_restart_early) == (size, ragged, not ragged)
+    assert (stepper.spec.num_envs, stepper.spec.ragged, stepper.spec.can_reset_early) == (size, ragged, not ragged)
     assert progress.counts[OTHERS] == (size if name in ("one", "several") else 0)
     models, level = [Scripted() for _ in range(size)], 0
     sums, counts, infos = np.zeros(4), np.zeros(4), [{}] * size

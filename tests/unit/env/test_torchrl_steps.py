@@ -115,7 +115,7 @@ class Ours:
         for seen, after in zip(self.seen, self.after, strict=True):
             seen[...] = after
         if (restart := ended | cut).any():
-            self.group.restart(restart, self.seen)
+            self.group.reset_some(restart, self.seen)
         return ended
 
 
@@ -151,7 +151,7 @@ def test_an_early_reset_is_of_all_agents_of_the_chosen_envs(name):
         ours.step(number)
     before = [array.copy() for array in ours.seen]
     chosen = np.arange(ours.spec.num_envs) == ours.spec.num_envs - 1
-    ours.group.restart(chosen, ours.seen)
+    ours.group.reset_some(chosen, ours.seen)
     for array, begun, went_on in zip(ours.seen, first, before, strict=True):
         np.testing.assert_array_equal(array[chosen], begun[chosen])
         np.testing.assert_array_equal(array[~chosen], went_on[~chosen])

@@ -21,7 +21,7 @@ ATTRIBUTES = (
     *("create_env_kwargs", "policy_factory", "preemptive_threshold", "traj_format", "trust_policy", "replay_buffer"),
     *("trajs_per_batch", "trajs_per_write", "worker_idx", "interruptor", "weight_updater", "exploration_type"),
 )
-OF_KEYWORDS = ("publish_interval", "is_concatenated", "has_individual_policies", "shared_buffer", "kind", "inference")
+OF_KEYWORDS = ("publish_interval", "is_concatenated", "has_individual_policies", "kind", "inference")
 
 
 def cartpole(**kwargs):

@@ -10,6 +10,7 @@ from collectx.config.registry import from_dict
 from collectx.errors import ConfigError, LauncherError
 from collectx.place.slurm import commands
 from collectx.place.slurm.array import JobArray, array_options
+from collectx.place.slurm.files import JobFiles
 from collectx.place.slurm.log_watcher import role_shell
 from collectx.place.slurm.script import script
 from collectx.place.slurm.submitit import slurm_resources
@@ -103,11 +104,12 @@ def test_batch_scripts(expected, name):
 
 def test_the_script_of_worker_jobs(expected, tmp_path):
     cfg = composed("launcher=submitit collector=multi_async launcher.mem=1G launcher.gpus=2 launcher.srun.mpi=none")
-    record, logs = tmp_path / "workers.txt", Path("/runs/a b/logs")
-    record.write_text("of an earlier run")
-    JobArray(cfg.launcher, tmp_path / "jobs" / "worker.sh", logs, ["python", "-m", "entry", "/runs/a b"], record)
-    expected("worker", (tmp_path / "jobs" / "worker.sh").read_text())
-    assert not record.exists()
+    files = JobFiles(tmp_path / "a b")
+    files.jobs.mkdir(parents=True)
+    files.worker_jobs.write_text("of an earlier run")
+    JobArray(cfg.launcher, files, ["python", "-m", "entry", "/runs/a b"])
+    expected("worker", files.worker_script.read_text().replace(str(tmp_path), "/runs"))
+    assert not files.worker_jobs.exists()
 
 
 @pytest.mark.parametrize(
@@ -131,14 +133,13 @@ def test_arrays_of_workers(monkeypatch, tmp_path, workers, largest, expected):
         return next(jobs)
 
     monkeypatch.setattr(commands, "submit", submit)
-    array = JobArray(
-        composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r"
-    )
+    files = JobFiles(tmp_path)
+    array = JobArray(composed("launcher=submitit").launcher, files, ["python"])
     firsts = {first: number for number, (first, _) in enumerate(expected)}
     found = {worker: f"{70 + firsts[worker // largest * largest]}_{worker % largest}" for worker in workers}
     assert array.submit(workers) == found
     assert calls == [(first, f"--array={indices}") for first, indices in expected]
-    assert sorted((tmp_path / "r").read_text().split("\n")[:-1]) == sorted(f"{job} {w}" for w, job in found.items())
+    assert sorted(files.worker_jobs.read_text().split("\n")[:-1]) == sorted(f"{job} {w}" for w, job in found.items())
 
 
 @pytest.mark.parametrize(
@@ -155,10 +156,9 @@ def test_all_workers_are_submitted_or_none(monkeypatch, tmp_path, num_accepted, 
     monkeypatch.setattr(commands, "largest_array", lambda: 2)
     monkeypatch.setattr(commands, "submit", submit)
     monkeypatch.setattr(commands, "cancel", cancelled.extend)
-    array = JobArray(
-        composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r"
-    )
+    files = JobFiles(tmp_path)
+    array = JobArray(composed("launcher=submitit").launcher, files, ["python"])
     with pytest.raises(LauncherError, match=words):
         array.submit([0, 1, 2])
     assert cancelled == ["70_0", "70_1"][: 2 * num_accepted]
-    assert not (tmp_path / "r").exists()
+    assert not files.worker_jobs.exists()

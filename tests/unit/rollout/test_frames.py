@@ -167,7 +167,7 @@ def test_batches_are_those_of_a_model(cfg, kind, form, options):
                 model.begin(e, 0)
         if event == "restart" and kind is not TensorRollout:
             chosen = np.array([draw.random() < 0.5 for _ in range(cfg.num_envs)])
-            rollout.restart(chosen)
+            rollout.reset_some(chosen)
             for e in np.flatnonzero(chosen):
                 model.begin(e, model.episode[e] + 1)
         if event == "collect":

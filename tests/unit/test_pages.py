@@ -50,7 +50,7 @@ def test_the_architecture_names_files_and_functions_that_exist():
     # Rows of the walks: a file, then its functions.
     rows = re.findall(r"^\| `([\w/]+\.py)` \| ((?:`[\w.]+`(?:, )?)+) \|", page, re.MULTILINE)
     named = [(path, name) for path, names in rows for name in re.findall(r"`([\w.]+)`", names)]
-    # In the table of decisions: "`Class.method` in `path`".
+    # In the reasons: "`Class.method` in `path`".
     named += [(path, name) for name, path in re.findall(r"`([A-Z][\w.]+)` in `([\w/]+\.py)`", page)]
     drawn = re.findall(r">([\w/]+\.py): ([\w., ]+?)<", drawings)
     classes = [(f"collectx/{path}", name) for path, names in drawn for name in names.split(", ")[:1]]

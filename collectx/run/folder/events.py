@@ -90,7 +90,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
     if name == "worker_restarted":
-        number, after = fields["restarts"], fields.get("after")
+        # Folders of earlier versions have `life`, the incarnation, alone.
+        number = fields["restarts"] if "restarts" in fields else fields["life"]
+        after = fields.get("after")
         nth = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         lost = " and ".join(fields.get("normalizers", ()))

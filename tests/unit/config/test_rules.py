@@ -73,7 +73,7 @@ BROKEN = {
     f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5 cannot be used: .*waits for no",
     f"collector=single {METER}=1": "collector.preemptive_threshold=1.* cannot be used: collector=single",
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5 cannot be used: over backend=gloo",
-    "checkpoint.keep_best=won": r"checkpoint.keep_best=won is not a metric of this run, whose metrics are "
+    "checkpoint.keep_best=won": r"checkpoint.keep_best=won is not a metric of this run, which has only "
     r"mean_return\. .*env.metrics",
     # envs
     "env=gym": "env.id is not set",

@@ -190,6 +190,8 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
             text = f"{unknown[1]} does not exist. To list the options: collectx run --cfg all"
         if unknown := re.match(r"In '(.+)': Could not (?:find|load) '(.+)/(.+?)'", text):
             file, group, name = unknown.groups()
+            if name.endswith("/"):  # `hydra/launcher=`
+                group, name = f"{group}/{name.rstrip('/')}", ""
             more = f"To list all: collectx list {group}" if group in GROUPS else ""
             near = did_you_mean(name, re.findall(r"(?m)^\t(\S+)$", text), f"{group}=", more)
             source = "" if file in (_PACKAGED, "hydra/config") else f"{file}.yaml: "

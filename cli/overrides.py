@@ -60,6 +60,10 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             problems.append(f"{text} has no key. Write key=value or group=choice, without spaces around the =.")
             continue
         pattern: object = override.value()
+        if key in groups and pattern == "" and not override.is_delete():
+            problems.append(f"{text} names no choice. Choose one of: {', '.join(groups[key])}.")
+            broken.add(key)
+            continue
         if key in _FOLDERS and pattern in ("", None):
             problems.append(f"{text} names no folder. Name one, or leave this out for a new folder.")
             continue
@@ -91,6 +95,8 @@ def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     choice = choice.replace("\\:", ":")  # as Hydra prints it
     if ":" not in choice or key not in _CLASS_OPTIONS:
         more = f"To list all: collectx list {key}"
+        if key == "devices" and choice == "gpu":
+            return "devices=gpu does not exist. Did you mean devices=cuda?"
         return f"{key}={choice} does not exist{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

@@ -25,6 +25,7 @@ from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
+from collectx.config.problem import YAML
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFile, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
@@ -59,6 +60,11 @@ def launch(
         results: receives the `Outcome` of every run.
         trusted: whether a run in another user's folder may be resumed.
     """
+    for word in arguments.words:
+        folder = word.removeprefix("resume=")
+        if folder != word and RunFolder(Path(folder)).has_run:
+            advice = f"To continue the run in {folder}: collectx resume {shlex.quote(folder)}"
+            raise ConfigError(f"{word} must be never or auto. {advice}")
     # `resume=auto` is short for run.resume=auto.
     checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
@@ -233,7 +239,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
 def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine, and prints warnings; returns the problems."""
     place = place_of(cfg)
-    problems = place.missing()
+    problems = [YAML.words(text) for text in place.missing()]
     if not place.is_job:
         problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *place.unreachable()]
     copies, is_refused = preflight.copies()

@@ -133,8 +133,8 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> N
     paths = {path: ".".join(map(str, path)) for path in known}
     # The mask of legal actions may be in the infos instead.
     if unknown := [name for name in names if name not in paths.values() and name != ACTION_MASK]:
-        rule = f"{', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}."
-        raise Refusal(Problem("env.exclude_keys", rule))
+        rule = f"{', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}"
+        raise Refusal(Problem("env.exclude_keys", rule, advice="choose one of these, or leave the option out."))
     several = clashes((name, path) for path, name in paths.items())
     if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
         advice = "exclude a part that contains one of them, or rename one (gymnasium.wrappers.TransformObservation)."

@@ -99,7 +99,9 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool, numbers: EnvNum
 def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]:
     """Returns `first` and the other envs of the group, which it makes."""
     if is_env(cfg.create):
-        _check_count(cfg, 1, "one env, as it is an env and no function")
+        if cfg.num_envs not in (0, 1):
+            advice = "Pass a function that makes one env, or leave num_envs out."
+            raise ConfigError(f"num_envs={cfg.num_envs} cannot be used: create_env_fn is one env object. {advice}")
         return [first]
     count = cfg.num_envs or 1
     envs = [first, *(_create(cfg, numbers.of(e)) for e in range(1, count))]

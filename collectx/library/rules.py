@@ -186,7 +186,8 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.split_trajs and not keywords.track_traj_ids:
         yield "split_trajs=True needs track_traj_ids=True, because it splits batches by trajectory ids."
     if buffer is not None and not hasattr(buffer, "extend"):
-        yield f"replay_buffer={type(buffer).__name__} cannot be used, because it has no method `extend`."
+        got = type(buffer).__name__
+        yield f"replay_buffer must be a ReplayBuffer, or another object with a method `extend`, but got {got}."
     elif not keywords.extend_buffer and not hasattr(buffer, "add"):
         yield f"extend_buffer=False needs a replay buffer with a method `add`, which {type(buffer).__name__} lacks."
     if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):

@@ -212,7 +212,8 @@ class Place:
     # --- what this machine lacks, and notes ---
 
     def missing(self) -> list[str]:
-        """Returns messages about what this machine lacks to start the workers. Starts nothing."""
+        """Returns messages about what this machine lacks to start the workers, with options between backticks, as each
+        `Language` names them. Starts nothing."""
         return []
 
     def network_problems(self) -> Iterator[Problem]:

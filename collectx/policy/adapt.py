@@ -36,8 +36,8 @@ def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
             policy = _Predict(module, deterministic, names)
             return TensorDictModule(policy, in_keys=names or ["observation"], out_keys=["action"])
     raise ConfigError(
-        f"adapt: {type(agent).__name__} is neither a torch.nn.Module with get_action_and_value or predict nor a "
-        "model of Stable-Baselines3: a policy from observation to action needs no adapter."
+        "adapt() takes a torch.nn.Module with get_action_and_value or predict, or a model of Stable-Baselines3, but "
+        f"got {type(agent).__name__}. A policy that maps an observation to an action needs no adapter."
     )
 
 

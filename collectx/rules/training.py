@@ -52,7 +52,7 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     """The metric that ranks checkpoints is one of the run."""
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
-        rule = f"is not a metric of this run, whose metrics are {', '.join(metrics)}"
+        rule = f"is not a metric of this run, which has only {', '.join(metrics)}"
         yield Problem("checkpoint.keep_best", rule, name, "use mean_return, or add the info entry to `env.metrics`.")
 
 

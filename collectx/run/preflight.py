@@ -54,8 +54,14 @@ def env_problems(cfg: RunConfig) -> list[str]:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
         is_unknown = isinstance(error, gymnasium.error.NameNotFound)
+        # Gymnasium proposes other names, but not the name with a version.
+        versions = [each for each in gymnasium.registry if each.rpartition("-v")[0] == env_id]
+        if versions:
+            latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
+            return [f"env.id={env_id} does not exist. Did you mean env.id={latest}?"]
         advice = f" If a module registers it, name the module too: env.id=MODULE:{env_id}" if is_unknown else ""
-        return [f"env.id={env_id} cannot be made: {error}{advice}"]
+        text = str(error)
+        return [f"env.id={env_id} cannot be made: {text}{'' if text.endswith(('.', '?')) else '.'}{advice}"]
     return []
 
 

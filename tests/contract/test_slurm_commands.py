@@ -141,22 +141,24 @@ def test_a_job_whose_trainer_finds_its_configuration_wrong_ends_without_its_work
         ),
     ],
 )
-def test_a_refused_submission_has_slurms_words_and_what_to_change(command, tmp_path, words, advice):
+def test_a_refused_submission_has_slurms_reason_and_what_to_change(command, tmp_path, words, advice):
     command("sbatch", f'echo "{words}" >&2; exit 1')
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    assert words in str(caught.value)
+    reason = words.removeprefix("Batch job submission failed: ")
+    assert str(caught.value).startswith(f"the job could not be submitted: {reason}. ")
     assert advice in str(caught.value)
 
 
 def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
-    fatal = "sbatch: fatal: Could not establish a configuration source"
-    command("sbatch", f'echo "sbatch: error: DNS SRV lookup failed" >&2; echo "{fatal}" >&2; exit 1')
+    fatal = "Could not establish a configuration source"
+    command("sbatch", f'echo "sbatch: error: DNS SRV lookup failed" >&2; echo "sbatch: fatal: {fatal}" >&2; exit 1')
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    assert str(caught.value).startswith(f"{fatal}. This machine is not part of a SLURM cluster. Use launcher=local")
+    advice = "This machine is not part of a SLURM cluster. Use launcher=local, in Python launcher='mp'."
+    assert str(caught.value) == f"the job could not be submitted: {fatal}. {advice}"
 
 
 def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):

@@ -95,7 +95,7 @@ def test_workers_step_copies_of_an_env_that_is_passed_itself(way):
         batch = collector.next()
     assert batch.shape == (2, 6)
     assert not torch.equal(batch[0]["observation"], batch[1]["observation"])
-    with pytest.raises(ConfigError, match="num_envs=3: create_env_fn makes one env, as it is an env and no function"):
+    with pytest.raises(ConfigError, match="num_envs=3 cannot be used: create_env_fn is one env object"):
         Collector(env, frames_per_batch=12, num_envs=3)
 
 

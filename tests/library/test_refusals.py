@@ -71,6 +71,13 @@ def test_a_backend_that_this_machine_lacks_is_refused():
     assert re.match("backend='ucc' cannot be used: torch .* is built without UCC", problem)
 
 
+def test_a_machine_without_slurm_is_told_how_python_writes_another_launcher(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (problem,) = refused(DistributedCollector, cartpole)
+    assert problem.startswith("launcher='submitit' cannot be used: this machine has no sbatch on its PATH. ")
+    assert problem.endswith(" or use launcher='mp'.")
+
+
 @over([SINGLE, SHARED_SYNC], smoke=True)
 def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
     words = r"frames_per_batch=1000000000000 cannot be used: the slots .* GB of memory\. Use fewer frames\.$"

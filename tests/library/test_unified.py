@@ -50,7 +50,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"backend": "thread"}, "backend='thread' must be one of direct"),
+        ({"backend": "thread"}, "backend='thread' is unknown. It must be 'direct', "),
         ({"num_collectors": 0}, "num_collectors=0 must be a whole number"),
         (
             {"num_collectors": 2, "backend": "direct"},

@@ -46,7 +46,7 @@ def test_a_signal_ends_a_run_in_order_and_leaves_nothing(tmp_path, wait_until, w
     assert status == 130, said
     assert "Traceback" not in said
     assert said.count(f"collectx: interrupted by {number.name}\n") == 1
-    assert said.splitlines()[-1] == str(tmp_path / "run")
+    assert said.splitlines()[-1] == f"run folder: {tmp_path / 'run'}"
     ended = result(tmp_path / "run")
     assert (ended["status"], ended["exit_reason"]) == ("interrupted", f"interrupted by {number.name}")
     assert ended["batches"] == len(lines.read_text().splitlines()) > 0

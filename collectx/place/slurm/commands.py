@@ -64,6 +64,8 @@ _REASONS = {
     "None": "",
 }
 
+# What SLURM's commands print before the reason.
+_SAYS = re.compile(r"^(\w+: (error|fatal): )?((Batch job submission failed|\w+ error): )?")
 # The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
@@ -78,7 +80,7 @@ _ADVICE = {
     "memory": "Ask for less memory with launcher.mem",
     "node configuration": "No node has so much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local",
+    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local, in Python launcher='mp'",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }
@@ -380,11 +382,12 @@ def _run(command: Sequence[str]) -> str:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines()]
-        message = "; ".join([line for line in lines if ": fatal: " in line] or lines)
+        message = "; ".join(_SAYS.sub("", line) for line in [line for line in lines if ": fatal: " in line] or lines)
         if not message:
             raise NoMessage(f"{name}: exit status {done.returncode}")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
-        raise LauncherError(f"{message.removesuffix('.')}. {advice}." if advice else message)
+        what = "the job could not be submitted: " if name == "sbatch" else ""
+        raise LauncherError(f"{what}{message.removesuffix('.')}. {advice}." if advice else f"{what}{message}")
     return done.stdout
 
 

@@ -80,8 +80,8 @@ class SlurmArray(Place):
         if commands.is_here():
             return []
         return [
-            f"launcher={self.cfg.launcher.kind} cannot be used: this machine has no sbatch on its PATH. Start it where "
-            "SLURM's commands are, or use launcher=local."
+            f"`launcher={self.cfg.launcher.kind}` cannot be used: this machine has no sbatch on its PATH. Start it "
+            "where SLURM's commands are, or use `launcher=local`."
         ]
 
 

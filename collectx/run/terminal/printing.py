@@ -115,7 +115,7 @@ def print_run(name: str, status: str, numbers: Mapping[str, Any] | None, folder:
     """Prints the table of one run, and its folder."""
     print()
     print_table([cells(name, status, numbers)])
-    say(str(folder))
+    say(f"run folder: {folder}")
 
 
 def print_sweep(

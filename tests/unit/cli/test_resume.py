@@ -42,6 +42,12 @@ def test_a_run_is_resumed_in_its_folder_with_its_configuration(stub, old):
     assert (cfg.run.resume, cfg.collector.total_frames, folder) == ("auto", 1024000, files.path)
 
 
+def test_a_folder_in_place_of_auto_is_told_the_command(stub, old, capsys):
+    assert run.main([f"resume={old().path}"]) == 2
+    assert "must be never or auto. To continue the run in " in capsys.readouterr().err
+    assert not stub.calls
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("before", ["", "logger=tensorboard"])
 def test_a_resume_chooses_other_loggers(stub, old, before):

@@ -105,6 +105,8 @@ def test_all_problems_come_at_once():
         "collector.num_slots=${nowhere}": [
             "collector.num_slots cannot be resolved: Interpolation key 'nowhere' not found"
         ],
+        "debug=": ["debug= names no choice. Choose one of: inline, tiny."],
+        "devices=gpu": ["devices=gpu does not exist. Did you mean devices=cuda?"],
         "seed": ["seed has no value. Write key=value"],
         "=": ["= has no key. Write key=value"],
         "env.id=a b:{": ["env.id=a b:{ cannot be read. Close all brackets"],

@@ -51,7 +51,7 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert meta["numerics"]["torch threads of the trainer"] == torch.get_num_threads()
     assert meta["packages"].items() >= {(name, importlib.metadata.version(name)) for name in ("torch", "hydra-core")}
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == str(tmp_path / "run")
+    assert out.splitlines()[-1] == f"run folder: {tmp_path / 'run'}"
     assert "completed" in out
     assert not err
 

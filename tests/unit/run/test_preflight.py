@@ -1,8 +1,9 @@
-"""Commands that a parallel launcher starts several times."""
+"""Ids of envs that Gymnasium does not know; commands that a parallel launcher starts several times."""
 
 import pytest
+from composed_overrides import composed
 
-from collectx.run.preflight import copies
+from collectx.run.preflight import copies, env_problems
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,16 @@ def test_copies_are_told_and_those_of_torchrun_refused(monkeypatch, variables, t
     assert found.startswith(text)
     assert bool(found) is bool(text)
     assert refused is is_refused
+
+
+@pytest.mark.parametrize(
+    ("env_id", "text"),
+    [
+        ("CartPole", "env.id=CartPole does not exist. Did you mean env.id=CartPole-v1?"),
+        ("CartPol-v1", "`CartPole`? If a module registers it, name the module too: env.id=MODULE:CartPol-v1"),
+        ("CartPole-v9", "It provides versioned environments: [ `v0`, `v1` ]."),
+    ],
+)
+def test_an_unknown_id_of_an_env_has_a_near_one(env_id, text):
+    (problem,) = env_problems(composed(f"env=gym env.id={env_id}"))
+    assert problem.endswith(text)

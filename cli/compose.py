@@ -177,7 +177,8 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
 # What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
 _SENTENCES = {
     r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. For "
-    "jobs of collectx, use launcher=slurm launcher.{key}=VALUE. For jobs of submitit, use -m hydra/launcher=submitit_slurm.",
+    "jobs of collectx, use launcher=slurm launcher.{key}=VALUE. For jobs of submitit, use -m "
+    "hydra/launcher=submitit_slurm.",
     r"Could not (override|delete from config\.) '(?P<key>.+?)'": "{key} does not exist. To list the options: collectx "
     "run --cfg all",
     # Hydra merges what an override gives into the value of the file.

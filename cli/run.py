@@ -123,7 +123,6 @@ def prepare(
 
 
 def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
-    """Runs a single run; blocks until it has ended."""
     folder = folder_of(run.node, "hydra.run.dir")
     files = RunFolder(Path(folder))
     with folder_errors(folder), config_errors(CollectxError):

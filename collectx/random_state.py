@@ -144,7 +144,6 @@ _MT19937_BYTES = 4 * 625
 
 
 def _marked(state: Any) -> np.random.MT19937:
-    """Returns a bit generator with this state and a seed sequence."""
     bits = np.random.MT19937(0)
     bits.state = state
     return bits

@@ -259,7 +259,6 @@ class UserCollector(_ByValue):
 
     @property
     def name(self) -> str:
-        """The name of the class."""
         return getattr(self.create, "__name__", repr(self.create))
 
 

@@ -120,7 +120,6 @@ class WorkerPool:
             self._wait_for(worker, self._first_requests(worker.index))
 
     def _start(self, worker: WorkerRecord) -> None:
-        """Starts the expected process."""
         restarts = worker.num_restarts + worker.num_requeues
         worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
         worker.has_replied, worker.settings_version = False, 0

@@ -83,7 +83,6 @@ class Stream:
         return {"collector": self.core.state(wait_for_workers), "assembler": assembler}
 
     def load(self, state: dict[str, Any], seed: int) -> dict[int, str]:
-        """Restores a state; see `CollectorCore.load`."""
         reasons = self.core.load(state["collector"], seed)
         if self.assembler is not None and state["assembler"] is not None:
             self.assembler.load(state["assembler"])

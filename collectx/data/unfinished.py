@@ -107,5 +107,4 @@ class UnfinishedEpisodes:
 
 
 def _nbytes(leaf: Leaf) -> int:
-    """Returns the number of bytes of a leaf in one frame."""
     return leaf.dtype.itemsize * torch.Size(leaf.shape).numel()

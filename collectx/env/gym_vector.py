@@ -46,7 +46,6 @@ _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
 def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> Env:
-    """See `collectx.env.build`."""
     with explain_errors(cfg):
         return adapter(_make(cfg, numbers), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode, cfg.metrics)
 
@@ -306,7 +305,6 @@ def _copied(observation: Any) -> Any:
 
 
 def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
-    """Wraps the single envs as `CheckedEnv`."""
     env.envs = [
         each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
         for index, each in enumerate(env.envs)
@@ -375,7 +373,6 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
 def _make_checked(
     make: Callable[[EnvNumbers], gymnasium.Env], exclude_keys: Sequence[str], numbers: EnvNumbers
 ) -> gymnasium.Env:
-    """Returns an env for a process of an AsyncVectorEnv."""
     return ProcessState(CheckedEnv(make(numbers), exclude_keys=exclude_keys))
 
 

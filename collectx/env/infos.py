@@ -193,7 +193,6 @@ def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
 
 
 def _of_env(info: Mapping, e: int) -> dict[str, Any]:
-    """Returns the info of one env, from a vector env's info."""
     one = {}
     for key, value in info.items():
         mask = info.get(f"_{key}")

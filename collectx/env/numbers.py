@@ -59,14 +59,12 @@ class EnvNumbers:
         return value
 
     def _text(self, match: re.Match[str]) -> str:
-        """Returns the text that braces stand for."""
         try:
             return format(self._number(match), match[6] or "")
         except (ValueError, OverflowError) as error:
             raise ConfigError(f"{match[0]}: {error}. Use a format for an integer, such as {{env_index:03d}}.") from None
 
     def _number(self, match: re.Match[str]) -> int:
-        """Returns the number that braces stand for."""
         name, operator, factor, sign, offset, _ = match.groups()
         number = getattr(self, name)
         if operator:

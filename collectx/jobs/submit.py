@@ -150,7 +150,6 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 
 
 def _folder_problems(run: NamedRun) -> Sequence[str]:
-    """Returns the reasons why the run's folder cannot be used."""
     try:
         with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()

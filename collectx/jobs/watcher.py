@@ -127,7 +127,6 @@ class Watcher:
                 time.sleep(REFRESH_S)
 
     def _foot(self) -> str:
-        """What Ctrl-C does."""
         if not self._is_owner:
             return "Ctrl-C stops watching; the run continues"
         return "Ctrl-C asks whether to cancel" if sys.stdin.isatty() and self._may_leave else "Ctrl-C saves and cancels"

@@ -351,7 +351,6 @@ class Rollout:
         return [actor for actor in actors if isinstance(actor, RandomActor)]
 
     def _next_inference(self) -> Inference:
-        """Returns the inference for the next batch."""
         return self._random if self._num_random and self._random is not None else self._inference
 
     def _count_random(self) -> None:
@@ -378,5 +377,4 @@ class Rollout:
         return ends
 
     def close(self) -> None:
-        """Closes the envs."""
         self._env.close()

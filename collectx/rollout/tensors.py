@@ -72,7 +72,6 @@ class TensorEpisodes:
         return {name: value.to("cpu", copy=True) for name, value in self._now.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores the result of `state`."""
         for name, value in self._now.items():
             value.copy_(state[name])
 
@@ -133,7 +132,6 @@ class _Views:
     steps: list[tuple[list[Any], list[Any], StepArrays]]
 
     def clear(self) -> None:
-        """See `SlotViews.clear`."""
         for flag in self.cleared:
             flag.zero_()
 

@@ -140,7 +140,6 @@ class RunCollection(EnvMethods):
         return use(self._core)
 
     def publish(self, policy: nn.Module) -> int:
-        """See `Collection.publish`."""
         return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:

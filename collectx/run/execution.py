@@ -316,7 +316,6 @@ class _Execution:
                     self._close_envs(collector)
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
-        """Restores the workers; blocks until they have started."""
         reasons = stream.load(point.state, self._cfg.seed)
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)

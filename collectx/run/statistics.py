@@ -170,7 +170,6 @@ class Statistics:
             self._add_mean(math.fsum(self._returns) / len(self._returns), episodes)
 
     def _add_mean(self, mean_return: float, num_before: float) -> None:
-        """Adds a mean return; `num_before` episodes ended before the newest batch."""
         self.mean_return = mean_return
         self.best_return = better_return(self.best_return, mean_return, num_before)
 

@@ -106,7 +106,6 @@ class ActorCriticTrainer(ABC):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores what `state_dict()` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         load_moments(self._optimizer, state["optimizer"])

@@ -113,7 +113,6 @@ class DqnTrainer:
             self._optimizer.param_groups[0]["lr"] = cfg.learning_rate * remaining_fraction(collection)
 
     def _update(self, steps: int) -> dict[str, float]:
-        """Takes `steps` gradient steps; returns their mean loss and mean value, or an empty dict for 0 steps."""
         sums = torch.zeros(2, device=self._device)
         for done in range(0, steps, _MAX_STEPS_PER_SAMPLE):
             sums += self._learn(min(_MAX_STEPS_PER_SAMPLE, steps - done))

@@ -110,7 +110,6 @@ class RecordTrainer:
             self._long.checkpoint_written()
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores the result of `state_dict`."""
         self._state = state
         self._assembler.load(state["episodes"])
 

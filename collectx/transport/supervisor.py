@@ -138,7 +138,6 @@ class Supervisor(Generic[AnyPeer]):
             self._begin(peer)
 
     def _begin(self, peer: Peer) -> None:
-        """Starts the timer of a worker's next task."""
         self._timers.start(peer, self._limit(peer))
         peer.progress, peer.began_s, peer.progressed_s = peer.read_counts(), self._timers.now_s, None
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    """Returns the rollout class for an env group and its actor."""
     if spec.device is not None:
         return TensorRollout
     if spec.ragged:
@@ -118,7 +117,6 @@ class RolloutSource:
         return slot if steps is None else slot.until(steps)
 
     def _build_rollout(self, first_env: int, total_envs: int) -> None:
-        """Makes the envs and a policy that acts in this process."""
         spec, link, is_inline = self._spec, self._link, self._is_inline
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
         group = self._build_envs(cfg.env, first_env, spec.num_envs)
@@ -228,7 +226,6 @@ class RolloutSource:
         return report
 
     def _reset(self, reset: Reset) -> None:
-        """Resets the envs as a grant demands."""
         seed = reset.seed
         if seed is None:
             self._rollout.reset(None)

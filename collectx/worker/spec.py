@@ -104,7 +104,6 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def worker(self) -> int:
-        """The index of the worker in its collector."""
         return self.placement.worker
 
     @property
@@ -164,7 +163,6 @@ def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
 
 
 def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
-    """Returns the seeds of a worker's envs."""
     first = spec.placement.index * spec.num_envs
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 

@@ -78,8 +78,6 @@ class ProcessStepper:
 
 
 class _ProcessEnv(gymnasium.Env):
-    """The Gymnasium env that a process steps."""
-
     def __init__(self, env: Any, conversion: Conversion, spec: EnvSpec):
         base, _ = split_transforms(env)
         self._env = env

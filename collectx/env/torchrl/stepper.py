@@ -138,7 +138,6 @@ class EnvStepper:
         return self._env.reset(seed=seeds if self._seeding == "all" else seeds[0])
 
     def _reset_ended(self, ended: np.ndarray) -> Any:
-        """Returns the data after a reset of the envs with `ended`."""
         if self._resets_all:
             fresh = self._env.reset()
             for key in self._kept or ():

@@ -99,12 +99,10 @@ class JobTasksLauncher(Launcher):
         return node if nodes.is_lost(node) else ""
 
     def _home(self, worker: int) -> str:
-        """Returns the node of a worker's task."""
         names = self._nodes()
         return names[min(worker + self._first, len(names) - 1)]
 
     def _nodes(self) -> list[str]:
-        """Returns the node of every task of the workers' part."""
         return layout(self._environment, self._part)
 
     def _step(self, worker: int, restarts: int) -> list[str]:

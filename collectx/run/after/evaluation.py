@@ -210,7 +210,6 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
 
 
 def _check_rendering(make: Callable[[], Any]) -> None:
-    """Raises ConfigError unless an env renders an image."""
     try:
         env = make()
         try:

@@ -127,7 +127,6 @@ class RunFolder(JobFiles):
                 _remove(path)
 
     def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
-        """Returns the files and folders that `begin` removes."""
         ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
         notes = [] if keep_logs else [self.job_note, self.worker_jobs]
         if keep_run:

@@ -146,7 +146,6 @@ def _shown(value: Any) -> str:
 
 
 def processor() -> str:
-    """Returns the processor's name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -131,6 +131,5 @@ class Admission:
 
 
 def _reject(connection: Connection, pair: Pair) -> None:
-    """Closes both connections, which tells the worker to end."""
     connection.close()
     pair.close()

@@ -18,7 +18,6 @@ from collectx.transport.network.process_group import ConnectionStore, GroupPair,
 
 
 def why_not() -> str | None:
-    """See `collectx.transport.network.p2p`."""
     if not dist.is_available() or not dist.is_gloo_available():
         return "this torch build does not include gloo. Install one of pytorch.org"
     return None

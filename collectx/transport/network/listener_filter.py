@@ -77,7 +77,6 @@ def filter_listeners(
 
 
 def _inode(descriptor: int) -> int | None:
-    """Returns the inode of an open descriptor; None if it is closed."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:
@@ -85,7 +84,6 @@ def _inode(descriptor: int) -> int | None:
 
 
 def _listening_descriptors() -> set[int]:
-    """Returns the descriptors of this process's listening sockets."""
     if sys.platform != "linux":
         return set()
     return {descriptor for name in os.listdir("/proc/self/fd") if _is_listening(descriptor := int(name))}

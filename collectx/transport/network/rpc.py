@@ -48,7 +48,6 @@ _CHECK_S = 0.05
 
 
 def why_not() -> str | None:
-    """See `collectx.transport.network.p2p`."""
     if not rpc.is_available():
         return "this torch build does not include RPC. Install one of pytorch.org, or use `backend=gloo`"
     return None
@@ -118,7 +117,6 @@ class Inbox:
         self._early: deque[torch.Tensor] = deque()
 
     def receive(self, buffer: torch.Tensor) -> InboxReceive:
-        """Receives the next message into `buffer`."""
         posted = InboxReceive(self, buffer)
         with self._lock:
             if self._early:

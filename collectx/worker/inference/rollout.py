@@ -78,7 +78,6 @@ class ServedRollout:
         self._pointer = pointer
 
     def prepare(self, slot: Slot, index: int) -> tuple[int, list[SlotViews]]:
-        """See `Rollout.prepare`."""
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
         return index, [rollout.prepare(part, index) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
@@ -121,7 +120,6 @@ class ServedRollout:
             raise_at_step(error, step - 1)
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """See `Rollout.reset`."""
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
             rollout.reset(None if seeds is None else seeds[rows])
 
@@ -131,12 +129,10 @@ class ServedRollout:
             rollout.hold(held)
 
     def restart(self, chosen: np.ndarray) -> None:
-        """See `Rollout.restart`."""
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
             rollout.restart(chosen[rows])
 
     def take_metrics(self) -> np.ndarray:
-        """See `Rollout.take_metrics`."""
         return sum(rollout.take_metrics() for rollout in self._rollouts)  # type: ignore[return-value]
 
     @property
@@ -146,21 +142,17 @@ class ServedRollout:
 
     @property
     def groups(self) -> list[Env]:
-        """See `Rollout.groups`."""
         return [rollout.group for rollout in self._rollouts]
 
     def state(self) -> dict[str, Any]:
-        """See `Rollout.state`."""
         states = [rollout.state() for rollout in self._rollouts]
         reasons = [state["reason"] for state in states if "reason" in state]
         return {"groups": states} | ({"reason": reasons[0]} if reasons else {})
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """See `Rollout.load`."""
         reasons = [rollout.load(part) for rollout, part in zip(self._rollouts, state["groups"], strict=True)]
         return next((reason for reason in reasons if reason is not None), None)
 
     def close(self) -> None:
-        """Closes the envs."""
         for rollout in self._rollouts:
             rollout.close()

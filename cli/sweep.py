@@ -194,12 +194,8 @@ class _Point:
 
 class PointRunner:
     """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`. Raises `ConfigError` if `task` belongs
-    to another application.
-
-    Args:
-        task: a `Task`, which executes the runs and keeps their outcomes.
-        master: the configuration that the points vary.
-    """
+    to another application. `task` is a `Task`, which executes the runs and keeps their outcomes. `master` is the
+    configuration that the points vary."""
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):

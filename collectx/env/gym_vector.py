@@ -69,12 +69,8 @@ class GymVectorEnv(Env):
     """The envs of a Gymnasium VectorEnv.
 
     `reset(seeds)` seeds each env of Gymnasium's SyncVectorEnv and AsyncVectorEnv. The `reset` of other VectorEnvs gets
-    one integer, `seeds[0]`.
-
-    Args:
-        env: closed if the constructor raises.
-        autoreset_mode: the mode; needed if the env's metadata names none.
-    """
+    one integer, `seeds[0]`. `env` is closed if the constructor raises. `autoreset_mode` is the mode; needed if the
+    env's metadata names none."""
 
     def __init__(
         self,

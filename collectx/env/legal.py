@@ -34,12 +34,8 @@ from collectx.errors import ShapeError, SpaceError
 
 class LegalActions(nn.Module):
     """Reads masks of legal actions. It moves to a device like any module, and adds no entries to a state dict. Raises
-    `SpaceError` if the mask does not fit the action space.
-
-    Args:
-        mask: the leaf of `spec.observation` that contains the masks.
-        action: the leaf of `spec.action` to which they belong; None: the first one.
-    """
+    `SpaceError` if the mask does not fit the action space. `mask` is the leaf of `spec.observation` that contains the
+    masks. `action` is the leaf of `spec.action` to which they belong; None: the first one."""
 
     _start: torch.Tensor
     _columns: torch.Tensor | None

@@ -71,11 +71,8 @@ def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
 
 def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
     """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
-
-    Raises:
-        RendezvousError: no address appeared within `timeout_s`.
-        PermissionError: another user may have written the secret.
-    """
+    Raises `RendezvousError` if no address appeared within `timeout_s`, or `PermissionError` if another user may have
+    written the secret."""
     from collectx.transport.network.handshake import Endpoint
 
     deadline = time.monotonic() + timeout_s

@@ -64,12 +64,9 @@ def _leaves(spec: EnvSpec) -> tuple[Any, ...]:
 
 
 class SlotViews:
-    """Views of a slot with time first, `[T, E, *shape]` for each leaf. They are made once per slot.
-
-    Args:
-        slot: a slot in the transport's memory, `[E, T, *shape]` for each leaf.
-        actor_leaves: the actor's outputs, action leaves first.
-    """
+    """Views of a slot with time first, `[T, E, *shape]` for each leaf. They are made once per slot. `slot` is a slot in
+    the transport's memory, `[E, T, *shape]` for each leaf. `actor_leaves` are the actor's outputs, action leaves
+    first."""
 
     def __init__(self, slot: Slot, spec: EnvSpec, actor_leaves: Sequence[Leaf]):
         arrays = {key: array.swapaxes(0, 1) for key, array in slot.arrays().items()}
@@ -193,12 +190,8 @@ class Rollout:
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
         """Fills a slot with the next `T x E` frames, or with fewer if the batch ends early. Blocks until then.
-        `policy_version` is the version of the current weights.
-
-        Raises:
-            RolloutStopped: `stop` became nonzero.
-            ShapeError: an env or the policy returned a value that does not fit its spec; the message names the step.
-        """
+        `policy_version` is the version of the current weights. Raises `RolloutStopped` if `stop` became nonzero, or
+        `ShapeError` if an env or the policy returned a value that does not fit its spec; the message names the step."""
         infer = self._next_inference()
         views.policy_version[:] = policy_version
         if self._refresh is not None:

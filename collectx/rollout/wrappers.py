@@ -70,12 +70,8 @@ class _Wrapper(Env):
 
 class TimeLimitEnv(_Wrapper):
     """Marks the `max_frames`-th frame of a trajectory as truncated; the caller then restarts the env, as after any
-    episode. Adds a leaf that counts the frames of the trajectory.
-
-    Args:
-        env: a group with `can_restart_early`.
-        max_frames: at least 1.
-    """
+    episode. Adds a leaf that counts the frames of the trajectory. `env` is a group with `can_restart_early`;
+    `max_frames` is at least 1."""
 
     options = ("_max_frames",)
 

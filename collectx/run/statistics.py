@@ -71,12 +71,8 @@ _SUMS = (
 
 def better_return(best: float, mean: float, num_before: float) -> float:
     """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
-    be high by luck, do not count.
-
-    Args:
-        best: the best so far; nan before the first.
-        num_before: number of episodes that `best` covers.
-    """
+    be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is the number of
+    episodes that it covers."""
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 

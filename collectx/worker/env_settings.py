@@ -129,12 +129,8 @@ def _has(holder: Any, name: str) -> bool:
 
 
 def resolve(value: Any, path: str) -> Any:
-    """Returns the value at a path in `value`, such as `transform[0].shape` or `spaces['a']`.
-
-    Raises:
-        AttributeError: an attribute does not exist, or `path` is not a path.
-        LookupError: an item does not exist.
-    """
+    """Returns the value at a path in `value`, such as `transform[0].shape` or `spaces['a']`. Raises `AttributeError` if
+    an attribute does not exist, or `path` is not a path, or `LookupError` if an item does not exist."""
     end = 0
     while end < len(path) or not path:
         match = _STEP.match(path, end)

@@ -27,12 +27,8 @@ from collectx.errors import ShapeError
 
 
 class EnvStepper:
-    """Steps one TorchRL env; see the module's docstring.
-
-    Args:
-        envs: the positions of its envs in the group.
-        wrapper: the `GymWrapper` below the env's transforms, or below each of its envs; None without one.
-    """
+    """Steps one TorchRL env; see the module's docstring. `envs` are the positions of its envs in the group. `wrapper`
+    is the `GymWrapper` below the env's transforms, or below each of its envs; None without one."""
 
     def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
         self.envs = envs

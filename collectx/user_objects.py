@@ -138,11 +138,8 @@ class _ByValue:
             cloudpickle.dump(vars(self), content)
         except Exception as error:
             raise ConfigError(*[self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
-        return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in self._users()])
-
-    def _users(self) -> list[str]:
-        """Returns the attributes that contain user objects."""
-        return [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
+        users = [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
+        return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in users])
 
     def _keyword(self, name: str) -> str:
         return _KEYWORDS.get((type(self).__name__, name), name)

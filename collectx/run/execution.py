@@ -145,7 +145,8 @@ def _run(
             try:
                 workers = run.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
-                raise record.misconfigured(error) from error
+                record.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
+                raise record.config_error from error
             with workers as collector:
                 progress.count_ready = lambda: collector.pool.stepping_of_started
                 files.forget_replaced()

@@ -117,15 +117,11 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
     """Yields, for each env object, its outermost wrapper with the attribute, or the env itself. Raises `AttributeError`
     if neither the env nor one of its wrappers has this attribute."""
     for env in group.user_envs or [group]:
-        holders = [layer for layer in layers(env) if _has(layer, name)]
+        # An object that itself has the attribute, so does not forward it to an inner env.
+        holders = [each for each in layers(env) if name in getattr(each, "__dict__", ()) or hasattr(type(each), name)]
         if not holders:
             raise AttributeError(f"{type(env).__name__!r} env has no attribute {name!r}, nor have its wrappers")
         yield holders[0]
-
-
-def _has(holder: Any, name: str) -> bool:
-    """Whether an object itself has an attribute, so does not forward it to an inner env."""
-    return name in getattr(holder, "__dict__", ()) or hasattr(type(holder), name)
 
 
 def resolve(value: Any, path: str) -> Any:

@@ -213,11 +213,6 @@ class ResultBuilder:
             if failure not in self._recovered:
                 self._recovered.append(failure)
 
-    def misconfigured(self, error: Exception) -> ConfigError:
-        """Records `error` as a mistake in the configuration, and returns it as a `ConfigError`."""
-        self.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
-        return self.config_error
-
     def result(self, folder: Path) -> Result:
         """Returns the result of the run up to now."""
         statistics = self.statistics
@@ -234,15 +229,10 @@ class ResultBuilder:
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
             num_episodes=statistics.num_episodes,
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
-            failures=(*map(failure_of, self.errors), *self._recovered),
+            failures=(*(Failure(type_name(e), text_of(e), worker_of(e)) for e in self.errors), *self._recovered),
             folder=folder,
             metrics=statistics.metrics,
         )
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Returns type, message and worker of an error."""
-    return Failure(type_name(error), text_of(error), worker_of(error))
 
 
 def type_name(error: BaseException) -> str:

@@ -40,20 +40,15 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         for address in addresses
         if not (ip := ipaddress.ip_address(address)).is_loopback and not ip.is_link_local
     ]
-    named = _resolved(socket.gethostname())
+    named: set[str] = set()
+    with contextlib.suppress(OSError):
+        named = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}
     usable.sort(key=lambda address: (":" in address, address not in named))
     return tuple(usable) or ("127.0.0.1",)
 
 
 def _is_link_local(address: str) -> bool:
     return ":" in address and ipaddress.ip_address(address).is_link_local
-
-
-def _resolved(name: str) -> set[str]:
-    try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
 
 
 def listening_sockets(addresses: Sequence[str], port: int, interface: str | None) -> list[socket.socket]:

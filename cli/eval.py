@@ -15,10 +15,10 @@ from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
 from collectx.errors import EpisodeTooLong, summary_of
-from collectx.run.env_limit import env_limit
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
+from collectx.run.preflight import env_limit
 from collectx.run.terminal import printing
 
 _USAGE = """\

@@ -31,7 +31,7 @@ from collectx.jobs.submit import headers
 from collectx.place import place_of
 from collectx.rollout.inference import RandomInference
 from collectx.run import RunFolder, cores
-from collectx.run.env_limit import env_limit
+from collectx.run.preflight import env_limit
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 

@@ -46,7 +46,7 @@ from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.leases import NUM_SPARE
 from collectx.transport.slab import SlabLayout, SlabTransport
-from collectx.worker.inference.actor import ServedActor
+from collectx.worker.inference.rollout import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessSpec
 
 

@@ -33,8 +33,7 @@ from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, Slot
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.generators import ProcessGenerators
-from collectx.worker.inference.actor import ServedActor
-from collectx.worker.inference.rollout import ServedGroup, ServedRollout
+from collectx.worker.inference.rollout import ServedActor, ServedGroup, ServedRollout
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import ProcessSpec, env_seeds, seed_policy
 

@@ -19,8 +19,7 @@ from collectx.env.numbers import EnvNumbers
 from collectx.random_state import seed_generators
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
-from collectx.worker.inference.actor import ServedActor
-from collectx.worker.inference.rollout import split
+from collectx.worker.inference.rollout import ServedActor, split
 
 
 @dataclass(frozen=True)

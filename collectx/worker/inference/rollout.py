@@ -10,17 +10,21 @@ docs/explanation/central-inference.md compares the speed of this loop with that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from collectx import progress
-from collectx.batch import Slot
+from collectx.batch import Leaf, Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
+from collectx.policy.base import Actor
+from collectx.policy.recurrent import StateSpec
 from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
@@ -32,6 +36,16 @@ def split(num_envs: int, num_groups: int) -> list[slice]:
     """Returns the slot rows of each group."""
     bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+@dataclass
+class ServedActor(Actor):
+    """Describes the outputs of the server's policy for a worker, which only steps envs. Nobody calls `act`."""
+
+    leaves: tuple[Leaf, ...]
+    states: tuple[StateSpec, ...]
+    module: nn.Module | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class ServedGroup(Rollout):

@@ -59,8 +59,7 @@ def load_generators(saved: dict[str, Any]) -> None:
 
 
 def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
-    """Seeds some of the global generators; `seed` is below 2**32. NumPy gets a new bit generator, so that the current
-    one stays unchanged."""
+    """Seeds some global generators by `seed`, below 2**32. NumPy's is a new one; the old one stays."""
     if "torch" in names:
         torch.manual_seed(seed)
     if "numpy" in names:
@@ -108,8 +107,7 @@ class HeldGenerators:
 
 
 class SeedWatch:
-    """Notices if code has seeded global generators since this object was made, or since `renew`. Drawing does not
-    count."""
+    """Notices if code has seeded, not only used, global generators since it was made, or since `renew`."""
 
     def __init__(self) -> None:
         self.renew()

@@ -119,8 +119,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                     self._handle_event()
 
     def wait_until_filled(self) -> None:
-        """Blocks until the workers have filled their granted slots, whose batches are delivered later. Raises the
-        errors of `next`."""
+        """Blocks until the workers have filled their granted slots. Raises the errors of `next`."""
         with self.owner:
             while self._has_granted_slots:
                 self._handle_event()
@@ -147,8 +146,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """Returns the parts of the next batch, None while it is incomplete. Returns the same parts until they are
-        counted."""
+        """Returns the parts of the next batch, the same until they are counted; None while it is incomplete."""
         if self._next_parts is None:
             self._next_parts = self._schedule.next_batch()
         return self._next_parts

@@ -7,8 +7,7 @@ import threading
 
 
 class Owner:
-    """The process that made a collector. As a context manager, raises `RuntimeError` in another process, or if another
-    thread is in the block."""
+    """The process that made a collector. A `with` block raises `RuntimeError` in other processes or a second thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

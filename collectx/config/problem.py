@@ -96,8 +96,7 @@ class Problem:
 
 
 class Refusal(ConfigError):
-    """Problems that are found only while a collector is built. The message names options as in YAML; for Python, it is
-    made from `found`."""
+    """Problems that are found only while a collector is built. The message is that for YAML; `found` makes others."""
 
     def __init__(self, *found: Problem):
         super().__init__(*(problem.text() for problem in found))

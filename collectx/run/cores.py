@@ -71,8 +71,7 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def trainer_threads(cfg: RunConfig) -> int:
-    """Returns the number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with
-    launcher=ray."""
+    """Returns the torch threads that `limit_threads` sets. Imports torch; may connect to Ray."""
     import torch
 
     now = torch.get_num_threads()

@@ -37,8 +37,7 @@ def with_index(device: torch.device) -> torch.device:
 
 class TensorVectorEnv(Env):
     """The envs of a VectorEnv on `device`; see the module's docstring. `reset` passes one integer, `seeds[0]`. `env` is
-    closed if the constructor raises. Raises `ConfigError` if the env uses another autoreset mode, or `info_keys` is not
-    empty."""
+    closed if the constructor raises. Raises `ConfigError` for another autoreset mode, and for `info_keys`."""
 
     unsaved = "the env returns tensors, and its simulator may hold more state than a copy would contain"
 

@@ -80,8 +80,7 @@ def _eval(arguments: Arguments) -> int:
 
 
 def _with_normalizers(cfg: RunConfig, files: RunFolder, names: Sequence[str]) -> RunConfig:
-    """Returns the configuration whose envs' normalisers have the statistics of the run, if a checkpoint contains them;
-    prints a note in any case."""
+    """Returns the configuration with the run's statistics in normalisers, if found; prints a note."""
     from collectx.run.after import evaluation, trained
 
     found = trained.statistics_of_normalizers(files, cfg.eval.weights)

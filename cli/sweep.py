@@ -301,8 +301,7 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """Returns the names of the points: the overrides that differ between the points, or that are not in `fixed`, the
-    overrides of all points."""
+    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`."""
     columns = [*zip(*combinations, strict=True)]
     varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
     if not varied:

@@ -36,8 +36,7 @@ class PointFailed(CollectxError):
 
 
 class SweepStopped(KeyboardInterrupt):
-    """The user interrupted a point, so no other point starts. Not an `Exception`, which a sweeper would count as a
-    failed point."""
+    """The user interrupted a point, so no other one starts. No `Exception`, which would be a failed point."""
 
 
 class Task:

@@ -294,8 +294,7 @@ def _build(
     key: Key = (),
     outer: tuple[int, ...] = (),
 ) -> TensorDict:
-    """Returns the TensorDict at `key` of a batch; `outer` are the extra dimensions of the TensorDict that contains
-    it."""
+    """Returns the TensorDict at `key` of a batch; `outer` are its extra dimensions."""
     from tensordict import TensorDict
 
     extra = dims.get(key, outer)

@@ -74,8 +74,7 @@ def frames_per_part(collector: CollectorConfig) -> int:
 
 
 def rows_per_env(collector: CollectorConfig) -> int:
-    """Returns how many rows of a worker's batch an env index stands for: the number of the worker's processes if
-    `inner=sync`, otherwise 1."""
+    """Returns how many rows of a worker's batch have one env index: its processes if `inner=sync`, otherwise 1."""
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
 
 

@@ -107,8 +107,7 @@ class Refusal(ConfigError):
 
 
 def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
-    """Yields what the rules yield, each called with `arguments`. A rule ends when it reads an option that failed its
-    own check."""
+    """Yields what the rules yield. A rule ends when it reads an option that failed its own check."""
     for rule in rules:
         with suppress(Unset):
             yield from rule(*arguments)

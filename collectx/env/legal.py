@@ -79,8 +79,7 @@ class LegalActions(nn.Module):
         return legal
 
     def or_all(self, legal: torch.Tensor) -> torch.Tensor:
-        """Returns `legal`, a result of `forward`, with all values of a choice legal if none is, as after the end of an
-        episode."""
+        """Returns `legal`, a result of `forward`; a choice without a legal value, as after an end, allows all."""
         return legal | ~legal.any(-1, keepdim=True)
 
     def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,7 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves, and the path of each in a nested value. `single` says whether the nested value itself is the value of the
-    only leaf."""
+    """Leaves, and the path of each in a nested value. `single`: the value itself is that of the only leaf."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = tuple(zip(*parts, strict=True)) or ((), ())

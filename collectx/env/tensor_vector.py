@@ -144,8 +144,7 @@ class TensorVectorEnv(Env):
         ]
 
     def _checked(self, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns `value`. Raises `ShapeError` unless it is a tensor of this shape on the device, and `dtype` can
-        represent its numbers."""
+        """Returns `value`; raises `ShapeError` unless it fits shape, device and `dtype`."""
         if not isinstance(value, torch.Tensor):
             raise ShapeError(
                 f"{name}: expected a tensor on {self._device}, got {type(value).__name__}: a vector env with an "

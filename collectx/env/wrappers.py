@@ -107,8 +107,7 @@ def _own(value: Any, name: str) -> Any:
 
 
 def note_of(normalizer: str, of_run: bool = True) -> str:
-    """Returns what a user should know about a running normaliser. `of_run` tells the start of a run from an evaluation
-    that lacks the statistics."""
+    """Returns a note on a running normaliser: of a run, or of an evaluation that lacks its statistics."""
     instead = f"Use {_INSTEAD[normalizer]} instead."
     if not of_run:
         return (

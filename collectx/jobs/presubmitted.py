@@ -59,8 +59,7 @@ class PresubmittedJobs:
 
 
 def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
-    """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker. `objects` as
-    for `submitted_workers`."""
+    """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker."""
     files, token = jobs.files(), secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     return Launcher(

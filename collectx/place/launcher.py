@@ -144,8 +144,7 @@ class RemoteHandle:
             os.write(self._end, b"\0")
 
     def join(self, timeout: float | None = None) -> None:
-        """Blocks until the worker has ended, at most `timeout` seconds; returns at once unless the worker is awaited
-        (`is_awaited`)."""
+        """Blocks until the worker has ended, at most `timeout` seconds, if the worker `is_awaited`."""
         if self._is_awaited(self) and wait([self.sentinel], timeout):
             self.terminate()
 

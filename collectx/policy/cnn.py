@@ -40,8 +40,7 @@ class Image(nn.Module):
         self.num_channels = stack * channels
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the first leaf, `[..., *shape]`, as `[B, channels, height, width]`: the leading dimensions are
-        flattened to B."""
+        """Returns the first leaf, `[..., *shape]`, as `[B, channels, height, width]`; flattens `...` to B."""
         x = observation[0].reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 1, 4, 2, 3)

@@ -77,8 +77,7 @@ class UserActor(Actor):
         self._structure = None if self.module is None else structure(self.module)
 
     def follow(self) -> None:
-        """Follows modules and hooks that were added or replaced since the last call. New tensors and other attributes
-        take effect without this."""
+        """Follows modules and hooks that were added or replaced since the last call."""
         if self.module is not None and self._structure != structure(self.module):
             self.accelerate(self._acceleration)
 

@@ -107,8 +107,7 @@ def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (date and time, seconds since the start, run, message) for each event of the runs, and for the end of each
-    run that is not completed."""
+    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs."""
     for run in runs:
         for at, text in run.messages:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

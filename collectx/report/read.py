@@ -99,8 +99,7 @@ class Run:
         return None if np.isnan(best) else best
 
     def parts_s(self) -> tuple[float | None, ...]:
-        """How long the run took: until the first batch, waiting for batches, learning, writing checkpoints; [s], None
-        where this is not known."""
+        """How long starting, waiting, learning and checkpoints took: [s], None where this is not known."""
         elapsed_s, waited_s = (self.columns.get(name, np.zeros(0)) for name in ("elapsed_s", "waited_s"))
         numbers = self.numbers or {}
         if not len(elapsed_s):

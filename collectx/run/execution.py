@@ -116,8 +116,7 @@ def _run(
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
-    """Executes the run, from writing the snapshot to closing the collector. Errors of training go to `record`; others
-    are raised."""
+    """Executes the run, from the snapshot to closing the collector. Errors of training go to `record`."""
     place = place_of(cfg)
     has_processes = place.is_local and not place.is_inline
     if has_processes or cfg.eval.every_batches is not None:

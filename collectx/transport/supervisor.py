@@ -208,8 +208,7 @@ class Supervisor(Generic[AnyPeer]):
         return None
 
     def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:
-        """Yields the messages from a readable descriptor, and the error of a worker that is gone; nothing if the worker
-        was removed meanwhile."""
+        """Yields the messages of a descriptor, and a worker's error; nothing for a removed worker."""
         if peer.state is JoinState.GONE:
             return
         if source is peer.connection:

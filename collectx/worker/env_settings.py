@@ -30,8 +30,7 @@ def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any)
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
-    """Returns the attribute `name` of each env of this worker. Raises `AttributeError` if an env lacks the
-    attribute."""
+    """Returns the attribute `name` of each env. Raises `AttributeError` if an env lacks it."""
     return [value for group in rollout.groups for value in _get(group, name)]
 
 

@@ -36,8 +36,7 @@ def has_started(env: Any) -> bool:
 
 
 def has_root_end(env: Any) -> bool:
-    """Whether the env writes `done`, `terminated` or `truncated` at the root. Otherwise only its agents end, and each
-    is reset when it does."""
+    """Whether the env writes an end at the root. Otherwise each agent is reset when it ends."""
     return any(key in DONE_KEYS for key in _by_key(env.full_done_spec))
 
 
@@ -215,8 +214,7 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 
 def _with_hooks(env: Any) -> Iterator[Any]:
-    """Yields the env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts
-    call."""
+    """Yields the env and its transforms that change frames by a hook of TorchRL's rollouts."""
     envs = torchrl_envs()
     if not isinstance(env, envs.TransformedEnv):
         if getattr(env, "_post_step_mdp_hooks", None) is not None:
@@ -276,8 +274,7 @@ def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
 
 
 def choices_of(spec: Any, leaf: Leaf) -> tuple[np.ndarray, bool]:
-    """Returns the number of values of each choice of the action `leaf`, empty if it does not consist of choices; and
-    whether it is one-hot."""
+    """Returns the number of values of each choice of an action, if any, and whether it is one-hot."""
     data = sys.modules["torchrl.data"]
     if isinstance(spec, data.MultiCategorical):
         return np.asarray(spec.nvec.cpu())[(0,) * (spec.ndim - len(leaf.shape))].reshape(-1), False

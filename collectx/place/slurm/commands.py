@@ -116,8 +116,7 @@ def is_here() -> bool:
 
 
 def options(values: Mapping[str, object]) -> list[str]:
-    """Returns arguments of sbatch or srun, with `-` for `_` in their names. None and False omit an option, True is an
-    option without a value."""
+    """Returns arguments of sbatch or srun. None and False omit an option; True needs no value."""
     names = {key: key.replace("_", "-") for key in values}
     return [
         f"--{names[key]}" if value is True else f"--{names[key]}={value}"

@@ -171,8 +171,7 @@ class JsonLinesTail(LinesTail):
     _number = 0
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the objects of `read_lines`, and whether the file was replaced before them. Raises `DamagedFile` if a
-        line cannot be read."""
+        """Returns the objects of `read_lines`, and whether the file was replaced. May raise `DamagedFile`."""
         lines, restarted = self.read_lines()
         self._number *= not restarted
         objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
@@ -181,8 +180,7 @@ class JsonLinesTail(LinesTail):
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
-    """Returns a JSON object; `path` and `part` name its place in errors. Raises `DamagedFile` if `text` is not a JSON
-    object."""
+    """Returns a JSON object. Raises `DamagedFile`, with `path` and `part`, for other content."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -81,8 +81,7 @@ def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[st
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """Returns a number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None
-    and NaN."""
+    """Returns a number with four significant digits, or one decimal from 1,000 on; `-` for None and NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
     return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))

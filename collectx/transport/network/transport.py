@@ -196,8 +196,7 @@ class NetworkTransport:
         self._remove_worker(peer, error)
 
     def _complete_arrivals(self) -> None:
-        """Delivers the slots that have arrived completely, and the replies, in the order in which each worker sent
-        them."""
+        """Delivers complete slots and replies, in the order in which each worker sent them."""
         announced, self._announced = self._announced, []
         incomplete: set[RemotePeer] = set()
         for peer, event in announced:

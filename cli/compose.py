@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationTyp
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check_overrides
 from collectx.config.check import UNSET, Unresolved, check_config
-from collectx.config.problem import did_you_mean, either
+from collectx.config.problem import Problem, did_you_mean, either
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
@@ -146,8 +146,7 @@ class Composer:
 
 
 def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
-    """Returns Hydra's loader for the packaged choices and the user's. Works inside of another application of Hydra
-    too."""
+    """Returns Hydra's loader for the packaged choices and the user's, also within another Hydra application."""
     instance = GlobalHydra.instance()
     running = instance.hydra
     instance.clear()
@@ -171,80 +170,74 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
     except ConfigError:
         raise
     except expected as error:
-        text = str(error).strip()
-        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
-            why = ", ".join(filter(None, (error.context, error.problem)))
-            text = f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
-        if isinstance(error, MissingConfigException) and text.startswith("Cannot find primary config"):
-            name = error.missing_cfg_file
-            text = (
-                f"there is no {name}.yaml for --config-name {name}. Name the folder that contains it with --config-dir."
+        raise ConfigError(_explained(error)) from error
+
+
+# What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
+_SENTENCES = {
+    r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. For "
+    "jobs of collectx, use launcher=slurm launcher.{key}=VALUE. For jobs of submitit, use -m "
+    "hydra/launcher=submitit_slurm.",
+    r"Could not (override|delete from config\.) '(?P<key>.+?)'": "{key} does not exist. To list the options: collectx "
+    "run --cfg all",
+    # Hydra merges what an override gives into the value of the file.
+    r"Error merging override \+*(?P<word>(?P<key>[^=]*).*)": "{word} cannot replace the default, because one is a list "
+    "and the other is not. If the option accepts both, write '~{key}' '+{word}'.",
+}
+
+
+def _explained(error: BaseException) -> str:
+    text = str(error).strip()
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+        why = ", ".join(filter(None, (error.context, error.problem)))
+        return f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
+    if isinstance(error, MissingConfigException) and (path := error.missing_cfg_file) is not None:
+        file, (group, _, name) = re.match(r"In '(.+?)': ", text), path.rpartition("/")
+        if file is None:
+            return (
+                f"there is no {path}.yaml for --config-name {path}. Name the folder that contains it with --config-dir."
             )
-        if "'hydra.launcher." in text:
-            key = text.partition("'hydra.launcher.")[2].partition("'")[0]
-            text = (
-                f"hydra.launcher.{key} is not an option of the chosen hydra/launcher. For jobs of collectx, use "
-                f"launcher=slurm launcher.{key}=VALUE. For jobs of submitit, use -m hydra/launcher=submitit_slurm."
-            )
-        if unknown := re.match(r"Could not (?:override '|delete from config. ')(.+?)'", text):
-            text = f"{unknown[1]} does not exist. To list the options: collectx run --cfg all"
-        if unknown := re.match(r"In '(.+)': Could not (?:find|load) '(.+)/(.+?)'", text):
-            file, group, name = unknown.groups()
-            if name.endswith("/"):  # `hydra/launcher=`
-                group, name = f"{group}/{name.rstrip('/')}", ""
-            more = f"To list all: collectx list {group}" if group in GROUPS else ""
-            near = did_you_mean(name, re.findall(r"(?m)^\t(\S+)$", text), f"{group}=", more)
-            source = "" if file in (_PACKAGED, "hydra/config") else f"{file}.yaml: "
-            text = f"{source}{group}={name} does not exist{near}"
-        word = text.removeprefix("Error merging override ").lstrip("+")
-        if word != text:
-            # Hydra merges what an override gives into the value of the file.
-            text = (
-                f"{word} cannot replace the default, because one is a list and the other is not. If the option accepts "
-                f"both, write '~{word.partition('=')[0]}' '+{word}'."
-            )
-        raise ConfigError(text) from error
+        more = f"To list all: collectx list {group}" if group in GROUPS else ""
+        near = did_you_mean(name, error.options or (), f"{group}=", more)
+        source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
+        return f"{source}{group}={name} does not exist{near}"
+    found = ((re.match(pattern, text, re.DOTALL), sentence) for pattern, sentence in _SENTENCES.items())
+    return next((sentence.format(**match.groupdict()) for match, sentence in found if match), text)
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
-    """Checks types and rules of a composed configuration that includes Hydra's part. Imports none of the code that it
-    names."""
+    """Checks a composed configuration that includes Hydra's part, and imports none of the code that it names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
-    problems = [_with_file(problem, node.hydra) for problem in problems]
-    problems = [*_launcher_problems(problems, node.hydra, cfg), *preflight.rule_problems(cfg)]
-    return Composed(node, cfg, problems, note)
+    texts = [*(_text(problem, node.hydra) for problem in problems), *_two_launchers(node.hydra, cfg)]
+    return Composed(node, cfg, [*texts, *preflight.rule_problems(cfg)], note)
 
 
-def _with_file(problem: str, hydra: DictConfig) -> str:
-    """Returns a problem that the file of a user's choice causes with the name of this file."""
-    path = re.split("[:= ]", problem)[0]
-    group, _, key = path.partition(".")
+def _text(problem: Problem, hydra: DictConfig) -> str:
+    """Returns the message of a problem, with the file of a user's choice that causes it; for an unknown key of
+    `launcher`, with the same key of Hydra's launcher, if that exists."""
+    text, is_unknown = problem.text(), _UNKNOWN in problem.rule
+    group, _, key = problem.path.partition(".")
+    if group == "launcher" and is_unknown and key in hydra.launcher:
+        text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)
     if group not in GROUPS or choice is None or choice in KINDS[group]:
-        return problem
-    if key == "kind" and " is not set" in problem:
-        bases = either(KINDS[group])
+        return text
+    if key == "kind" and problem.rule == "is not set":
         return (
             f"{group}={choice} cannot be used: {group}/{choice}.yaml does not name its kind. Begin the file with "
-            f"`defaults: [BASE, _self_]`, where BASE is {bases}."
+            f"`defaults: [BASE, _self_]`, where BASE is {either(KINDS[group])}."
         )
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
-        word.lstrip("+").startswith(path) for word in overrides_of(hydra)
+        word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
     )
-    return problem if is_elsewhere or _UNKNOWN not in problem else f"{group}/{choice}.yaml: {problem}"
+    return text if is_elsewhere or not is_unknown else f"{group}/{choice}.yaml: {text}"
 
 
-def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
-    """Yields `problems`; a problem with a key of `launcher` also names the same key of Hydra's launcher, if that
-    exists. Then yields the problem that both launchers submit jobs."""
-    theirs = hydra.runtime.choices["hydra/launcher"]
-    for problem in problems:
-        key = re.split("[= ]", problem)[0].removeprefix("launcher.")
-        is_theirs = problem.startswith("launcher.") and _UNKNOWN in problem and key in hydra.launcher
-        yield problem + f" For hydra/launcher={theirs}, write hydra.launcher.{key}." * is_theirs
+def _two_launchers(hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
     with suppress(Unset):
         if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):
+            theirs = hydra.runtime.choices["hydra/launcher"]
             yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both submit jobs. Use only one of them."
 
 
@@ -274,8 +267,7 @@ def folder_of(node: DictConfig, key: str) -> str:
 
 
 def _why_unresolved(error: OmegaConfBaseException) -> str:
-    """Returns a predicate with what OmegaConf says about an interpolation; for an unknown resolver also how to register
-    one."""
+    """Returns a predicate with OmegaConf's reason; for an unknown resolver also how to register one."""
     text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
     text = f"cannot be resolved: {text}"
     if isinstance(error, UnsupportedInterpolationType):
@@ -305,14 +297,14 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
-def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
+def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem], str]:
     """Returns (typed configuration, problems, message about keys that were left out, or ""), see `check_config`.
     `hydra` is Hydra's part of the composition `node`. The composition is untyped: otherwise Hydra would stop at the
     first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)
-    return cfg, [problem.text() for problem in problems], note
+    return cfg, problems, note
 
 
 def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
@@ -341,8 +333,7 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
 
 
 def _plain(node: DictConfig, key: str) -> Any:
-    """Returns the value of a key as plain data, with interpolations resolved; in a group one by one, so that each can
-    fail alone."""
+    """Returns a value as plain data, with interpolations resolved; in a group one by one, as each may fail."""
     if OmegaConf.is_missing(node, key):
         return UNSET
     try:

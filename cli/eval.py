@@ -15,10 +15,10 @@ from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
 from collectx.errors import EpisodeTooLong, summary_of
-from collectx.run.env_limit import env_limit
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
+from collectx.run.preflight import env_limit
 from collectx.run.terminal import printing
 
 _USAGE = """\
@@ -80,8 +80,7 @@ def _eval(arguments: Arguments) -> int:
 
 
 def _with_normalizers(cfg: RunConfig, files: RunFolder, names: Sequence[str]) -> RunConfig:
-    """Returns the configuration whose envs' normalisers have the statistics of the run, if a checkpoint contains them;
-    prints a note in any case."""
+    """Returns the configuration with the run's statistics in normalisers, if found; prints a note."""
     from collectx.run.after import evaluation, trained
 
     found = trained.statistics_of_normalizers(files, cfg.eval.weights)

@@ -145,6 +145,5 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def help_text() -> str:
-    """Returns the text of `collectx --help`."""
     width = max(map(len, SUBCOMMANDS))
     return _HELP.format(subcommands="\n".join(f"  {name:{width}}  {line}" for name, line in SUBCOMMANDS.items()))

@@ -129,7 +129,6 @@ def prepare(
 
 
 def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
-    """Runs a single run; blocks until it has ended."""
     folder = folder_of(run.node, "hydra.run.dir")
     files = RunFolder(Path(folder))
     with folder_errors(folder), config_errors(CollectxError):
@@ -178,8 +177,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
 
 
 def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
-    """Adds the outcomes of points that other processes run, or have run; says which keep running after the command
-    ends."""
+    """Adds the outcomes of points that other processes run; says which outlive the command."""
     known = {run.folder for run in task.outcomes}
     others = [folder for folder in folders if folder not in known]
     outcomes = [

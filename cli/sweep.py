@@ -162,8 +162,7 @@ def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def sample(overrides: Sequence[Override]) -> list[str]:
-    """Returns the overrides of one point of the search space: the first value of each list, the middle of each
-    interval."""
+    """Returns one point of the search space: the first value of each list, the middle of each interval."""
     return [_first(override) if override.is_sweep_override() else str(override.input_line) for override in overrides]
 
 
@@ -194,12 +193,8 @@ class _Point:
 
 class PointRunner:
     """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`. Raises `ConfigError` if `task` belongs
-    to another application.
-
-    Args:
-        task: a `Task`, which executes the runs and keeps their outcomes.
-        master: the configuration that the points vary.
-    """
+    to another application. `task` is a `Task`, which executes the runs and keeps their outcomes. `master` is the
+    configuration that the points vary."""
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
@@ -241,8 +236,7 @@ class PointRunner:
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
         """Composes and checks a point, unless the command did so already, and chooses its folder: that of a completed
-        earlier attempt; otherwise the folder named like the point, with a number if another configuration uses that
-        one."""
+        earlier attempt; otherwise the folder named like the point, with a number if that is taken."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
@@ -307,8 +301,7 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """Returns the names of the points: the overrides that differ between the points, or that are not in `fixed`, the
-    overrides of all points."""
+    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`."""
     columns = [*zip(*combinations, strict=True)]
     varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
     if not varied:

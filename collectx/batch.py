@@ -144,8 +144,7 @@ def batch_leaves(
 
 @functools.cache
 def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the integer dtype of the same size as a dtype that numpy lacks, such as bfloat16; None for a dtype that
-    numpy knows."""
+    """Returns the integer dtype of the size of a dtype that numpy lacks, such as bfloat16; otherwise None."""
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
@@ -154,8 +153,7 @@ def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Returns a tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from another
-    device."""
+    """Returns a tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from a device."""
     dtype = same_size_integer(tensor.dtype)
     return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
 
@@ -195,8 +193,7 @@ class Layout:
         return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in offsets]
 
     def slot(self, memory: torch.Tensor) -> Slot:
-        """Returns the leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps
-        ownership."""
+        """Returns the leaves as views of `memory`, contiguous uint8 of `nbytes`, which the caller keeps."""
         return Slot(self.tensors(memory, (self.rows, self.steps)))
 
     def tensors(self, memory: torch.Tensor, batch_size: tuple[int, ...]) -> dict[Key, torch.Tensor]:
@@ -246,8 +243,7 @@ _T = TypeVar("_T")
 
 
 class PerSlot(dict[int, _T]):
-    """What a worker needs for each slot that it fills, by slot number: made when it is first needed, and kept for the
-    last `LIMIT` slots."""
+    """What a worker needs for each slot, made when it is first needed, and kept for the last `LIMIT` slots."""
 
     LIMIT = 64
 
@@ -298,8 +294,7 @@ def _build(
     key: Key = (),
     outer: tuple[int, ...] = (),
 ) -> TensorDict:
-    """Returns the TensorDict at `key` of a batch; `outer` are the extra dimensions of the TensorDict that contains
-    it."""
+    """Returns the TensorDict at `key` of a batch; `outer` are its extra dimensions."""
     from tensordict import TensorDict
 
     extra = dims.get(key, outer)

@@ -35,12 +35,8 @@ _Loaded = TypeVar("_Loaded")
 
 
 class Checkpoints:
-    """The checkpoints below one folder.
-
-    Args:
-        keep: the number of newest checkpoints that `write` keeps, at least 1.
-        prefix: the beginning of checkpoint folder names; nine digits follow.
-    """
+    """The checkpoints below one folder. `keep` is the number of newest checkpoints that `write` keeps, at least 1.
+    `prefix` is the beginning of checkpoint folder names; nine digits follow."""
 
     def __init__(self, path: Path, keep: int = 1, prefix: str = ""):
         self.path = path

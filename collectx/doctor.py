@@ -38,12 +38,8 @@ _SKEW_S = 2.0
 
 
 class Finding(NamedTuple):
-    """What a check found.
-
-    Attributes:
-        level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT` for an optional part that is missing.
-        advice: what to do; empty if there is nothing to do.
-    """
+    """What a check found. `level` is `OK`, `WARNING`, `PROBLEM`, or `ABSENT` for an optional part that is missing.
+    `advice` is what to do; empty if there is nothing to do."""
 
     level: str
     text: str

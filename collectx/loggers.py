@@ -51,7 +51,8 @@ class TensorBoardLogger:
         purge_step = None if step is None else step + 1
         # With a short queue, each event would wait for the writer's thread.
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000)
-        self._config = {name: _simple(value) for name, value in (config or {}).items()}
+        simple = (bool, int, float, str)  # what TensorBoard accepts
+        self._config = {name: each if isinstance(each, simple) else str(each) for name, each in (config or {}).items()}
         self._last: float | None = None
         if self._config and step is None:
             rows = "\n".join(f"| {name} | {value} |" for name, value in self._config.items())
@@ -197,8 +198,3 @@ class MlflowLogger:
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
-
-
-def _simple(value: Any) -> bool | int | float | str:
-    """Returns a hyperparameter as a type that TensorBoard accepts."""
-    return value if isinstance(value, (bool, int, float, str)) else str(value)

@@ -75,8 +75,7 @@ class BatchMemory:
         self._free: deque[torch.Tensor] = deque(maxlen=self.MAX_FREE)
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Returns `[nbytes]` uint8 of undefined content. It belongs to the caller, and any thread may free it. GPU
-        memory comes from torch."""
+        """Returns `[nbytes]` uint8 of undefined content, which the caller owns, and any thread may free."""
         if nbytes < self.MIN_BYTES or device.type != "cpu":
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         try:
@@ -103,8 +102,7 @@ _fence = threading.Lock()
 
 
 def barrier() -> None:
-    """Keeps the processor from reordering memory accesses before and after this call, by taking and releasing a
-    lock."""
+    """Keeps the processor from moving memory accesses past this call, by taking and releasing a lock."""
     for _ in range(2):
         with _fence:
             pass

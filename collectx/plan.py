@@ -31,7 +31,7 @@ from collectx.jobs.submit import headers
 from collectx.place import place_of
 from collectx.rollout.inference import RandomInference
 from collectx.run import RunFolder, cores
-from collectx.run.env_limit import env_limit
+from collectx.run.preflight import env_limit
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
@@ -168,8 +168,7 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
 
 def step_s(group: Env) -> float | None:
     """Returns seconds per step and env, with random actions, without the first step, in which much is loaded. Blocks
-    for at least two steps. None for envs whose tensors are on a device: timing them would require waiting for the
-    device."""
+    for at least two steps. None for envs whose tensors are on a device: timing them would wait for it."""
     spec, size = group.spec, group.spec.num_envs
     if spec.device is not None:
         return None

@@ -32,8 +32,7 @@ def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """Inside the block torch computes with one thread, as results of linear algebra (the QR decomposition of an
-    orthogonal initialisation) may depend on the number of threads. If the block sets a number other than one, that
-    number stays."""
+    orthogonal initialisation) may depend on the number of threads. Another number that the block sets stays."""
     before = torch.get_num_threads()
     if before == 1:
         yield
@@ -59,8 +58,7 @@ def load_generators(saved: dict[str, Any]) -> None:
 
 
 def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
-    """Seeds some of the global generators; `seed` is below 2**32. NumPy gets a new bit generator, so that the current
-    one stays unchanged."""
+    """Seeds some global generators by `seed`, below 2**32. NumPy's is a new one; the old one stays."""
     if "torch" in names:
         torch.manual_seed(seed)
     if "numpy" in names:
@@ -108,8 +106,7 @@ class HeldGenerators:
 
 
 class SeedWatch:
-    """Notices if code has seeded global generators since this object was made, or since `renew`. Drawing does not
-    count."""
+    """Notices if code has seeded, not only used, global generators since it was made, or since `renew`."""
 
     def __init__(self) -> None:
         self.renew()
@@ -144,7 +141,6 @@ _MT19937_BYTES = 4 * 625
 
 
 def _marked(state: Any) -> np.random.MT19937:
-    """Returns a bit generator with this state and a seed sequence."""
     bits = np.random.MT19937(0)
     bits.state = state
     return bits

@@ -90,7 +90,6 @@ class SearchResult:
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
-    """Returns the overrides of a point."""
     return [f"{key}={value}" for key, value in values.items()]
 
 
@@ -142,7 +141,6 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
 
 
 def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
-    """Returns the number of rows of a batch."""
     workers = values.get("collector.num_workers", cfg.collector.num_workers)
     return (workers if cfg.collector.schedule == "sync" else 1) * values.get("env.num_envs", cfg.env.num_envs)
 

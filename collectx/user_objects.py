@@ -57,8 +57,8 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 
 def named_call(item: Any) -> tuple[Any, Any]:
     """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments. `item` is a name, `{name:
-    {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a dot or colon means a class
-    of gymnasium.wrappers."""
+    {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A plain name means a class of
+    gymnasium.wrappers."""
     name, arguments = item, None
     if isinstance(item, Mapping):
         name, arguments = next(iter(item.items()), ("", None))
@@ -138,11 +138,8 @@ class _ByValue:
             cloudpickle.dump(vars(self), content)
         except Exception as error:
             raise ConfigError(*[self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
-        return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in self._users()])
-
-    def _users(self) -> list[str]:
-        """Returns the attributes that contain user objects."""
-        return [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
+        users = [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
+        return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in users])
 
     def _keyword(self, name: str) -> str:
         return _KEYWORDS.get((type(self).__name__, name), name)
@@ -259,7 +256,6 @@ class UserCollector(_ByValue):
 
     @property
     def name(self) -> str:
-        """The name of the class."""
         return getattr(self.create, "__name__", repr(self.create))
 
 

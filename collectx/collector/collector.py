@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +17,6 @@ from torch import nn
 
 from collectx.collector import saved_state
 from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
-from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.settings import Settings
@@ -25,6 +26,38 @@ from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
 from collectx.transport.plain import packed, unpacked
 from collectx.worker.spec import env_seed
+
+
+class Owner:
+    """The process that made a collector. A `with` block raises `RuntimeError` in other processes or a second thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def is_this_process(self) -> bool:
+        """Whether this process made the collector; False in a fork of that process."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """Raises `RuntimeError` if another process made the collector."""
+        if not self.is_this_process:
+            raise RuntimeError(
+                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked. "
+                "Both would consume the same frames. Make a collector in this process, or send it the batches."
+            )
+
+    def __enter__(self) -> None:
+        self.check_process()
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
+                "env that called it. Take its batches in one thread, and pass them to others through a queue.Queue"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
@@ -119,8 +152,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                     self._handle_event()
 
     def wait_until_filled(self) -> None:
-        """Blocks until the workers have filled their granted slots, whose batches are delivered later. Raises the
-        errors of `next`."""
+        """Blocks until the workers have filled their granted slots. Raises the errors of `next`."""
         with self.owner:
             while self._has_granted_slots:
                 self._handle_event()
@@ -147,8 +179,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """Returns the parts of the next batch, None while it is incomplete. Returns the same parts until they are
-        counted."""
+        """Returns the parts of the next batch, the same until they are counted; None while it is incomplete."""
         if self._next_parts is None:
             self._next_parts = self._schedule.next_batch()
         return self._next_parts

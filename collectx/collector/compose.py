@@ -47,7 +47,7 @@ from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.leases import NUM_SPARE
 from collectx.transport.slab import SlabLayout, SlabTransport
-from collectx.worker.inference.actor import ServedActor
+from collectx.worker.inference.rollout import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessSpec
 
 
@@ -273,8 +273,7 @@ def _worker_config(cfg: RunConfig) -> RunConfig:
 
 
 def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
-    """Returns the workers' stand-in for a policy that the inference server calls; None if the workers act
-    themselves."""
+    """Returns the workers' stand-in for the server's policy; None if they act themselves."""
     is_served = isinstance(cfg.inference, ServerInferenceConfig) and not isinstance(actor, RandomActor)
     return ServedActor(actor.leaves, actor.states) if is_served else None
 

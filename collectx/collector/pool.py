@@ -120,7 +120,6 @@ class WorkerPool:
             self._wait_for(worker, self._first_requests(worker.index))
 
     def _start(self, worker: WorkerRecord) -> None:
-        """Starts the expected process."""
         restarts = worker.num_restarts + worker.num_requeues
         worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
         worker.has_replied, worker.settings_version = False, 0
@@ -267,8 +266,7 @@ class WorkerPool:
         worker.settings_version = settings.version
 
     def report_setting(self, setting: Setting, num_batches: int) -> None:
-        """Logs that the workers have applied a setting. `num_batches` is the number of batches that the run has
-        delivered."""
+        """Logs that the workers have applied a setting, after `num_batches` batches."""
         self._events(
             "setting", kind=setting.kind, of=setting.name, settings_version=setting.version, batches=num_batches
         )

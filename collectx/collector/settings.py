@@ -69,6 +69,5 @@ class Settings:
         return {"version": self.version, "in_force": [tuple(each) for each in self._in_force.values()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restores the result of `state`."""
         self.version = state["version"]
         self._in_force = {(each[0], each[1]): Setting(*each) for each in state["in_force"]}

@@ -19,7 +19,7 @@ class Stream:
     """Yields the batches of the collector `core`, or with `collector.trajs_per_batch` complete trajectories.
 
     Args:
-        prefix: text before option names in these messages.
+        prefix: text before option names in the messages of `say`.
         is_concatenated: whether the parts of a batch are joined without missing frames, so that batches need no mask.
 
     Attributes:
@@ -83,7 +83,6 @@ class Stream:
         return {"collector": self.core.state(wait_for_workers), "assembler": assembler}
 
     def load(self, state: dict[str, Any], seed: int) -> dict[int, str]:
-        """Restores a state; see `CollectorCore.load`."""
         reasons = self.core.load(state["collector"], seed)
         if self.assembler is not None and state["assembler"] is not None:
             self.assembler.load(state["assembler"])

@@ -68,7 +68,6 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """The worker's name in messages."""
         return "inference server" if self.is_server else f"worker {self.index}"
 
     def take_reset(self) -> Reset | None:

@@ -194,12 +194,8 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
 
 
 def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:
-    """Returns the problem that the schema lacks the key `path`.
-
-    Args:
-        section: the choice that lacks the key, such as "trainer=ppo"; None: `path` does not begin with a group.
-        names: the keys that the section has.
-    """
+    """Returns the problem that the schema lacks the key `path`. `section` is the choice that lacks the key, such as
+    "trainer=ppo"; None: `path` does not begin with a group. `names` are the keys that the section has."""
     if section is not None:
         group, key = path.split(".", 1)
         others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]

@@ -105,7 +105,7 @@ def _describe(hint: Any, language: Language) -> str:
 def wrong_type(hint: Any, language: Language = YAML) -> str:
     """Returns the predicate of a value of another type, such as "is neither an integer nor null."."""
     names = [name for member in members(hint) for name in _describe(member, language).split(" or ")]
-    if any(_is_list(member) for member in members(hint)):
+    if any((typing.get_origin(member) or member) in _LISTS for member in members(hint)):
         return f"is not {describe(hint, language)}."
     if len(names) == 2:
         return f"is neither {names[0]} nor {names[1]}."
@@ -145,10 +145,6 @@ def members(hint: Any) -> tuple[Any, ...]:
     """Returns the types of a union, or the type alone."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return typing.get_args(hint) if is_union else (hint,)
-
-
-def _is_list(hint: Any) -> bool:
-    return (typing.get_origin(hint) or hint) in _LISTS
 
 
 def _is_checked(hint: Any) -> bool:

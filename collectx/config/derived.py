@@ -36,8 +36,7 @@ def total_batches(collector: CollectorConfig) -> int | None:
 
 
 def expected_batches(cfg: RunConfig) -> int | None:
-    """Number of batches of a run unless its trainer ends it: those of `total_frames`, at most `run.max_batches`; None:
-    no limit."""
+    """Number of batches unless the trainer ends the run: by `total_frames` and `run.max_batches`; None: no limit."""
     return min((each for each in (total_batches(cfg.collector), cfg.run.max_batches) if each is not None), default=None)
 
 
@@ -75,8 +74,7 @@ def frames_per_part(collector: CollectorConfig) -> int:
 
 
 def rows_per_env(collector: CollectorConfig) -> int:
-    """Returns how many rows of a worker's batch an env index stands for: the number of the worker's processes if
-    `inner=sync`, otherwise 1."""
+    """Returns how many rows of a worker's batch have one env index: its processes if `inner=sync`, otherwise 1."""
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
 
 

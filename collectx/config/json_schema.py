@@ -64,7 +64,6 @@ def _choices(group: str) -> dict[str, Any]:
 
 
 def _section(cls: Any) -> dict[str, Any]:
-    """Returns the schema of a dataclass."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, Any] = {"defaults": {"type": "array"}}
     for field in dataclasses.fields(cls):

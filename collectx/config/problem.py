@@ -108,8 +108,7 @@ class Refusal(ConfigError):
 
 
 def check_all(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
-    """Yields what the rules yield, each called with `arguments`. A rule ends when it reads an option that failed its
-    own check."""
+    """Yields what the rules yield. A rule ends when it reads an option that failed its own check."""
     for rule in rules:
         with suppress(Unset):
             yield from rule(*arguments)
@@ -117,12 +116,8 @@ def check_all(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) ->
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = "") -> str:
     """Returns the end of a sentence about a name that does not exist: `. Did you mean X? Valid names: X, Y.`, without
-    the parts that do not apply.
-
-    Args:
-        prefix: stands before the name that is proposed.
-        more: a sentence that says how to list all names, if they are many.
-    """
+    the parts that do not apply. `prefix` stands before the name that is proposed. `more` is a sentence that says how to
+    list all names, if they are many."""
     candidates = list(names)
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     near = near or [each for each in candidates if len(name) > 2 and each.startswith(name)]

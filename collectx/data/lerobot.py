@@ -119,7 +119,6 @@ class LeRobotWriter(SequentialWriter):
         self.position = position
 
     def _merge(self, statistics: dict[str, dict[str, np.ndarray]]) -> None:
-        """Adds the statistics of an episode."""
         for name, new in statistics.items():
             old = self._statistics.get(name)
             if old is None:

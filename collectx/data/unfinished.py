@@ -72,8 +72,7 @@ class UnfinishedEpisodes:
         return to_tensordict(tensors, [length], dims=self._run.dims)
 
     def completed(self, frames: TensorDictBase) -> TensorDictBase | None:
-        """Returns all frames of the episode that ends with `frames`; None if no earlier frames of it are stored
-        here."""
+        """Returns all frames of the episode that ends with `frames`; None if none of them are stored here."""
         index = int(frames[TRAJ_IDS][0])
         if index not in self._lengths:
             return None
@@ -107,5 +106,4 @@ class UnfinishedEpisodes:
 
 
 def _nbytes(leaf: Leaf) -> int:
-    """Returns the number of bytes of a leaf in one frame."""
     return leaf.dtype.itemsize * torch.Size(leaf.shape).numel()

@@ -29,17 +29,15 @@ if TYPE_CHECKING:
 
 
 def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: EnvNumbers = SPACES) -> Env:
-    """Makes the env group of `cfg`. Blocks until the envs are made.
+    """Makes the env group of `cfg`. Blocks until the envs are made. Raises `ConfigError` if the configuration names
+    something that does not exist, or needs a package that is not installed, or `SpaceError` if a space cannot be stored
+    as tensors.
 
     Args:
         first_index: index of the group's first env among all envs of the run. An added worker repeats the indices of
             another.
         incarnation: incarnation of the worker; see `collectx.worker.spec.Placement`.
         numbers: the env numbers of the group's first env.
-
-    Raises:
-        ConfigError: the configuration names something that does not exist, or needs a package that is not installed.
-        SpaceError: a space cannot be stored as tensors.
     """
     try:
         if isinstance(cfg, UserEnvConfig):

@@ -35,7 +35,6 @@ _EXACT = 2**24
 
 
 def build(cfg: GymEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> GymEnv:
-    """See `collectx.env.build`."""
     with explain_errors(cfg):
         make = env_factory(cfg)
         made = (make(numbers.of(e)) for e in range(cfg.num_envs))
@@ -48,7 +47,6 @@ def group_class(num_envs: int) -> type[GymEnv]:
 
 
 def _check_spaces(env: Any) -> None:
-    """Raises `ConfigError` if an env lacks a space."""
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             made = type(getattr(env, "unwrapped", env)).__name__

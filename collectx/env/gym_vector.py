@@ -46,7 +46,6 @@ _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
 def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> Env:
-    """See `collectx.env.build`."""
     with explain_errors(cfg):
         return adapter(_make(cfg, numbers), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode, cfg.metrics)
 
@@ -70,12 +69,8 @@ class GymVectorEnv(Env):
     """The envs of a Gymnasium VectorEnv.
 
     `reset(seeds)` seeds each env of Gymnasium's SyncVectorEnv and AsyncVectorEnv. The `reset` of other VectorEnvs gets
-    one integer, `seeds[0]`.
-
-    Args:
-        env: closed if the constructor raises.
-        autoreset_mode: the mode; needed if the env's metadata names none.
-    """
+    one integer, `seeds[0]`. `env` is closed if the constructor raises. `autoreset_mode` is the mode; needed if the
+    env's metadata names none."""
 
     def __init__(
         self,
@@ -306,7 +301,6 @@ def _copied(observation: Any) -> Any:
 
 
 def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
-    """Wraps the single envs as `CheckedEnv`."""
     env.envs = [
         each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
         for index, each in enumerate(env.envs)
@@ -315,8 +309,7 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns rewards `[E, 1]` as `[E]`, because an AsyncVectorEnv keeps a dimension of 1. Raises `ShapeError` for
-    other shapes."""
+    """Returns rewards `[E, 1]`, of an AsyncVectorEnv, as `[E]`. Raises `ShapeError` for other shapes."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
             f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "
@@ -326,8 +319,7 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _explain(error: Exception) -> None:
-    """Raises `ShapeError` if Gymnasium's VectorEnv could not store a reward, because its own message does not say
-    so."""
+    """Raises `ShapeError` if Gymnasium's VectorEnv could not store a reward, as its own message does not."""
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
@@ -375,13 +367,11 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
 def _make_checked(
     make: Callable[[EnvNumbers], gymnasium.Env], exclude_keys: Sequence[str], numbers: EnvNumbers
 ) -> gymnasium.Env:
-    """Returns an env for a process of an AsyncVectorEnv."""
     return ProcessState(CheckedEnv(make(numbers), exclude_keys=exclude_keys))
 
 
 def _context(name: str | None) -> str:
-    """Returns the start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of
-    them."""
+    """Returns the start method of an AsyncVectorEnv's processes, which share one import of this module."""
     name = name or next(each for each in ("forkserver", "spawn") if each in multiprocessing.get_all_start_methods())
     if name == "forkserver":
         multiprocessing.get_context(name).set_forkserver_preload([__name__])

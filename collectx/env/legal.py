@@ -34,12 +34,8 @@ from collectx.errors import ShapeError, SpaceError
 
 class LegalActions(nn.Module):
     """Reads masks of legal actions. It moves to a device like any module, and adds no entries to a state dict. Raises
-    `SpaceError` if the mask does not fit the action space.
-
-    Args:
-        mask: the leaf of `spec.observation` that contains the masks.
-        action: the leaf of `spec.action` to which they belong; None: the first one.
-    """
+    `SpaceError` if the mask does not fit the action space. `mask` is the leaf of `spec.observation` that contains the
+    masks. `action` is the leaf of `spec.action` to which they belong; None: the first one."""
 
     _start: torch.Tensor
     _columns: torch.Tensor | None
@@ -60,8 +56,7 @@ class LegalActions(nn.Module):
         self._is_checked = not spec.ragged
 
     def forward(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns, for masks `[..., *shape]`, whether each value of each choice is legal: `[..., choices, width]`
-        bool."""
+        """Returns which values masks `[..., *shape]` allow: `[..., choices, width]` bool."""
         legal = mask.bool()
         if self._num_dims > 1:
             legal = legal.flatten(-self._num_dims)
@@ -84,8 +79,7 @@ class LegalActions(nn.Module):
         return legal
 
     def or_all(self, legal: torch.Tensor) -> torch.Tensor:
-        """Returns `legal`, a result of `forward`, with all values of a choice legal if none is, as after the end of an
-        episode."""
+        """Returns `legal`, a result of `forward`; a choice without a legal value, as after an end, allows all."""
         return legal | ~legal.any(-1, keepdim=True)
 
     def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
@@ -119,8 +113,7 @@ def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def legal_actions(spec: EnvSpec) -> LegalActions | None:
-    """Returns the reader of an env's masks; None if the env returns no masks. Raises `SpaceError`, see
-    `LegalActions`."""
+    """Returns the reader of an env's masks, see `LegalActions`; None if the env returns no masks."""
     mask = mask_of(spec)
     return None if mask is None else LegalActions(spec, mask)
 
@@ -131,8 +124,7 @@ def is_legal(raw: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(legal: torch.Tensor) -> torch.Tensor:
-    """Returns the index of a random true entry along the last dimension, int64, drawn with torch's generator; 0 if none
-    is true."""
+    """Returns the index, int64, of a random true entry along the last dimension; 0 if none is true."""
     return torch.rand(legal.shape, device=legal.device).masked_fill_(~legal, -1.0).argmax(-1)
 
 

@@ -59,14 +59,12 @@ class EnvNumbers:
         return value
 
     def _text(self, match: re.Match[str]) -> str:
-        """Returns the text that braces stand for."""
         try:
             return format(self._number(match), match[6] or "")
         except (ValueError, OverflowError) as error:
             raise ConfigError(f"{match[0]}: {error}. Use a format for an integer, such as {{env_index:03d}}.") from None
 
     def _number(self, match: re.Match[str]) -> int:
-        """Returns the number that braces stand for."""
         name, operator, factor, sign, offset, _ = match.groups()
         number = getattr(self, name)
         if operator:
@@ -83,8 +81,7 @@ class EnvNumbers:
         return {name: number for name, number in vars(self).items() if name in parameters and name not in is_set}
 
     def arguments(self, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the keyword arguments of a call of `target`: `kwargs` of a configuration, and the numbers that it
-        takes."""
+        """Returns the keyword arguments of a call of `target`: `kwargs`, and the numbers that it takes."""
         return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
 
     @contextmanager

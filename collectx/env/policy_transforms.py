@@ -5,7 +5,7 @@ Imports torchrl, which the env has imported before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,17 +35,12 @@ def with_policy_transforms(env: Any, policy: nn.Module) -> Any:
 
     if "is_init" not in {key[-1] for key in _keys(env)}:
         env = env.append_transform(InitTracker())
-    for module in policy.modules():
-        for primer in _primers(module):
+    makers = [make for module in policy.modules() if (make := getattr(module, "make_tensordict_primer", None))]
+    for made in (make() for make in makers):
+        for primer in made if hasattr(made, "__iter__") else (made,):
             if not {as_key(key) for key in primer.primers.keys(True, True)} <= _keys(env):
                 env = env.append_transform(primer)
     return env
-
-
-def _primers(module: Any) -> Iterator[Any]:
-    if hasattr(module, "make_tensordict_primer"):
-        primer = module.make_tensordict_primer()
-        yield from primer if hasattr(primer, "__iter__") else (primer,)
 
 
 def _keys(env: Any) -> set[tuple[str, ...]]:

@@ -26,8 +26,7 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves, and the path of each in a nested value. `single` says whether the nested value itself is the value of the
-    only leaf."""
+    """Leaves, and the path of each in a nested value. `single`: the value itself is that of the only leaf."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = tuple(zip(*parts, strict=True)) or ((), ())
@@ -54,12 +53,9 @@ class Leaves:
 
 class SpaceLeaves(Leaves):
     """The leaves of a space; converts its nested values to and from leaf values. `has_text` says whether the space
-    contains a Text. Raises `SpaceError` if a part of the space lacks a fixed shape and numeric dtype.
-
-    Args:
-        root: the key above all leaves; if the space is neither a Dict nor a Tuple, the key of its only leaf.
-        may_be_empty: whether a space without leaves is allowed.
-    """
+    contains a Text. Raises `SpaceError` if a part of the space lacks a fixed shape and numeric dtype. `root` is the key
+    above all leaves; if the space is neither a Dict nor a Tuple, the key of its only leaf. `may_be_empty` says whether
+    a space without leaves is allowed."""
 
     def __init__(self, space: Space, root: Key, may_be_empty: bool = False):
         self.space = space
@@ -143,12 +139,9 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """Returns the values of a leaf for all envs as an array that can be assigned to `array` without changing a value.
 
     Called in every step: if shape and dtype equal those of `array`, it only makes two comparisons. Raises `ShapeError`
-    if a value does not fit; the message names the leaf, the first such env, and both shapes and dtypes.
-
-    Args:
-        values: an array `[E, *shape]`, or a sequence with a value per env. The result may share its memory.
-        array: `[E, *shape]`; not written.
-    """
+    if a value does not fit; the message names the leaf, the first such env, and both shapes and dtypes. `values` is an
+    array `[E, *shape]`, or a sequence with a value per env; the result may share its memory. `array`, `[E, *shape]`, is
+    not written."""
     try:
         fitting = np.asarray(values)
         if fitting.shape == array.shape and (fitting.dtype is array.dtype or _fits(fitting, array.dtype)):

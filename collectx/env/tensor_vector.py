@@ -37,8 +37,7 @@ def with_index(device: torch.device) -> torch.device:
 
 class TensorVectorEnv(Env):
     """The envs of a VectorEnv on `device`; see the module's docstring. `reset` passes one integer, `seeds[0]`. `env` is
-    closed if the constructor raises. Raises `ConfigError` if the env uses another autoreset mode, or `info_keys` is not
-    empty."""
+    closed if the constructor raises. Raises `ConfigError` for another autoreset mode, and for `info_keys`."""
 
     unsaved = "the env returns tensors, and its simulator may hold more state than a copy would contain"
 
@@ -145,8 +144,7 @@ class TensorVectorEnv(Env):
         ]
 
     def _checked(self, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns `value`. Raises `ShapeError` unless it is a tensor of this shape on the device, and `dtype` can
-        represent its numbers."""
+        """Returns `value`; raises `ShapeError` unless it fits shape, device and `dtype`."""
         if not isinstance(value, torch.Tensor):
             raise ShapeError(
                 f"{name}: expected a tensor on {self._device}, got {type(value).__name__}: a vector env with an "

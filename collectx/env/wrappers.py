@@ -57,8 +57,7 @@ def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
 
 
 def statistics_of(envs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns a copy of the statistics of Gymnasium's normalisers around the first of a worker's envs, the outermost
-    first, as plain data."""
+    """Returns a copy of the statistics of the normalisers around a worker's first env, the outermost first."""
     statistics = []
     for stack in (_layers_of_each(env)[0] for env in envs[:1]):
         for layer, running in _running(stack):
@@ -108,8 +107,7 @@ def _own(value: Any, name: str) -> Any:
 
 
 def note_of(normalizer: str, of_run: bool = True) -> str:
-    """Returns what a user should know about a running normaliser. `of_run` tells the start of a run from an evaluation
-    that lacks the statistics."""
+    """Returns a note on a running normaliser: of a run, or of an evaluation that lacks its statistics."""
     instead = f"Use {_INSTEAD[normalizer]} instead."
     if not of_run:
         return (

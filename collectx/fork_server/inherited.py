@@ -77,5 +77,4 @@ def _adopt(
 
 
 def _with(action: signal.Handlers) -> list[int]:
-    """Returns the signals with this action in this process."""
     return [int(signum) for signum in signal.valid_signals() if signal.getsignal(signum) is action]

@@ -80,8 +80,7 @@ def reuse_imports() -> None:
 
 
 def warm_up() -> None:
-    """Starts the fork server, which imports in the background unless `preload` did. Does not block. Later calls do
-    nothing."""
+    """Starts the fork server, once. It imports in the background unless `preload` did. Does not block."""
     variables = {**ONE_THREAD, descendants.VARIABLE: str(descendants.own_marks()[0])}
     with environment(**variables), _forked_if_preloaded():
         # A worker's server uses the trainer's temporary folder, and must not remove it.
@@ -153,8 +152,8 @@ def _close_all_but(*kept: int) -> None:
 
 def _forget_server() -> None:
     """Forgets a fork server that is not a child of this process: it belongs to the process from which this one was
-    forked, and ends with that process. Its temporary folder is not used either, unless multiprocessing started this
-    process."""
+    forked, and ends with that process. Its temporary folder is not used either, except in children of
+    multiprocessing."""
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server.__init__()

@@ -30,7 +30,7 @@ from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, Wo
 from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.place import place_of
 from collectx.place.local_launcher import leave_signals_to_trainer
-from collectx.place.slurm import commands, requeue
+from collectx.place.slurm import commands, nodes, requeue
 from collectx.place.slurm.job import JobTasksLauncher
 from collectx.place.slurm.jobs import SlurmJob
 from collectx.run.folder.events import EventLog
@@ -161,11 +161,11 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
     if failure is None or failure.worker is None or failure.type not in _SILENT_ENDS:
         return ""
     try:
-        node = launcher.lost_node(failure.worker)
+        node = launcher.node_of(failure.worker)
+        return f"{node}, the node of worker {failure.worker}, is lost" if nodes.is_lost(node) else ""
     except LauncherError as error:
         print(f"collectx: {error}", file=sys.stderr)
         return ""
-    return f"{node}, the node of worker {failure.worker}, is lost" if node else ""
 
 
 def _run_worker(
@@ -219,8 +219,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
 
 
 def _begin_mpi(cfg: RunConfig) -> None:
-    """Initialises MPI if srun started the tasks as ranks of one MPI job. The preflight check reports what is
-    missing."""
+    """Initialises MPI if srun started the tasks as ranks of one MPI job."""
     if place_of(cfg).has_ranks and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
         from collectx.transport.network.mpi import initialize_ranks
 

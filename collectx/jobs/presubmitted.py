@@ -35,12 +35,8 @@ _MAX_PAUSE_S = 10.0
 
 @dataclass(frozen=True)
 class PresubmittedJobs:
-    """What the trainer's job must know about the submitted worker jobs; passed in an environment variable.
-
-    Attributes:
-        folder: the run folder in which the workers wait for `jobs/task.json`.
-        queue_timeout_s: how long workers and trainer wait for each other.
-    """
+    """What the trainer's job must know about the submitted worker jobs; passed in an environment variable. The workers
+    wait for `jobs/task.json` in the run folder `folder`; workers and trainer wait `queue_timeout_s` for each other."""
 
     folder: str
     num_workers: int
@@ -63,8 +59,7 @@ class PresubmittedJobs:
 
 
 def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
-    """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker. `objects` as
-    for `submitted_workers`."""
+    """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker."""
     files, token = jobs.files(), secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     return Launcher(

@@ -39,8 +39,7 @@ class JobSpec:
     token: str | None = None
 
     def write(self, files: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
-        """Writes the file, and pickles `objects`, one for each worker, into a file beside it that only this user can
-        read."""
+        """Writes the file, and beside it a pickle of `objects`, one per worker, that only this user can read."""
         cfg = self.cfg
         files.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
@@ -50,8 +49,7 @@ class JobSpec:
 
     @classmethod
     def read(cls, files: RunFolder) -> JobSpec:
-        """Returns the content of the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if it cannot be
-        read."""
+        """Returns the content. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` without a readable file."""
         content = json.loads(files.job_spec.read_text())
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 
@@ -71,11 +69,8 @@ def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
 
 def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
     """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
-
-    Raises:
-        RendezvousError: no address appeared within `timeout_s`.
-        PermissionError: another user may have written the secret.
-    """
+    Raises `RendezvousError` if no address appeared within `timeout_s`, or `PermissionError` if another user may have
+    written the secret."""
     from collectx.transport.network.handshake import Endpoint
 
     deadline = time.monotonic() + timeout_s

@@ -151,7 +151,6 @@ def query_workers(files: RunFolder) -> JobStates:
 
 
 def _worker_jobs(files: RunFolder) -> dict[str, str]:
-    """Returns the worker's index, as text, for each worker job of the run."""
     lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
     return {job: worker for job, _, worker in jobs}

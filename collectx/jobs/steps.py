@@ -28,8 +28,7 @@ _POLL_S = 0.1
 
 def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
     """Runs the runs, one after another, as steps of the allocation `job`. Blocks until all have ended or one was
-    interrupted. Appends the outcomes to `results`. Raises `ConfigError` if the allocation is too small; nothing was
-    started."""
+    interrupted. Appends the outcomes to `results`. Raises `ConfigError` if the allocation is too small."""
     if problems := [problem for run in runs for problem in _size_problems(run, job)]:
         raise ConfigError(*dict.fromkeys(problems))
     printing.note(
@@ -88,8 +87,7 @@ class _Step:
         return {self._job: JobState("RUNNING", False, True)}
 
     def join(self) -> None:
-        """Waits until all tasks have ended, for at most the grace time, because the end of the allocation would kill
-        them."""
+        """Waits until all tasks have ended, at most the grace time, as the end of the allocation would kill them."""
         self._ended_s = self._ended_s or time.monotonic()
         while not self.states(())[self._job].is_over:
             time.sleep(_POLL_S)

@@ -150,7 +150,6 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 
 
 def _folder_problems(run: NamedRun) -> Sequence[str]:
-    """Returns the reasons why the run's folder cannot be used."""
     try:
         with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
@@ -199,12 +198,8 @@ def _remove_traces(runs: Iterable[NamedRun]) -> None:
 class ParallelLimit:
     """Limits all arrays of a sweep together to `launcher.max_parallel` concurrent runs, as SLURM limits only each
     array. There are that many places, for one run each. An array takes a place for each of its concurrent tasks, and
-    depends on the jobs that held these places before.
-
-    Args:
-        limit: the number of places; None: no limit.
-        unfinished: the jobs of an earlier submission of the sweep.
-    """
+    depends on the jobs that held these places before. `limit` is the number of places; None: no limit. `unfinished` are
+    the jobs of an earlier submission of the sweep."""
 
     def __init__(self, limit: int | None, unfinished: Collection[str]):
         # The jobs that each place waits for; the place that was taken first is in front.

@@ -99,7 +99,6 @@ class RunsDisplay:
             self._print_line(is_last=True)
 
     def draw(self) -> None:
-        """Updates the display."""
         if self._live is not None:
             panel = self._panel(self._runs[0]) if len(self._runs) == 1 else self._table()
             self._live.update(panel, refresh=True)

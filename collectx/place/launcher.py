@@ -76,8 +76,7 @@ class Launcher:
         after the collector is closed. Idempotent."""
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
-        """Returns what messages call a worker: with its job or task, its log and, if it failed, the last line of the
-        log."""
+        """Returns a worker's name in messages, with its job or task, its log and, if it failed, the log's end."""
         remote = handle if isinstance(handle, RemoteHandle) else None
         words = [remote.text] if remote is not None and remote.text else []
         if self._log is not None:
@@ -93,8 +92,7 @@ class Launcher:
 
 
 class InlineLauncher(Launcher):
-    """Makes workers that are generators in the trainer's process; the inline transport advances them. The handle of a
-    worker is its generator."""
+    """Makes workers that are generators, and their own handles; the inline transport advances them."""
 
     is_local = True
 
@@ -146,8 +144,7 @@ class RemoteHandle:
             os.write(self._end, b"\0")
 
     def join(self, timeout: float | None = None) -> None:
-        """Blocks until the worker has ended, at most `timeout` seconds; returns at once unless the worker is awaited
-        (`is_awaited`)."""
+        """Blocks until the worker has ended, at most `timeout` seconds, if the worker `is_awaited`."""
         if self._is_awaited(self) and wait([self.sentinel], timeout):
             self.terminate()
 

@@ -135,12 +135,8 @@ class LocalLauncher(Launcher):
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
         """Starts a process, and blocks until it is forked. `entry` is pickled. The process is not daemonic, as an env
-        may start child processes.
-
-        Raises:
-            LauncherError: this process is daemonic.
-            WorkerTimeout: the fork server takes longer than `collector.start_timeout_s`.
-        """
+        may start child processes. Raises `LauncherError` if this process is daemonic, or `WorkerTimeout` if the fork
+        server takes longer than `collector.start_timeout_s`."""
         if multiprocessing.current_process().daemon:
             raise LauncherError(
                 f"{multiprocessing.current_process().name} is a daemonic process, as those of multiprocessing.Pool "

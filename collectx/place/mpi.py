@@ -24,8 +24,7 @@ class MpiLauncher(LocalLauncher):
     process; a hung worker ends with the trainer's process."""
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
-        """Starts a process; blocks until it has initialised MPI, about a second. Raises `RuntimeError` if MPI could not
-        start it."""
+        """Starts a process; blocks until it has initialised MPI, a second. Raises `RuntimeError` if it cannot."""
         initialize()
         with environment(PATH=mpi_path()):
             child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from {__name__} import serve; serve()"], maxprocs=1)
@@ -37,8 +36,7 @@ class MpiLauncher(LocalLauncher):
 
 
 def serve() -> None:
-    """Runs the worker in a spawned process: called there first. `MpiLauncher.start` only waits until this has
-    initialised MPI."""
+    """Runs the worker in a spawned process. `MpiLauncher.start` waits until this has initialised MPI."""
     initialize()
     parent = MPI.Comm.Get_parent()
     sys.path[:], process_setup = pickle.loads(_receive(parent))

@@ -79,7 +79,8 @@ class RayCluster(Place):
 
 def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
     """Yields the problems of actors that do not request the GPUs on which their policies act."""
-    for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
+    counts = [math.ceil((config or {}).get("num_gpus") or 0) for config in configs]
+    for num_gpus, acts in dict.fromkeys(zip(counts, acting, strict=True)):
         kind, _, index = acts.partition(":")
         if kind != "cuda" or int(index or 0) < num_gpus:
             continue
@@ -91,7 +92,3 @@ def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[s
             f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
             advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
         )
-
-
-def _num_gpus(config: Mapping[str, Any] | None) -> int:
-    return math.ceil((config or {}).get("num_gpus") or 0)

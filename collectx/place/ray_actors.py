@@ -65,7 +65,6 @@ class RayLauncher(Launcher):
         return super().join_timeout(worker, handle)
 
     def _remote_config(self, worker: int) -> dict[str, Any]:
-        """Returns the arguments of `ray.remote` for one worker."""
         configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
         return configs if isinstance(configs, dict) else configs[worker]
 
@@ -82,7 +81,6 @@ def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _actor_class(config: Mapping[str, Any] | None) -> Any:
-    """Returns the actor class of a worker, with `config` as the arguments of `ray.remote`."""
     # With one thread, Ray calls the methods in the main thread of the actor's process.
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
     return make(WorkerActor)
@@ -104,7 +102,6 @@ class WorkerActor:
 
 
 def _kill(handle: RemoteHandle, signum: int) -> None:
-    """Ends the actor of a worker, also after its function has returned."""
     if ray.is_initialized():
         with contextlib.suppress(Exception):
             ray.kill(handle.actor)

@@ -92,7 +92,6 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
 
 
 def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
-    """Returns the nodes that are still in the cluster."""
     return [node for node in _ask("Ray did not list its nodes", ray.nodes, timeout_s) if node["Alive"]]
 
 

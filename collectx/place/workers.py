@@ -74,7 +74,6 @@ class Workers:
         return spec
 
     def announce(self) -> None:
-        """See `Launcher.announce`."""
         if self._endpoint is not None:
             self._launcher.announce(self._endpoint)
 
@@ -90,7 +89,6 @@ class Workers:
         return handle
 
     def request(self, worker: int, request: Request) -> None:
-        """See `Transport.send_request`."""
         self.transport.send_request(worker, request)
 
 

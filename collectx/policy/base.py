@@ -41,5 +41,4 @@ class Actor:
         """Discards random numbers that were drawn in advance. Called after the generators were seeded."""
 
     def accelerate(self, acceleration: Acceleration) -> None:
-        """Makes later calls faster. Weights that are copied into the tensors of `module` still take effect; replaced
-        tensors do not."""
+        """Makes later calls faster. New weights take effect if they are copied into the same tensors."""

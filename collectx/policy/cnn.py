@@ -40,8 +40,7 @@ class Image(nn.Module):
         self.num_channels = stack * channels
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the first leaf, `[..., *shape]`, as `[B, channels, height, width]`: the leading dimensions are
-        flattened to B."""
+        """Returns the first leaf, `[..., *shape]`, as `[B, channels, height, width]`; flattens `...` to B."""
         x = observation[0].reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 1, 4, 2, 3)
@@ -49,12 +48,9 @@ class Image(nn.Module):
 
 
 def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
-    """Returns the network of `cfg`, on the CPU, as a policy of class `kind`.
-
-    Raises:
-        ConfigError: the observation is not one image, or the image is smaller than the convolutions need.
-        SpaceError: no head supports the action space (`collectx.policy.heads`).
-    """
+    """Returns the network of `cfg`, on the CPU, as a policy of class `kind`. Raises `ConfigError` if the observation is
+    not one image, or the image is smaller than the convolutions need, or `SpaceError` if no head supports the action
+    space (`collectx.policy.heads`)."""
     leaves = network_inputs(spec)
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"

@@ -41,8 +41,7 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
 
 
 def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
-    """Returns `factory(**kwargs)`, with `spec` if it takes one. If arguments are missing, returns `factory` with
-    `kwargs` bound."""
+    """Returns `factory(**kwargs)`, with `spec` if it takes one; bound only if arguments are missing."""
     if isinstance(factory, nn.Module) or not callable(factory):
         return factory
     try:

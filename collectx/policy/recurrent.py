@@ -42,8 +42,7 @@ class StateSpec:
 
 
 def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
-    """Returns the spec as the policy sees it: the states that the env does not observe are the last observation
-    leaves."""
+    """Returns the spec as the policy sees it: states that the env lacks are the last leaves."""
     initial = {state.leaf: state.initial[None] for state in states if state.initial is not None}
     if not initial:
         return spec

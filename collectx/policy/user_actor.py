@@ -77,14 +77,12 @@ class UserActor(Actor):
         self._structure = None if self.module is None else structure(self.module)
 
     def follow(self) -> None:
-        """Follows modules and hooks that were added or replaced since the last call. New tensors and other attributes
-        take effect without this."""
+        """Follows modules and hooks that were added or replaced since the last call."""
         if self.module is not None and self._structure != structure(self.module):
             self.accelerate(self._acceleration)
 
     def _probe(self, spec: EnvSpec) -> tuple[Leaf, ...]:
-        """Calls the policy once, with first observations of `spec`. Sets the plan and `leaves`, and returns
-        `leaves`."""
+        """Calls the policy once, with first observations of `spec`. Sets the plan; sets and returns `leaves`."""
         first = [_first(leaf, spec).to(self.device) for leaf in spec.observation]
         versions = [tensor._version for tensor in first]
         plan = self._new_plan(spec, Acceleration(), (), ())

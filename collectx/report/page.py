@@ -84,8 +84,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
 
 
 def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> tuple[str, ...]:
-    """Returns a row: name, number of runs with the objective, their spread as `collectx run` prints it, IQM and its
-    interval."""
+    """Returns a row: name, number of runs with the objective, their spread, IQM and its interval."""
     values = group.values(objective)
     ends = interval(values) if len(values) > 1 else (None, None)
     numbers = (*spread, centre(values) if len(values) else None, *ends)
@@ -108,8 +107,7 @@ def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (date and time, seconds since the start, run, message) for each event of the runs, and for the end of each
-    run that is not completed."""
+    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs."""
     for run in runs:
         for at, text in run.messages:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -99,8 +99,7 @@ class Run:
         return None if np.isnan(best) else best
 
     def parts_s(self) -> tuple[float | None, ...]:
-        """How long the run took: until the first batch, waiting for batches, learning, writing checkpoints; [s], None
-        where this is not known."""
+        """How long starting, waiting, learning and checkpoints took: [s], None where this is not known."""
         elapsed_s, waited_s = (self.columns.get(name, np.zeros(0)) for name in ("elapsed_s", "waited_s"))
         numbers = self.numbers or {}
         if not len(elapsed_s):
@@ -145,8 +144,7 @@ class Group:
 
 
 def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns curves at common places: (places `[points]`, values `[curves, points]`); None if the curves do not
-    overlap."""
+    """Returns (places `[points]`, values `[curves, points]`) where curves overlap; None if they do not."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
     if not begin < end:
         return None
@@ -249,8 +247,7 @@ def _read_metrics(run: Run) -> None:
 
 
 def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:
-    """Yields the time of a worker between its entries. A restart leaves a gap as long as the time that was not
-    measured."""
+    """Yields the times of a worker between its entries, with a gap at a restart."""
     kinds = "worker_failed", "workers_started"
     lost_s = [
         run.seconds(each["time"])

@@ -65,7 +65,6 @@ class Episodes:
         return {name: torch.from_numpy(array.copy()) for name, array in self._arrays.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores the result of `state`."""
         for name, array in self._arrays.items():
             array[:] = state[name].numpy()
 

@@ -64,12 +64,8 @@ def _leaves(spec: EnvSpec) -> tuple[Any, ...]:
 
 
 class SlotViews:
-    """Views of a slot with time first, `[T, E, *shape]` for each leaf. They are made once per slot.
-
-    Args:
-        slot: a slot in the transport's memory, `[E, T, *shape]` for each leaf.
-        actor_leaves: the actor's outputs, action leaves first.
-    """
+    """Views of a slot with time first, `[T, E, *shape]` for each leaf. Made once per slot. `slot` is in the transport's
+    memory, `[E, T, *shape]` for each leaf. `actor_leaves` are the actor's outputs, action leaves first."""
 
     def __init__(self, slot: Slot, spec: EnvSpec, actor_leaves: Sequence[Leaf]):
         arrays = {key: array.swapaxes(0, 1) for key, array in slot.arrays().items()}
@@ -120,8 +116,7 @@ class SlotViews:
         return zip(*self.policy_arrays(), outputs, strict=True)
 
     def policy_arrays(self) -> tuple[Iterator[PolicyInput], Iterator[PolicyOutput]]:
-        """Returns two iterators over the steps, with the policy's input tensors and its output arrays; see
-        `step_arrays`."""
+        """Returns two iterators over the steps: the policy's input tensors, and its output arrays."""
         return self.by_step([tensor.unbind(0) for tensor in self._policy_input]), zip(*self._actor, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -193,12 +188,8 @@ class Rollout:
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
         """Fills a slot with the next `T x E` frames, or with fewer if the batch ends early. Blocks until then.
-        `policy_version` is the version of the current weights.
-
-        Raises:
-            RolloutStopped: `stop` became nonzero.
-            ShapeError: an env or the policy returned a value that does not fit its spec; the message names the step.
-        """
+        `policy_version` is the version of the current weights. Raises `RolloutStopped` if `stop` became nonzero, or
+        `ShapeError` if an env or the policy returned a value that does not fit its spec; the message names the step."""
         infer = self._next_inference()
         views.policy_version[:] = policy_version
         if self._refresh is not None:
@@ -351,17 +342,15 @@ class Rollout:
         return [actor for actor in actors if isinstance(actor, RandomActor)]
 
     def _next_inference(self) -> Inference:
-        """Returns the inference for the next batch."""
         return self._random if self._num_random and self._random is not None else self._inference
 
     def _count_random(self) -> None:
-        """Counts a complete batch with random actions. An interrupted batch is not counted, as it is collected
-        again."""
+        """Counts a complete batch with random actions; an interrupted one is collected again."""
         self._num_random -= self._num_random > 0
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
         """Applies `reset_at_each_iter` and `set_truncated`, which sets the flags `cuts`, `[T, E, ...]`, including
-        `done`. Returns the frames in which trajectories end, `[T, E]` bool: `done` without the last frames that only
+        `done`. Returns the frames in which trajectories end, `[T, E]` bool: `done` without those that only
         `set_truncated` marks."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):
@@ -378,5 +367,4 @@ class Rollout:
         return ends
 
     def close(self) -> None:
-        """Closes the envs."""
         self._env.close()

@@ -33,8 +33,7 @@ from collectx.transport.base import SlotReport
 
 
 class TensorEpisodes:
-    """`Episodes` for tensors on a device; gives the same ids, returns and lengths. `episodes` is the group's episodes
-    before its first frame."""
+    """`Episodes` on a device, with the same results; `episodes` are those before its first frame."""
 
     def __init__(self, episodes: Episodes, device: torch.device):
         self._total_envs = episodes.total_envs
@@ -72,14 +71,12 @@ class TensorEpisodes:
         return {name: value.to("cpu", copy=True) for name, value in self._now.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores the result of `state`."""
         for name, value in self._now.items():
             value.copy_(state[name])
 
 
 class TensorFiniteCheck(FiniteCheck):
-    """`FiniteCheck` for slots on a device: waits for one flag per batch, and copies the slot only if a value is not
-    finite."""
+    """`FiniteCheck` on a device: waits for one flag per batch, and copies only slots that are not finite."""
 
     def __call__(self, slot: int, steps: int) -> None:
         values = [self._slots[slot][key][:, :steps] for key in self._keys]
@@ -133,7 +130,6 @@ class _Views:
     steps: list[tuple[list[Any], list[Any], StepArrays]]
 
     def clear(self) -> None:
-        """See `SlotViews.clear`."""
         for flag in self.cleared:
             flag.zero_()
 

@@ -15,8 +15,7 @@ from collectx.user_objects import named_call
 
 
 def warnings_of(cfg: RunConfig) -> list[str]:
-    """Returns notes on a valid configuration: the backend that `backend=auto` chose, and combinations that are probably
-    not intended."""
+    """Returns notes on a valid configuration, such as combinations that are probably not intended."""
     collector, trainer = cfg.collector, cfg.trainer.kind
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":
@@ -78,8 +77,7 @@ def _num_filled(path: str, count: int, num_envs: int) -> int:
 
 
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
-    """Yields a warning if several envs, or the processes of a worker, write to one path, where each overwrites what the
-    others wrote."""
+    """Yields a warning if several envs, or processes of a worker, write to one path."""
     env = cfg.env
     count = num_processes_of(cfg.collector) * env.num_envs
     if not isinstance(env, GymnasiumConfig) or count == 1:

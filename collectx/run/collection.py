@@ -140,7 +140,6 @@ class RunCollection(EnvMethods):
         return use(self._core)
 
     def publish(self, policy: nn.Module) -> int:
-        """See `Collection.publish`."""
         return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:
@@ -151,8 +150,7 @@ class RunCollection(EnvMethods):
         self.statistics.scalars = self.statistics.scalars | values
 
     def close(self) -> None:
-        """Writes the last batch's line, and passes later evaluations to the loggers. Does not close the collector.
-        Idempotent."""
+        """Writes the last line, and passes later evaluations to the loggers. Leaves the collector open. Idempotent."""
         try:
             self._write_line()
             while self._evaluator is not None and (result := self._evaluator.result()) is not None:

@@ -71,8 +71,7 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def trainer_threads(cfg: RunConfig) -> int:
-    """Returns the number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with
-    launcher=ray."""
+    """Returns the torch threads that `limit_threads` sets. Imports torch; may connect to Ray."""
     import torch
 
     now = torch.get_num_threads()
@@ -106,8 +105,7 @@ def _quotas() -> Iterator[float]:
 
 def control_group_values(controller: str, version2: Sequence[str], version1: Sequence[str]) -> Iterator[str]:
     """Yields, for every control group of this process from the innermost to the root, the contents of a controller's
-    files, joined by a space. `version2` and `version1` are the file names in version 2 and in version 1 of control
-    groups; see cgroups(7)."""
+    files, joined by a space. `version2` and `version1` are the file names in these versions; see cgroups(7)."""
     try:
         lines = _CGROUP_FILE.read_text().splitlines()
     except OSError:

@@ -116,8 +116,7 @@ def _run(
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
-    """Executes the run, from writing the snapshot to closing the collector. Errors of training go to `record`; others
-    are raised."""
+    """Executes the run, from the snapshot to closing the collector. Errors of training go to `record`."""
     place = place_of(cfg)
     has_processes = place.is_local and not place.is_inline
     if has_processes or cfg.eval.every_batches is not None:
@@ -145,7 +144,8 @@ def _run(
             try:
                 workers = run.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
-                raise record.misconfigured(error) from error
+                record.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
+                raise record.config_error from error
             with workers as collector:
                 progress.count_ready = lambda: collector.pool.stepping_of_started
                 files.forget_replaced()
@@ -182,8 +182,7 @@ class _Execution:
         self._evaluator: Evaluator | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
-        """Makes the policy and the trainer, and starts the workers without waiting for them. Returns the collector, a
-        context manager."""
+        """Makes policy and trainer; starts the workers without waiting. Returns the collector, a context manager."""
         import numpy as np
         import torch
 
@@ -316,7 +315,6 @@ class _Execution:
                     self._close_envs(collector)
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
-        """Restores the workers; blocks until they have started."""
         reasons = stream.load(point.state, self._cfg.seed)
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)

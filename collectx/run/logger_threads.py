@@ -82,8 +82,6 @@ class LoggerThreads:
 
 
 class _LoggerThread(threading.Thread):
-    """Makes one logger, passes lines to it and closes it."""
-
     def __init__(self, logger: str, make: Callable[[], Logger], events: Callable[..., None]):
         super().__init__(name=f"collectx-logger-{logger}", daemon=True)
         self.logger = logger

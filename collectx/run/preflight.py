@@ -9,18 +9,22 @@ from __future__ import annotations
 import functools
 import io
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 
 from collectx import rules
+from collectx.config.derived import env_option
 from collectx.config.problem import Problem, either
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFile, summary_of
+from collectx.limits import limited
 from collectx.place import place_of
 from collectx.run.after.reproduce import recorded_order, why_not_recorded
+from collectx.run.terminal import printing
 
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
@@ -63,6 +67,19 @@ def env_problems(cfg: RunConfig) -> list[str]:
         text = str(error)
         return [f"env.id={env_id} cannot be made: {text}{'' if text.endswith(('.', '?')) else '.'}{advice}"]
     return []
+
+
+def env_limit(cfg: RunConfig) -> AbstractContextManager[None]:
+    """Limits a block that makes an env of `cfg` to `collector.start_timeout_s`; see `limited`. Prints where the block
+    is if it takes long. Ends the process, with status 1, if the block cannot be interrupted."""
+
+    def give_up(error: BaseException) -> None:
+        printing.error("\n".join([summary_of(error), *error.__notes__]))
+        sys.stdout.flush()
+        os._exit(1)
+
+    what = f"making an env ({env_option(cfg.env)})"
+    return limited(what, "collector.start_timeout_s", cfg.collector.start_timeout_s, printing.note, give_up)
 
 
 def device_problems(cfg: RunConfig) -> list[str]:

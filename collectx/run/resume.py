@@ -36,7 +36,8 @@ def starts_over(files: RunFolder) -> bool:
 
 
 class ResumePoint:
-    """The point that a run continues from: the newest checkpoint that is not damaged.
+    """The point that a run continues from: the newest checkpoint that is not damaged. Raises `ConfigError` if there is
+    no checkpoint, or all are damaged, or `DamagedFile` if another file of the folder is damaged.
 
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
@@ -45,10 +46,6 @@ class ResumePoint:
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
-
-    Raises:
-        ConfigError: there is no checkpoint, or all are damaged.
-        DamagedFile: another file of the folder is damaged.
     """
 
     def __init__(self, files: RunFolder, cfg: RunConfig):

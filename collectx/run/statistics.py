@@ -55,8 +55,7 @@ class PartTotals:
         return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
 
     def shares(self, since: PartTotals) -> tuple[float, ...]:
-        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without
-        measurements."""
+        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0."""
         spent_s = self.spent_since(since)
         total_s = sum(spent_s)
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
@@ -71,12 +70,8 @@ _SUMS = (
 
 def better_return(best: float, mean: float, num_before: float) -> float:
     """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
-    be high by luck, do not count.
-
-    Args:
-        best: the best so far; nan before the first.
-        num_before: number of episodes that `best` covers.
-    """
+    be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is its number of
+    episodes."""
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 
@@ -170,7 +165,6 @@ class Statistics:
             self._add_mean(math.fsum(self._returns) / len(self._returns), episodes)
 
     def _add_mean(self, mean_return: float, num_before: float) -> None:
-        """Adds a mean return; `num_before` episodes ended before the newest batch."""
         self.mean_return = mean_return
         self.best_return = better_return(self.best_return, mean_return, num_before)
 
@@ -220,8 +214,7 @@ class Statistics:
 
     @property
     def frames_per_s(self) -> float | None:
-        """The frames after the first batch, divided by the seconds from the first delivery to the last; None before the
-        second."""
+        """The frames after the first batch per second since the first delivery; None before the second."""
         if self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
             return None
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
@@ -259,8 +252,8 @@ class MetricsTail(Statistics):
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
-        restart of the job, the file is read from its beginning. Raises `DamagedFile` if a line cannot be read, or does
-        not describe a batch."""
+        restart of the job, the file is read from its beginning. Raises `DamagedFile` if a line does not describe a
+        batch."""
         has_lines = False
         while True:
             lines, was_replaced = self._lines.read()

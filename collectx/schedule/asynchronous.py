@@ -115,7 +115,6 @@ class AsyncSchedule(Schedule):
         return [self._grant(grant)]
 
     def _may_grant(self) -> bool:
-        """Whether one more slot may be granted."""
         return True
 
     def _grant(self, grant: Grant) -> Grant:

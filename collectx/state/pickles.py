@@ -50,7 +50,7 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
 
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
     """Returns the value that was saved. Executes code from the bytes. `current` is an object that was built like the
-    saved value. Those of its parts that cannot be recreated, such as processes, become part of the result. Raises
+    saved value. Its parts that cannot be recreated, such as processes, become part of the result. Raises
     `NotRestorable` if the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
     its envs must be reset."""
     try:
@@ -183,8 +183,7 @@ def _deeply(call: Callable[[], _Result]) -> _Result:
 
 
 def _culprit(value: Any, outside: Sequence[Any]) -> str:
-    """Returns the path of the innermost object that cannot be pickled by itself. For an env, the path begins with its
-    class."""
+    """Returns the path of the innermost object that cannot be pickled by itself, from the env's class on."""
     path = ""
     for _ in range(_MAX_PATH):
         found = next((part for part in _parts(value) if not _is_picklable(part[1], outside)), None)

@@ -189,7 +189,6 @@ def _data_of(holder: Any) -> dict[str, Any]:
 
 
 def _address(array: np.ndarray) -> int:
-    """Returns the lowest address of an array's memory; its strides may be negative."""
     return np.lib.array_utils.byte_bounds(array)[0] if array.size else array.ctypes.data
 
 

@@ -106,7 +106,6 @@ class ActorCriticTrainer(ABC):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores what `state_dict()` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         load_moments(self._optimizer, state["optimizer"])
@@ -240,8 +239,7 @@ class Transitions:
 
     @classmethod
     def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
-        """Returns the transitions of a batch: merges all batch dimensions but the last, time. Copies only tensors that
-        are on another device."""
+        """Returns the transitions of a batch, whose rows are merged. Copies only from another device."""
         size = batch.batch_size
         observation_keys = present_keys(batch, observation_keys)
 

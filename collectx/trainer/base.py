@@ -125,17 +125,14 @@ def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key
     """
     keys = [as_key(key) for key in observation_keys]
     if missing := [key for key in keys if batch.get(key, None) is None or batch.get(("next", *key), None) is None]:
-        names, known = (", ".join(".".join(key) for key in each) for each in (missing, _keys_below_next(batch)))
+        below_next = [as_key(key) for key in batch["next"].keys(True, True)]
+        known_keys = [key for key in below_next if batch.get(key, None) is not None]
+        names, known = (", ".join(".".join(key) for key in each) for each in (missing, known_keys))
         raise ConfigError(
             f"the policy's observation_keys name {names}, but the trainer needs keys that a batch contains for each "
             f"frame and the next: {known}. Change observation_keys."
         )
     return keys
-
-
-def _keys_below_next(batch: TensorDict) -> list[Key]:
-    keys = [as_key(key) for key in batch["next"].keys(True, True)]
-    return [key for key in keys if batch.get(key, None) is not None]
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: dict) -> None:

@@ -88,8 +88,7 @@ class DqnTrainer:
         return None
 
     def state_dict(self) -> dict:
-        """Returns the state for `load_state_dict`, without the frames of the replay buffer: only tensors and plain
-        data."""
+        """Returns the state without the frames of the replay buffer: tensors and plain data."""
         return {
             "policy": self.policy.state_dict(),
             "target": self._target.state_dict(),
@@ -113,15 +112,13 @@ class DqnTrainer:
             self._optimizer.param_groups[0]["lr"] = cfg.learning_rate * remaining_fraction(collection)
 
     def _update(self, steps: int) -> dict[str, float]:
-        """Takes `steps` gradient steps; returns their mean loss and mean value, or an empty dict for 0 steps."""
         sums = torch.zeros(2, device=self._device)
         for done in range(0, steps, _MAX_STEPS_PER_SAMPLE):
             sums += self._learn(min(_MAX_STEPS_PER_SAMPLE, steps - done))
         return dict(zip(_LOSSES, (sums / steps).tolist(), strict=True)) if steps else {}
 
     def _learn(self, steps: int) -> torch.Tensor:
-        """Takes `steps` gradient steps on one sample, with targets computed once. Returns the sums of the `_LOSSES`,
-        `[2]`."""
+        """Takes `steps` gradient steps on one sample and its targets. Returns the sums of the `_LOSSES`, `[2]`."""
         cfg, policy = self._cfg, self.policy
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)
@@ -173,7 +170,7 @@ class NstepWriter:
     def _transitions(self, batch: TensorDict) -> TensorDict:
         """Returns transitions, `[rows, time]`: observation and action of each frame, and over the `num_steps` frames
         that begin with it, the "return", the last "next" observation, and the "discount" of the value of the latter (0
-        if its frame terminated)."""
+        if terminated)."""
         keys = present_keys(batch, self.observation_keys)
         rows = batch.select("action", "next", *keys).reshape(-1, batch.batch_size[-1])
         reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))

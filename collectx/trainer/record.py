@@ -61,8 +61,7 @@ class RecordTrainer:
         self._state: dict[str, Any] = {}
 
     def train(self, collection: Collection) -> None:
-        """Writes episodes until the collection is exhausted. Also writes the last episodes if the collection raises an
-        error."""
+        """Writes episodes until the collection is exhausted, and the last ones even if it raises."""
         num_frames = 0
         try:
             for batch in collection:
@@ -110,7 +109,6 @@ class RecordTrainer:
             self._long.checkpoint_written()
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores the result of `state_dict`."""
         self._state = state
         self._assembler.load(state["episodes"])
 

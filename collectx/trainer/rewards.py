@@ -53,6 +53,5 @@ class RewardScale:
         return {"moments": self._moments.state_dict(), "sums": dict(self._sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict()` returned."""
         self._moments.load_state_dict(state["moments"])
         self._sums = dict(state["sums"])

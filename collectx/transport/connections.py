@@ -75,8 +75,7 @@ def enable_keepalive(connection: Connection, notice_s: float) -> None:
 
 
 def disconnect_poll(connection: Connection) -> select.poll:
-    """Returns a poll object that reports when the other end has closed the connection or is gone. It does not report
-    messages."""
+    """Returns a poll object that reports when the other end is closed or gone, but no messages."""
     poller = select.poll()
     poller.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
     return poller
@@ -91,11 +90,7 @@ class MessageReader:
 
     def read(self) -> list[bytes]:
         """Reads once, and returns the messages that are complete now, perhaps none. Blocks only if nothing is readable.
-
-        Raises:
-            EOFError: the other end is closed.
-            OSError: the connection broke, or the bytes are not a message.
-        """
+        Raises `EOFError` if the other end is closed, or `OSError` for a broken connection or message."""
         more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
         if not more:
             raise EOFError

@@ -190,11 +190,9 @@ class Slab:
         return self._granted[version]
 
     def newest_weights(self) -> torch.Tensor:
-        """See `Transport.newest_weights`."""
         return self._weights(0, self._pointers[0]).clone()
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int) -> int:
-        """See `Link.refresh`."""
         while True:
             shared, individual = self._pointers[0], self._pointers[1 + worker]
             newest = max(shared, individual)

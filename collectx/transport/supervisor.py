@@ -138,7 +138,6 @@ class Supervisor(Generic[AnyPeer]):
             self._begin(peer)
 
     def _begin(self, peer: Peer) -> None:
-        """Starts the timer of a worker's next task."""
         self._timers.start(peer, self._limit(peer))
         peer.progress, peer.began_s, peer.progressed_s = peer.read_counts(), self._timers.now_s, None
 
@@ -168,8 +167,7 @@ class Supervisor(Generic[AnyPeer]):
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyPeer, bytes | Exception]]:
         """Yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late. Blocks until there is
-        one, or a watched descriptor is readable, for at most `timeout_s` seconds or a share of the timeouts; may yield
-        nothing."""
+        one, or a watched descriptor is readable, for at most `timeout_s` seconds or a share of the timeouts."""
         self._timers.advance()
         self._look()
         expiring = self._timers.next()
@@ -201,8 +199,7 @@ class Supervisor(Generic[AnyPeer]):
                 yield late, error
 
     def _check_late(self, late: Peer) -> Exception | None:
-        """Returns the error of a worker whose timer has expired; None if it has made progress, or another limit applies
-        now."""
+        """Returns the error of a worker whose timer has expired; None if it has made progress meanwhile."""
         if self.progressed(late, late.read_counts()):
             return None
         if late.limit is not None and late.limit == self._limit(late):
@@ -211,8 +208,7 @@ class Supervisor(Generic[AnyPeer]):
         return None
 
     def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:
-        """Yields the messages from a readable descriptor, and the error of a worker that is gone; nothing if the worker
-        was removed meanwhile."""
+        """Yields the messages of a descriptor, and a worker's error; nothing for a removed worker."""
         if peer.state is JoinState.GONE:
             return
         if source is peer.connection:
@@ -278,8 +274,7 @@ class Supervisor(Generic[AnyPeer]):
                 peer.handle.kill()
 
     def close(self) -> None:
-        """Closes all connections, which tells the workers to stop, and ends their processes. Blocks for about
-        `close_timeout_s`."""
+        """Closes all connections and ends the workers. Blocks for about `close_timeout_s`."""
         for peer in self.workers.values():
             if peer.connection is not None:
                 shut_down(peer.connection)

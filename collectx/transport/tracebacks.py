@@ -43,12 +43,8 @@ def write_on_signal(connection: Connection | None = None) -> None:
 
 def request_stacks(pid: int | None, connection: Connection | None) -> str:
     """Asks a worker for its stacks. Blocks for a second at most. Does not raise. Returns the stacks, or the reason why
-    there are none, as sentences for an error message; "" if nothing is known.
-
-    Args:
-        pid: the worker's process, if it is on this machine.
-        connection: the connection to the worker, if it is on another host.
-    """
+    there are none, as sentences for an error message; "" if nothing is known. `pid` is the worker's process, if it is
+    on this machine. `connection` is the connection to the worker, if it is on another host."""
     with contextlib.suppress(OSError):
         if pid is not None:
             return _read(pid)

@@ -19,8 +19,7 @@ _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[Any]]]:
-    """Returns the content for each worker of a setting that gives every env its own value; each worker has `rows`
-    envs."""
+    """Returns each worker's content of a setting with a value per env; a worker has `rows` envs."""
     return [(True, [*values[first : first + rows]]) for first in range(0, len(values), rows)]
 
 
@@ -31,14 +30,12 @@ def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any)
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
-    """Returns the attribute `name` of each env of this worker. Raises `AttributeError` if an env lacks the
-    attribute."""
+    """Returns the attribute `name` of each env. Raises `AttributeError` if an env lacks it."""
     return [value for group in rollout.groups for value in _get(group, name)]
 
 
 def packed_or_none(result: Any) -> Any:
-    """Returns a result as plain data; None if it is something else, as many methods that set something return an
-    object."""
+    """Returns a result as plain data; None for other objects, as many setters return."""
     try:
         return packed(result)
     except TypeError:
@@ -117,24 +114,16 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
     """Yields, for each env object, its outermost wrapper with the attribute, or the env itself. Raises `AttributeError`
     if neither the env nor one of its wrappers has this attribute."""
     for env in group.user_envs or [group]:
-        holders = [layer for layer in layers(env) if _has(layer, name)]
+        # An object that itself has the attribute, so does not forward it to an inner env.
+        holders = [each for each in layers(env) if name in getattr(each, "__dict__", ()) or hasattr(type(each), name)]
         if not holders:
             raise AttributeError(f"{type(env).__name__!r} env has no attribute {name!r}, nor have its wrappers")
         yield holders[0]
 
 
-def _has(holder: Any, name: str) -> bool:
-    """Whether an object itself has an attribute, so does not forward it to an inner env."""
-    return name in getattr(holder, "__dict__", ()) or hasattr(type(holder), name)
-
-
 def resolve(value: Any, path: str) -> Any:
-    """Returns the value at a path in `value`, such as `transform[0].shape` or `spaces['a']`.
-
-    Raises:
-        AttributeError: an attribute does not exist, or `path` is not a path.
-        LookupError: an item does not exist.
-    """
+    """Returns the value at a path in `value`, such as `transform[0].shape` or `spaces['a']`. Raises `AttributeError` if
+    an attribute does not exist, or `path` is not a path, or `LookupError` if an item does not exist."""
     end = 0
     while end < len(path) or not path:
         match = _STEP.match(path, end)

@@ -56,7 +56,6 @@ class ProcessGenerators:
         return state
 
     def load(self, state: dict[str, Any], rollout: Rollout | ServedRollout) -> None:
-        """Restores a result of `state`."""
         self._seed = state["seed"]
         if "envs" in state:
             self._separate(rollout, [*state["envs"]])

@@ -107,7 +107,6 @@ class NestedSource:
             self._link.reply(None, error)
 
     def _change(self, changes: Sequence[tuple[str, str, Any]]) -> list[Any]:
-        """See `RequestHandler.change`."""
         results: dict[int, Any] = {}
         for kind, name, content in unpacked(changes):
             contents = [content]

@@ -221,12 +221,8 @@ def is_data(value: Any) -> bool:
 
 
 def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
-    """Copies weights by name into the module at `path` in `value`.
-
-    Raises:
-        TypeError: there is no module at `path`.
-        RuntimeError: names or shapes differ.
-    """
+    """Copies weights by name into the module at `path` in `value`. Raises `TypeError` if there is no module at `path`,
+    or `RuntimeError` if names or shapes differ."""
     module = resolve(value, path)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{path} is {type(module).__name__}, not a module with weights")

@@ -33,8 +33,7 @@ from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, Slot
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.generators import ProcessGenerators
-from collectx.worker.inference.actor import ServedActor
-from collectx.worker.inference.rollout import ServedGroup, ServedRollout
+from collectx.worker.inference.rollout import ServedActor, ServedGroup, ServedRollout
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import ProcessSpec, env_seeds, seed_policy
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    """Returns the rollout class for an env group and its actor."""
     if spec.device is not None:
         return TensorRollout
     if spec.ragged:
@@ -118,7 +116,6 @@ class RolloutSource:
         return slot if steps is None else slot.until(steps)
 
     def _build_rollout(self, first_env: int, total_envs: int) -> None:
-        """Makes the envs and a policy that acts in this process."""
         spec, link, is_inline = self._spec, self._link, self._is_inline
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
         group = self._build_envs(cfg.env, first_env, spec.num_envs)
@@ -228,7 +225,6 @@ class RolloutSource:
         return report
 
     def _reset(self, reset: Reset) -> None:
-        """Resets the envs as a grant demands."""
         seed = reset.seed
         if seed is None:
             self._rollout.reset(None)

@@ -95,7 +95,6 @@ def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Ge
 
 
 def _close_after(source: BatchSource, error: BaseException) -> None:
-    """Closes the source; if that fails, adds a note to `error`."""
     try:
         source.close()
     except Exception as another:

@@ -19,8 +19,7 @@ from collectx.env.numbers import EnvNumbers
 from collectx.random_state import seed_generators
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
-from collectx.worker.inference.actor import ServedActor
-from collectx.worker.inference.rollout import split
+from collectx.worker.inference.rollout import ServedActor, split
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,6 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def worker(self) -> int:
-        """The index of the worker in its collector."""
         return self.placement.worker
 
     @property
@@ -164,7 +162,6 @@ def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
 
 
 def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
-    """Returns the seeds of a worker's envs."""
     first = spec.placement.index * spec.num_envs
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 

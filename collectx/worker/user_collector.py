@@ -102,8 +102,7 @@ class UserCollectorSource:
         return SlotReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
-        """Replaces the collector's versions in a slot, if any, by the trainer's versions; returns that of the first
-        frame."""
+        """Replaces a collector's versions in a slot by the trainer's; returns that of the first frame."""
         numbers = versions.unique().tolist() if has_versions else []
         translated = {number: self._versions.get(number, self._version) for number in numbers}
         if len(translated) < 2:
@@ -220,8 +219,8 @@ class _Trajectories:
 
     def take(self, tensors: Mapping[Key, torch.Tensor], has_ids: bool) -> tuple[np.ndarray, np.ndarray]:
         """Writes trajectory ids that are unique in the run into a slot; returns the returns and lengths of the episodes
-        that ended in it, `[episodes]`, in the order of their ends. `has_ids` says whether the slot already contains the
-        collector's own ids."""
+        that ended in it, `[episodes]`, in the order of their ends. `has_ids` says whether it contains the collector's
+        own ids."""
         reward, done = (tensors[key][..., 0].numpy() for key in (_REWARD, _DONE))
         slot_ids = tensors[TRAJ_IDS].numpy()
         local_ids = slot_ids.copy() if has_ids else self._ids_by_row(done)

@@ -14,8 +14,7 @@ from collectx.env.torchrl.conversion import Conversion
 
 
 class GymStepper:
-    """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods. `reset_options` are the
-    options of every reset."""
+    """One env of a group, with the methods of `EnvStepper`, and the options of every reset."""
 
     def __init__(self, conversion: Conversion, spec: EnvSpec, index: int):
         self.envs = slice(index, index + 1)

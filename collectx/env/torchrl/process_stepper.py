@@ -78,14 +78,14 @@ class ProcessStepper:
 
 
 class _ProcessEnv(gymnasium.Env):
-    """The Gymnasium env that a process steps."""
-
     def __init__(self, env: Any, conversion: Conversion, spec: EnvSpec):
         base, _ = split_transforms(env)
         self._env = env
         self._stepper = GymStepper(replace(conversion, env=base._env), spec, 0)
         self._record, self._action = _record(spec.observation), _record(spec.action)
-        self.observation_space, self.action_space = map(_bytes_space, (self._record, self._action))
+        self.observation_space, self.action_space = (
+            gymnasium.spaces.Box(0, 255, (record.itemsize,), np.uint8) for record in (self._record, self._action)
+        )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         frame = np.empty(1, self._record)
@@ -114,7 +114,3 @@ def _make(make: Callable[[], Any], conversion: Conversion, spec: EnvSpec) -> gym
 
 def _record(leaves: Sequence[Leaf]) -> np.dtype:
     return np.dtype([(str(place), numpy_dtype(leaf), leaf.shape) for place, leaf in enumerate(leaves)])
-
-
-def _bytes_space(record: np.dtype) -> gymnasium.spaces.Box:
-    return gymnasium.spaces.Box(0, 255, (record.itemsize,), np.uint8)

@@ -36,21 +36,16 @@ def has_started(env: Any) -> bool:
 
 
 def has_root_end(env: Any) -> bool:
-    """Whether the env writes `done`, `terminated` or `truncated` at the root. Otherwise only its agents end, and each
-    is reset when it does."""
+    """Whether the env writes an end at the root. Otherwise each agent is reset when it ends."""
     return any(key in DONE_KEYS for key in _by_key(env.full_done_spec))
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     """Returns the spec of an env, batched or not. The space of a single leaf with a plain key is of the leaf's kind.
     Several leaves become a Dict with their keys; action keys lose their first part if all share it. `exclude` contains
-    keys of the observation and state to omit, or their first parts; parts joined by dots.
-
-    Raises:
-        ConfigError: an entry of `exclude` matches no key, or a transform changes frames after their step.
-        SpaceError: a leaf lacks a fixed shape or a dtype that NumPy has, a `done` key at the root is not `[1]`, or
-            there is no reward.
-    """
+    keys of the observation and state to omit, or their first parts; parts joined by dots. Raises `ConfigError` if an
+    entry of `exclude` matches no key, or a transform changes frames after their step, or `SpaceError` if a leaf lacks a
+    fixed shape or a dtype that NumPy has, a `done` key at the root is not `[1]`, or there is no reward."""
     observed, acted = _observation_specs(env, exclude), _by_key(env.full_action_spec)
     leaves, action = _leaves(observed, env), _leaves(acted, env)
     rewards = _leaves(_by_key(env.full_reward_spec), env)
@@ -140,8 +135,7 @@ def gym_wrapper(env: Any) -> Any:
 
 
 def dict_parts(env: Any) -> list[str]:
-    """Returns the names of the parts of the Dict observation of the Gymnasium env below an unbatched env; empty without
-    a Dict."""
+    """Returns the names of the parts of a Dict observation of the Gymnasium env below; otherwise none."""
     wrapper = gym_wrapper(env)
     space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
@@ -163,8 +157,7 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
-    """Returns the specs of the observation leaves, of the state leaves that are not observed, and of the agents'
-    ends."""
+    """Returns the specs of observations, of states that are not observed, and of the agents' ends."""
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
@@ -184,8 +177,7 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
 
 
 def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]:
-    """Returns `EnvSpec.nested_dims`: the dimensions of the nested specs. For a key in several specs, the first one
-    counts."""
+    """Returns `EnvSpec.nested_dims`: the dimensions of the nested specs, of the first one for each key."""
     composites = (
         env.full_observation_spec,
         env.full_state_spec,
@@ -222,8 +214,7 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 
 def _with_hooks(env: Any) -> Iterator[Any]:
-    """Yields the env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts
-    call."""
+    """Yields the env and its transforms that change frames by a hook of TorchRL's rollouts."""
     envs = torchrl_envs()
     if not isinstance(env, envs.TransformedEnv):
         if getattr(env, "_post_step_mdp_hooks", None) is not None:
@@ -268,8 +259,7 @@ def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: 
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
-    """Returns the space of a leaf; for one-hot leaves, which Gymnasium does not know, a bare `Space` with shape and
-    dtype."""
+    """Returns the space of a leaf; for one-hot leaves a bare `Space` with shape and dtype."""
     data, dtype = sys.modules["torchrl.data"], numpy_dtype(leaf)
     if isinstance(spec, data.Binary):
         return spaces.MultiBinary(leaf.shape)
@@ -284,8 +274,7 @@ def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
 
 
 def choices_of(spec: Any, leaf: Leaf) -> tuple[np.ndarray, bool]:
-    """Returns the number of values of each choice of the action `leaf`, empty if it does not consist of choices; and
-    whether it is one-hot."""
+    """Returns the number of values of each choice of an action, if any, and whether it is one-hot."""
     data = sys.modules["torchrl.data"]
     if isinstance(spec, data.MultiCategorical):
         return np.asarray(spec.nvec.cpu())[(0,) * (spec.ndim - len(leaf.shape))].reshape(-1), False

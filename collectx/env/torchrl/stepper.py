@@ -27,12 +27,8 @@ from collectx.errors import ShapeError
 
 
 class EnvStepper:
-    """Steps one TorchRL env; see the module's docstring.
-
-    Args:
-        envs: the positions of its envs in the group.
-        wrapper: the `GymWrapper` below the env's transforms, or below each of its envs; None without one.
-    """
+    """Steps one TorchRL env; see the module's docstring. `envs` are the positions of its envs in the group. `wrapper`
+    is the `GymWrapper` below the env's transforms, or below each of its envs; None without one."""
 
     def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
         self.envs = envs
@@ -138,7 +134,6 @@ class EnvStepper:
         return self._env.reset(seed=seeds if self._seeding == "all" else seeds[0])
 
     def _reset_ended(self, ended: np.ndarray) -> Any:
-        """Returns the data after a reset of the envs with `ended`."""
         if self._resets_all:
             fresh = self._env.reset()
             for key in self._kept or ():
@@ -170,8 +165,7 @@ class EnvStepper:
         return mask if self._device is None else mask.to(self._device)
 
     def _write_ends(self, after: Any, out: StepArrays) -> bool:
-        """Writes the ends of episodes; returns whether there are any. An env may omit `done`, and `terminated` if it
-        equals `done`."""
+        """Writes the ends of episodes; returns whether there are any. An env may omit some flags."""
         if self._agents_ends:
             done, terminated, truncated = (self._any_agent(after, name) for name in self._agents_ends)
         else:

@@ -118,8 +118,7 @@ def is_here() -> bool:
 
 
 def options(values: Mapping[str, object]) -> list[str]:
-    """Returns arguments of sbatch or srun, with `-` for `_` in their names. None and False omit an option, True is an
-    option without a value."""
+    """Returns arguments of sbatch or srun. None and False omit an option; True needs no value."""
     names = {key: key.replace("_", "-") for key in values}
     return [
         f"--{names[key]}" if value is True else f"--{names[key]}={value}"
@@ -134,8 +133,7 @@ def _quoted(option: str) -> str:
 
 
 def header(resources: SlurmResources, **defaults: Any) -> list[str]:
-    """Returns the `#SBATCH` lines of a script: `defaults`, overridden by the fields of `resources`, overridden by
-    `resources.sbatch`."""
+    """Returns `#SBATCH` lines: `defaults`, then the fields of `resources`, then `resources.sbatch`."""
     named = {name: getattr(resources, name) for name in ("partition", "account", "qos", "time", "mem", "constraint")}
     named |= {
         "cpus_per_task": resources.cpus_per_task,
@@ -149,8 +147,7 @@ def header(resources: SlurmResources, **defaults: Any) -> list[str]:
 
 def set_up(lines: Sequence[str]) -> list[str]:
     """Returns the commands that prepare a script: the lines of `launcher.setup`, and exports for its steps. A failing
-    line ends the script, because later commands would run in a wrong environment; a failing command in a sourced file
-    does not."""
+    line ends the script, because later commands would run in a wrong environment."""
     return [
         *([_GUARD, *lines, "trap - ERR"] if lines else []),
         "# The steps get the variables of this script, even if sbatch was told to export none.",
@@ -196,8 +193,7 @@ def _options_of(script: str, more: Sequence[str]) -> list[str]:
 
 
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Returns the states of the jobs that SLURM's controller remembers: it forgets a job some minutes after the job's
-    end (MinJobAge)."""
+    """Returns the states of the jobs that SLURM's controller has not forgotten yet (MinJobAge)."""
     numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={numbers}", "--format=%i|%T|%r|%N"]
     try:
@@ -328,8 +324,7 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of running jobs, whose trainers then write a checkpoint, end, and cancel their jobs.
-    Cancels waiting jobs. (After `cancel`, jobs have SLURM's KillWait only.) Continues after an error; the exception
-    lists all errors."""
+    Cancels waiting jobs. (After `cancel`, jobs have SLURM's KillWait only.) The exception lists all errors."""
     # Without scancel's option --state: given one task of an array, it cancels all pending tasks.
     words = {job: state.word for job, state in queued(jobs).items() if not state.is_over}
     running = [job for job, word in words.items() if word == "RUNNING"]
@@ -393,7 +388,6 @@ def _run(command: Sequence[str]) -> str:
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns `variables` for a command of SLURM, without those of this process's own job: a job that is submitted from
-    inside another would use the other's tasks and GPUs. The user's and the site's defaults of sbatch are kept (see
-    `submit`)."""
+    inside another would use the other's tasks and GPUs. The user's and the site's defaults of sbatch are kept."""
     removed = {name for name in variables if name.startswith(_REMOVED_PREFIXES)} | _REMOVED
     return {name: value for name, value in variables.items() if name in _KEPT or name not in removed}

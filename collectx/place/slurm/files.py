@@ -24,7 +24,6 @@ class JobFiles:
         return self.logs / f"{role}.log"
 
     def worker_log(self, worker: int | str) -> Path:
-        """Returns the log file of a worker."""
         return self.log(f"worker-{worker}")
 
     def node_note(self, job: str) -> Path:

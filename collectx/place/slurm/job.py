@@ -92,24 +92,17 @@ class JobTasksLauncher(Launcher):
         self._tasks.close()
         end_processes(self._steps, _CLOSE_S)
 
-    def lost_node(self, worker: int) -> str:
-        """Returns the node of a worker's task if SLURM says that it is lost, otherwise an empty string. Blocks like
-        `nodes.is_lost`."""
-        node = self._home(worker)
-        return node if nodes.is_lost(node) else ""
-
-    def _home(self, worker: int) -> str:
+    def node_of(self, worker: int) -> str:
         """Returns the node of a worker's task."""
         names = self._nodes()
         return names[min(worker + self._first, len(names) - 1)]
 
     def _nodes(self) -> list[str]:
-        """Returns the node of every task of the workers' part."""
         return layout(self._environment, self._part)
 
     def _step(self, worker: int, restarts: int) -> list[str]:
         """Returns the command of a replacement's step. Blocks for some seconds if nodes are gone."""
-        task, names, home = worker + self._first, self._nodes(), self._home(worker)
+        task, names, home = worker + self._first, self._nodes(), self.node_of(worker)
         # The lost worker's node comes first, because its cores are free; then the others in turn, because a hung node
         # may still answer.
         turn = list(dict.fromkeys([home, *names[task:], *names]))
@@ -120,7 +113,7 @@ class JobTasksLauncher(Launcher):
 
     def _kill(self, worker: int) -> list[str]:
         """Returns the command of a step that kills the worker's task: SLURM cannot signal a single task of a step."""
-        home = self._home(worker)
+        home = self.node_of(worker)
         if nodes.seems_lost(home):
             raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
         return self._srun(home, kill_command(worker, self._run))

@@ -137,14 +137,12 @@ def _limit(launcher: SlurmLauncherConfig) -> list[str]:
 
 
 def _part(launcher: SubmititDelayedLauncherConfig, resources: PartResources) -> SubmititDelayedLauncherConfig:
-    """Returns the launcher with the resources of one part."""
     fields: dict[str, Any] = {key: value for key, value in vars(resources).items() if value is not None}
     fields["sbatch"] = launcher.sbatch | resources.sbatch
     return dataclasses.replace(launcher, **fields)
 
 
 def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str, object]) -> str:
-    """Returns the arguments of srun for one part of the job."""
     options = {**launcher.srun, "container": launcher.container, "no-kill": survives_nodes, **more}
     return f"{shlex.join(commands.options(options))} {role_shell(launcher.python or sys.executable)}"
 

@@ -31,7 +31,7 @@ from collectx.env.wrappers import with_statistics
 from collectx.errors import ConfigError, EpisodeTooLong, summary_of
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
-from collectx.run.env_limit import env_limit
+from collectx.run.preflight import env_limit
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 from collectx.worker.spec import Placement
@@ -210,7 +210,6 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
 
 
 def _check_rendering(make: Callable[[], Any]) -> None:
-    """Raises ConfigError unless an env renders an image."""
     try:
         env = make()
         try:

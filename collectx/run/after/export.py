@@ -46,12 +46,8 @@ def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
 
 
 def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """Writes a graph that maps observations to greedy actions, recorded by `torch.export`.
-
-    Raises:
-        ConfigError: the packages of the extra `onnx` are missing.
-        CannotExport: the policy has no graph.
-    """
+    """Writes a graph that maps observations to greedy actions, recorded by `torch.export`. Raises `ConfigError` if the
+    packages of the extra `onnx` are missing, or `CannotExport` if the policy has no graph."""
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise ConfigError(f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'")
     policy, path = _prepare(run_dir, output, weights, "policy.onnx")

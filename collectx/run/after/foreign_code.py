@@ -39,8 +39,8 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
 
 def check_checkpoints(files: RunFolder) -> None:
     """Checks who may have written the checkpoints of a run before a command continues it: its workers will unpickle env
-    states, which executes code. Raises `ConfigError` if the folder belongs to another user, or others can write to its
-    checkpoints."""
+    states, which executes code. Raises `ConfigError` if the folder belongs to another user, or others can write to
+    them."""
     if not files.has_run:
         return
     if (owner := other_owner(files)) is not None:
@@ -78,8 +78,7 @@ def _origin(target: str) -> str:
 
 
 def other_owner(files: RunFolder) -> str | None:
-    """Returns the other user who owns the folder, a configuration or a checkpoint file; None if this user owns them
-    all."""
+    """Returns the other user who owns the folder, a configuration or a checkpoint file; otherwise None."""
     configs = [path for _, path in files.configs]
     for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
         if not path.exists():

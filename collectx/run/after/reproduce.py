@@ -74,12 +74,8 @@ def _digests(folder: str | Path) -> Iterator[str]:
 
 def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
     """Returns for each batch of an async run: (worker, policy version at its start, newest policy version at its
-    delivery, settings version at its start, newest settings version at its delivery).
-
-    Raises:
-        ValueError: the order cannot be repeated; the message says why.
-        DamagedFile: a file of the folder cannot be read.
-    """
+    delivery, settings version at its start, newest settings version at its delivery). Raises `ValueError` if the order
+    cannot be repeated (the message says why), or `DamagedFile` if a file of the folder cannot be read."""
     files = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
     if any(event.get("event") in LOSSES for event in files.read_events()):

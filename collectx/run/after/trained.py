@@ -328,8 +328,7 @@ def _weights(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def _observation_space(group: Env) -> spaces.Space | None:
-    """Returns the space of the observations that the envs of a group return; None for envs of TorchRL, which have
-    specs."""
+    """Returns the space of the envs' observations; None for envs of TorchRL, which have specs."""
     if not group.user_envs:
         return group.spec.observation_space
     first = group.user_envs[0]

@@ -17,8 +17,7 @@ from collectx.errors import DamagedFile
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` as JSON, so that a reader at any moment, also after a crash, finds the complete old or new
-    file."""
+    """Writes `value` as JSON; a reader at any moment, also after a crash, finds the complete old or new file."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
@@ -72,8 +71,8 @@ def read_private(path: Path) -> bytes:
 
 class JsonLines:
     """Appends JSON objects to a file, one per line. Each line is one write, so that readers see complete lines only,
-    even if the writer is killed; the file is not synced. An incomplete last line, which a full disk leaves, is removed
-    when the file is opened."""
+    even if the writer is killed; the file is not synced. Opening the file removes an incomplete last line, which a full
+    disk leaves."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -142,8 +141,7 @@ class LinesTail:
 
     def read_lines(self, is_last: bool = False) -> tuple[list[bytes], bool]:
         """Returns the complete lines added since the last call, about `_BLOCK` bytes at most, and whether the file was
-        replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete. Blocks for the
-        disk only."""
+        replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete."""
         was_replaced = False
         try:
             with open(self.path, "rb") as file:
@@ -173,8 +171,7 @@ class JsonLinesTail(LinesTail):
     _number = 0
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the objects of `read_lines`, and whether the file was replaced before them. Raises `DamagedFile` if a
-        line cannot be read."""
+        """Returns the objects of `read_lines`, and whether the file was replaced. May raise `DamagedFile`."""
         lines, was_replaced = self.read_lines()
         self._number *= not was_replaced
         objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
@@ -183,8 +180,7 @@ class JsonLinesTail(LinesTail):
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
-    """Returns a JSON object; `path` and `part` name its place in errors. Raises `DamagedFile` if `text` is not a JSON
-    object."""
+    """Returns a JSON object. Raises `DamagedFile`, with `path` and `part`, for other content."""
     try:
         value = json.loads(text)
     except ValueError as error:

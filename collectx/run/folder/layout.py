@@ -127,7 +127,6 @@ class RunFolder(JobFiles):
                 _remove(path)
 
     def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
-        """Returns the files and folders that `begin` removes."""
         ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
         notes = [] if keep_logs else [self.job_note, self.worker_jobs]
         if keep_run:
@@ -139,9 +138,9 @@ class RunFolder(JobFiles):
         return ended + notes + lines + logs + configs + folders
 
     def set_aside(self, keep_run: bool) -> None:
-        """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
-        overwrites there. Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder
-        cannot be written to."""
+        """Moves the files that `begin` would remove to `.replaced`, and copies those there that a run overwrites.
+        Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder cannot be written
+        to."""
         with folder_errors(self.path):
             self.forget_replaced()
             moved = {path for path in self._stale(False, keep_run) if path.exists()}
@@ -174,8 +173,7 @@ class RunFolder(JobFiles):
                     folder.rmdir()
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file
-        cannot be read."""
+        """Returns the content of `result.json`; None without it. Raises `DamagedFile` if it cannot be read."""
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
         except FileNotFoundError:

@@ -57,8 +57,7 @@ LOSSES = ("worker_restarted", "worker_dropped")
 @dataclass(frozen=True)
 class Failure:
     """An error of the run. `type` is the exception's type with its module, unless built in; without the module for a
-    restarted or dropped worker, and for a checkpoint. `worker` is the index of the worker that raised it; None for the
-    trainer."""
+    restarted or dropped worker, and for a checkpoint. `worker` is the worker that raised it; None: the trainer."""
 
     type: str
     message: str
@@ -161,8 +160,8 @@ class ResultBuilder:
     def end(self, error: BaseException | None, reason: object = None) -> None:
         """Records that training returned, with `error` None, or raised `error`. The first call sets the status; a later
         error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
-        for example, raises an unrelated error. `reason` is what the trainer returned; if a text, it says why the
-        trainer ended the run."""
+        for example, raises an unrelated error. `reason`, what the trainer returned, says why it ended the run if it is
+        a text."""
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:
@@ -213,11 +212,6 @@ class ResultBuilder:
             if failure not in self._recovered:
                 self._recovered.append(failure)
 
-    def misconfigured(self, error: Exception) -> ConfigError:
-        """Records `error` as a mistake in the configuration, and returns it as a `ConfigError`."""
-        self.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
-        return self.config_error
-
     def result(self, folder: Path) -> Result:
         """Returns the result of the run up to now."""
         statistics = self.statistics
@@ -234,15 +228,10 @@ class ResultBuilder:
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
             num_episodes=statistics.num_episodes,
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
-            failures=(*map(failure_of, self.errors), *self._recovered),
+            failures=(*(Failure(type_name(e), text_of(e), worker_of(e)) for e in self.errors), *self._recovered),
             folder=folder,
             metrics=statistics.metrics,
         )
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Returns type, message and worker of an error."""
-    return Failure(type_name(error), text_of(error), worker_of(error))
 
 
 def type_name(error: BaseException) -> str:

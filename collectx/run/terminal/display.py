@@ -178,7 +178,6 @@ def _notebook() -> Console:
 
 
 def _html(panel: RenderableType) -> Any:
-    """Returns the panel as HTML, for a notebook."""
     from IPython.display import HTML
 
     console = _notebook()

@@ -81,8 +81,7 @@ def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[st
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """Returns a number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None
-    and NaN."""
+    """Returns a number with four significant digits, or one decimal from 1,000 on; `-` for None and NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
     return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
@@ -180,8 +179,7 @@ def rank(value: float | None, objective: str) -> float:
 
 
 def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:
-    """Prints a table to standard output, as plain text if that is not a terminal. The first two columns are texts, the
-    second one the status."""
+    """Prints a table, as plain text unless to a terminal. The first two columns are texts, then numbers."""
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console

@@ -17,8 +17,8 @@ _BACKLOG = 1024
 def local_addresses(interface: str | None) -> tuple[str, ...]:
     """Returns this host's addresses that other hosts may reach, best first: IPv4 before IPv6, addresses of its host
     name before others. Without a network, returns the loopback address. With `interface` (`backend.interface`), returns
-    only the addresses of this interface, which may be loopback. Raises `ConfigError` if the interface does not exist,
-    or lacks an address."""
+    only the addresses of this interface, which may be loopback. Raises `ConfigError` if it does not exist or has no
+    address."""
     import psutil
 
     by_interface = {
@@ -40,20 +40,15 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         for address in addresses
         if not (ip := ipaddress.ip_address(address)).is_loopback and not ip.is_link_local
     ]
-    named = _resolved(socket.gethostname())
+    named: set[str] = set()
+    with contextlib.suppress(OSError):
+        named = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}
     usable.sort(key=lambda address: (":" in address, address not in named))
     return tuple(usable) or ("127.0.0.1",)
 
 
 def _is_link_local(address: str) -> bool:
     return ":" in address and ipaddress.ip_address(address).is_link_local
-
-
-def _resolved(name: str) -> set[str]:
-    try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
 
 
 def listening_sockets(addresses: Sequence[str], port: int, interface: str | None) -> list[socket.socket]:

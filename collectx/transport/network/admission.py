@@ -61,8 +61,7 @@ class Admission:
             peer.state = JoinState.GONE
 
     def take(self) -> tuple[RemotePeer, Connection, Pair] | None:
-        """Returns the next admitted worker, its connection and its pair; None if it was withdrawn. Blocks until
-        `readable` is readable."""
+        """Returns the next admitted worker, with connection and pair; None if it was withdrawn. Blocks."""
         os.read(self.readable, 1)
         peer, connection, pair = self._admitted.get()
         if peer.state is JoinState.PAIRING:
@@ -131,6 +130,5 @@ class Admission:
 
 
 def _reject(connection: Connection, pair: Pair) -> None:
-    """Closes both connections, which tells the worker to end."""
     connection.close()
     pair.close()

@@ -265,12 +265,10 @@ def receive_hello(connection: Connection) -> dict[str, Any]:
 
 
 def new_secret() -> bytes:
-    """Returns a random secret for a run."""
     return secrets.token_bytes(32)
 
 
 def _ask(peer: socket.socket) -> bytes:
-    """Sends a nonce to a worker; returns the nonce."""
     peer.settimeout(_HANDSHAKE_S)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(PROTOCOL + mine)

@@ -33,8 +33,7 @@ class _Program(ctypes.Structure):
 
 class ListenerFilter:
     """A filter on the listening sockets of a library. Blocks new connections, except between `allow` and `block`.
-    Thread-safe. `descriptors` are the sockets' file descriptors. One that was reused for another file is ignored
-    later."""
+    Thread-safe. `descriptors` are the sockets' file descriptors. Reused ones are ignored later."""
 
     def __init__(self, descriptors: Collection[int]):
         self._inodes = {descriptor: _inode(descriptor) for descriptor in descriptors}
@@ -69,15 +68,13 @@ def filter_listeners(
     make: Callable[[], T], is_of_library: Callable[[int], bool] = lambda descriptor: True
 ) -> tuple[T, ListenerFilter]:
     """Calls `make`; returns its result, and a filter on the sockets that began to listen during the call.
-    `is_of_library` says whether a descriptor may be the library's, as other threads may begin to listen during the call
-    too."""
+    `is_of_library` says whether a descriptor may be the library's, and not one of another thread."""
     before = _listening_descriptors()
     result = make()
     return result, ListenerFilter(list(filter(is_of_library, _listening_descriptors() - before)))
 
 
 def _inode(descriptor: int) -> int | None:
-    """Returns the inode of an open descriptor; None if it is closed."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:
@@ -85,7 +82,6 @@ def _inode(descriptor: int) -> int | None:
 
 
 def _listening_descriptors() -> set[int]:
-    """Returns the descriptors of this process's listening sockets."""
     if sys.platform != "linux":
         return set()
     return {descriptor for name in os.listdir("/proc/self/fd") if _is_listening(descriptor := int(name))}

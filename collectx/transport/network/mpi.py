@@ -53,7 +53,6 @@ def mpi_path() -> str:
 
 
 def why_not() -> str | None:
-    """See `collectx.transport.network.p2p`."""
     if "PMIX_NAMESPACE" in os.environ:
         return None
     version = MPI.Get_library_version()

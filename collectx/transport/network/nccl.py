@@ -19,7 +19,6 @@ from collectx.transport.network.process_group import ConnectionStore, GroupPair,
 
 
 def why_not() -> str | None:
-    """See `collectx.transport.network.p2p`."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA. Install a build with CUDA, or use `backend=gloo`"
     if not torch.cuda.is_available():

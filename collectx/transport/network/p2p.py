@@ -91,12 +91,7 @@ class PairConfig:
 
     def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
         """Makes this process's end of the pair, while the process at the other end of `connection` makes its own.
-        Blocks.
-
-        Args:
-            rank: `TRAINER` or `WORKER`.
-            address: this host's address on the network of the connection.
-        """
+        Blocks. `rank` is `TRAINER` or `WORKER`. `address` is this host's address on the network of the connection."""
         set_receive_timeout(connection, self.pair_timeout_s)
         pair = implementation("backend", self.backend).make(self, connection, rank, address)
         set_receive_timeout(connection, None)

@@ -48,7 +48,6 @@ _CHECK_S = 0.05
 
 
 def why_not() -> str | None:
-    """See `collectx.transport.network.p2p`."""
     if not rpc.is_available():
         return "this torch build does not include RPC. Install one of pytorch.org, or use `backend=gloo`"
     return None
@@ -118,7 +117,6 @@ class Inbox:
         self._early: deque[torch.Tensor] = deque()
 
     def receive(self, buffer: torch.Tensor) -> InboxReceive:
-        """Receives the next message into `buffer`."""
         posted = InboxReceive(self, buffer)
         with self._lock:
             if self._early:
@@ -209,8 +207,7 @@ def _name(key: int) -> str:
 
 
 class _Agent:
-    """This process's RPC agent, which exists while any pair does. `pairs` contains the pair of each worker, by its
-    id."""
+    """This process's RPC agent, which exists while any pair does, and the pair of each worker, by its id."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, RpcPair] = {}
@@ -224,8 +221,7 @@ class _Agent:
         self._listeners: ListenerFilter | None = None
 
     def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Registers a pair under `key`, or in the trainer under a new key. Returns the key and this agent's
-        address."""
+        """Registers a pair under `key`, by default a new one. Returns the key and this agent's address."""
         with self._lock:
             if not self._used:
                 self._start(TRAINER if key is None else key, address, options)

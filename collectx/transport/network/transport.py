@@ -111,7 +111,6 @@ class NetworkTransport:
         self._send(peer, partial(self._supervisor.send, peer, message))
 
     def _send(self, peer: RemotePeer, send: Callable[[], None]) -> None:
-        """Calls `send` now, or when the worker has joined."""
         if peer.state is JoinState.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(peer)
@@ -151,7 +150,6 @@ class NetworkTransport:
         self._complete_arrivals()
 
     def _add_worker(self) -> None:
-        """Takes a worker that was admitted."""
         admitted = self._admission.take()
         if admitted is None:
             return
@@ -197,8 +195,7 @@ class NetworkTransport:
         self._remove_worker(peer, error)
 
     def _complete_arrivals(self) -> None:
-        """Delivers the slots that have arrived completely, and the replies, in the order in which each worker sent
-        them."""
+        """Delivers complete slots and replies, in the order in which each worker sent them."""
         announced, self._announced = self._announced, []
         incomplete: set[RemotePeer] = set()
         for peer, event in announced:

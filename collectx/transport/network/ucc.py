@@ -14,7 +14,6 @@ from collectx.transport.network.process_group import ConnectionStore, GroupPair,
 
 
 def why_not() -> str | None:
-    """See `collectx.transport.network.p2p`."""
     if not dist.is_ucc_available():
         return f"torch {torch.__version__} is built without UCC. Build it with USE_UCC=1, or use `backend=gloo`"
     return None

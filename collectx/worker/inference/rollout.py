@@ -10,17 +10,21 @@ docs/explanation/central-inference.md compares the speed of this loop with that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from collectx import progress
-from collectx.batch import Slot
+from collectx.batch import Leaf, Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
+from collectx.policy.base import Actor
+from collectx.policy.recurrent import StateSpec
 from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
@@ -32,6 +36,16 @@ def split(num_envs: int, num_groups: int) -> list[slice]:
     """Returns the slot rows of each group."""
     bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+@dataclass
+class ServedActor(Actor):
+    """Describes the outputs of the server's policy for a worker, which only steps envs. Nobody calls `act`."""
+
+    leaves: tuple[Leaf, ...]
+    states: tuple[StateSpec, ...]
+    module: nn.Module | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class ServedGroup(Rollout):
@@ -78,7 +92,6 @@ class ServedRollout:
         self._pointer = pointer
 
     def prepare(self, slot: Slot, index: int) -> tuple[int, list[SlotViews]]:
-        """See `Rollout.prepare`."""
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
         return index, [rollout.prepare(part, index) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
@@ -121,7 +134,6 @@ class ServedRollout:
             raise_at_step(error, step - 1)
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """See `Rollout.reset`."""
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
             rollout.reset(None if seeds is None else seeds[rows])
 
@@ -131,12 +143,10 @@ class ServedRollout:
             rollout.hold(held)
 
     def reset_some(self, chosen: np.ndarray) -> None:
-        """See `Rollout.reset_some`."""
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
             rollout.reset_some(chosen[rows])
 
     def take_metrics(self) -> np.ndarray:
-        """See `Rollout.take_metrics`."""
         return sum(rollout.take_metrics() for rollout in self._rollouts)  # type: ignore[return-value]
 
     @property
@@ -146,21 +156,17 @@ class ServedRollout:
 
     @property
     def groups(self) -> list[Env]:
-        """See `Rollout.groups`."""
         return [rollout.group for rollout in self._rollouts]
 
     def state(self) -> dict[str, Any]:
-        """See `Rollout.state`."""
         states = [rollout.state() for rollout in self._rollouts]
         reasons = [state["reason"] for state in states if "reason" in state]
         return {"groups": states} | ({"reason": reasons[0]} if reasons else {})
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """See `Rollout.load`."""
         reasons = [rollout.load(part) for rollout, part in zip(self._rollouts, state["groups"], strict=True)]
         return next((reason for reason in reasons if reason is not None), None)
 
     def close(self) -> None:
-        """Closes the envs."""
         for rollout in self._rollouts:
             rollout.close()

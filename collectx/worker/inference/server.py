@@ -134,7 +134,6 @@ class InferenceServer:
             return policies.configured_actor(self._spec.cfg, self._policy, spec, device)[0]
 
     def _reply(self, request: Request) -> None:
-        """Replies to a request of the trainer."""
         reply: Any = None
         if request.name == "state":
             # In the form of a worker's state, but without envs.

@@ -44,7 +44,7 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     assert {**read, "hydra": read.hydra.runtime.choices} == {**node, "hydra": node.hydra.runtime.choices}
     cfg, problems, _ = typed(node, node.hydra)
     # Some choices have keys that the user must set.
-    assert [problem for problem in problems if "is not set. Set" not in problem] == []
+    assert [problem for problem in problems if "is not set. Set" not in problem.text()] == []
     for group in GROUPS:
         if KINDS[group]:
             assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema

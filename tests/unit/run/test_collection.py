@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.collector.owner import Owner
+from collectx.collector.collector import Owner
 from collectx.collector.settings import Settings
 from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute

@@ -401,7 +401,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         # advance, because only they can tell whether their envs can be restored.
         reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
-            if self.pool.records[index].incarnation == state["incarnations"].get(index):
+            if self.pool.records[index].history.incarnation == state["incarnations"].get(index):
                 self.request_reset(reset, [index])
         return reasons
 

@@ -12,6 +12,7 @@ request too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from collectx.collector.settings import Setting, Settings
@@ -20,6 +21,7 @@ from collectx.errors import set_worker, text_of
 from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Departure, Joined, Reply, Request, Reset
+from collectx.worker.spec import ProcessHistory
 
 
 class WorkerPool:
@@ -29,12 +31,11 @@ class WorkerPool:
         events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
         num_workers: number of workers with which the run begins.
         min_workers: while workers are starting, a batch is requested only if this number of workers is ready.
-        first_incarnations: the first incarnation of each worker, by index; 0 without an entry.
+        histories: the histories of the workers' first processes, by index; without an entry, the worker is new.
         first_requests: returns the first requests to a worker, at least one, for its index. None: the run waits for all
             workers.
         seed: the run's seed, with which the envs of a worker that gets settings after its start are reset.
         normalizers: see `EnvSpec.normalizers`.
-        first_restart_counts: number of earlier processes of each worker, by index; None: no worker had any.
 
     Attributes:
         settings: the settings in force, which workers that start later get.
@@ -50,19 +51,19 @@ class WorkerPool:
         schedule: Schedule,
         failure_policy: FailurePolicy,
         events: Callable[..., None],
+        *,
         num_workers: int,
         min_workers: int,
-        first_incarnations: Mapping[int, int],
+        histories: Mapping[int, ProcessHistory] = MappingProxyType({}),
         first_requests: Callable[[int], Sequence[Request]] | None = None,
         seed: int = 0,
         normalizers: Sequence[str] = (),
-        first_restart_counts: Mapping[int, int] | None = None,
     ):
         self.settings = Settings()
         self._seed = seed
         self._normalizers = normalizers
         self.records: list[WorkerRecord] = []
-        self.server = WorkerRecord(num_workers, 0, is_server=True) if workers.has_server else None
+        self.server = WorkerRecord(num_workers, is_server=True) if workers.has_server else None
         self.num_ready = self.num_starting = self.num_awaited = 0
         self._workers = workers
         self._schedule = schedule
@@ -70,8 +71,7 @@ class WorkerPool:
         self._events = events
         self._num_workers = num_workers
         self._min_workers = min_workers
-        self._first_incarnations = first_incarnations
-        self._first_restart_counts = first_restart_counts or {}
+        self._histories = histories
         self._first_requests = first_requests
         self._is_setting = False
 
@@ -104,16 +104,15 @@ class WorkerPool:
     def _expect_next(self) -> WorkerRecord:
         """Makes the record of the next worker, with the lowest unused index."""
         index = len(self.records)
-        incarnation = index // self._num_workers * self._failure_policy.max_incarnations
-        restart_count = self._first_restart_counts.get(index, 0)
-        worker = WorkerRecord(index, self._first_incarnations.get(index, incarnation), restart_count)
+        new = ProcessHistory(index // self._num_workers * self._failure_policy.max_incarnations)
+        worker = WorkerRecord(index, self._histories.get(index, new))
         self.records.append(worker)
         self._expect(worker)
         return worker
 
     def _expect(self, worker: WorkerRecord) -> None:
         """Lets a process of the worker's current incarnation connect."""
-        worker.spec = self._workers.expect(worker.index, worker.incarnation, worker.restart_count, worker.is_server)
+        worker.spec = self._workers.expect(worker.index, worker.history, worker.is_server)
 
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
@@ -125,8 +124,8 @@ class WorkerPool:
 
     def _start(self, worker: WorkerRecord) -> None:
         """Starts the expected process."""
-        restarts = worker.num_restarts + worker.num_requeues
-        worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
+        num_replaced = worker.history.num_replaced
+        worker.handle = self._workers.start(worker.index, worker.spec, num_replaced, worker.handle, worker.is_server)
         worker.has_replied, worker.settings_version = False, 0
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
@@ -232,7 +231,7 @@ class WorkerPool:
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
         if is_final or worker is self.server:
             raise error
-        num_restarts = sum(record.num_restarts for record in self.records)
+        num_restarts = sum(record.history.num_restarts for record in self.records)
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
         if action is Action.END_RUN:
             raise error
@@ -244,20 +243,15 @@ class WorkerPool:
             self.tell_server("drop", worker.index)
             self._events("worker_dropped", worker=worker.index, num_workers=self.num_alive)
             return ()
-        if action is Action.REQUEUE:
-            worker.num_requeues += 1
-        else:
-            worker.num_restarts += 1
-        worker.incarnation += 1
-        worker.restart_count += 1
+        history = worker.history
+        worker.history = history.after_requeue() if action is Action.REQUEUE else history.after_restart()
         self._expect(worker)
         self._start(worker)
-        num_restarts = worker.num_restarts + worker.num_requeues
         self._events(
             "worker_restarted",
             worker=worker.index,
-            incarnation=worker.incarnation,
-            restarts=num_restarts,
+            incarnation=worker.history.incarnation,
+            restarts=worker.history.num_replaced,
             after=type(error).__name__,
             **({"normalizers": self._normalizers} if self._normalizers else {}),
         )

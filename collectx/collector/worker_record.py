@@ -11,7 +11,7 @@ from enum import Enum
 from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
-from collectx.worker.spec import ProcessSpec
+from collectx.worker.spec import ProcessHistory, ProcessSpec
 
 
 class RecordState(Enum):
@@ -29,12 +29,9 @@ class WorkerRecord:
 
     Attributes:
         index: the worker's index in the collector.
-        incarnation: the incarnation of the newest process; see `collectx.worker.spec.Placement`.
+        history: what came before the newest process.
         spec: the spec of the newest process.
         handle: the handle of the newest process; None if its end cannot be observed.
-        restart_count: number of processes before the newest one, over the whole run.
-        num_restarts: number of processes that replaced a failed one.
-        num_requeues: number of processes that replaced one whose job the cluster's scheduler ended.
         num_granted: number of slots that the worker may fill and has not filled.
         num_frames: frames delivered, in all incarnations.
         first_requests: requests to which the worker must still reply before it is ready. "load" contains the saved
@@ -50,13 +47,10 @@ class WorkerRecord:
     """
 
     index: int
-    incarnation: int
-    restart_count: int = 0
+    history: ProcessHistory = ProcessHistory()  # noqa: RUF009, it is frozen
     spec: ProcessSpec = field(init=False)
     state: RecordState | None = None
     handle: AnyHandle | None = None
-    num_restarts: int = 0
-    num_requeues: int = 0
     num_granted: int = 0
     num_frames: int = 0
     first_requests: Sequence[Request] = ()
@@ -123,7 +117,7 @@ class FailurePolicy:
             num_restarts: number of restarts in the run so far.
         """
         if isinstance(error, JobEnded) and self.max_requeues:
-            if worker.num_requeues < self.max_requeues:
+            if worker.history.num_requeues < self.max_requeues:
                 return Action.REQUEUE
             error.add_note(f"{worker.name} was already requeued {self.max_requeues} times (launcher.max_requeues).")
         if self.on_worker_failure == "drop":

@@ -612,7 +612,7 @@ class BaseCollector(ReadableCollector):
             "batches": state_dict.get("iter", 0),
             "frames_by_worker": {},
             "undelivered": [],
-            "incarnations": {worker.index: worker.incarnation for worker in self._core.pool.records},
+            "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
             "workers": saved,
         }
         with self._exclusive():

@@ -137,7 +137,9 @@ class LocalLauncher(Launcher):
             "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
         }
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> Handle | None:
         """Starts a process, and blocks until it is forked. `entry` is pickled. The process is not daemonic, as an env
         may start child processes.
 

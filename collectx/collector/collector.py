@@ -303,8 +303,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @property
     def num_envs(self) -> int:
-        """Number of envs of all workers with which the run begins."""
-        return self._spec.slots.rows * self._spec.slots.num_workers
+        """Number of envs of all workers that were started, also of lost ones."""
+        return self._spec.slots.rows * self.pool.num_started
 
     @property
     def workers(self) -> list[int]:

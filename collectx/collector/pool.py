@@ -165,17 +165,21 @@ class WorkerPool:
         return self.num_ready + self.num_starting
 
     @property
+    def num_started(self) -> int:
+        """Number of workers that were started, also of lost ones."""
+        return len(self.records) - (self.server is not None)
+
+    @property
     def ready_of_started(self) -> tuple[int, int] | None:
         """Number of ready workers, and number of started ones; None if all are ready."""
-        num_started = len(self.records) - (self.server is not None)
-        return None if self.num_ready == num_started else (self.num_ready, num_started)
+        return None if self.num_ready == self.num_started else (self.num_ready, self.num_started)
 
     @property
     def stepping_of_started(self) -> tuple[int, int] | None:
         """Number of workers that have stepped their envs, and number of started ones; None for workers in the trainer's
         process. Any thread may read it."""
         num_stepping = self._workers.transport.num_stepping
-        return None if num_stepping is None else (num_stepping, len(self.records) - (self.server is not None))
+        return None if num_stepping is None else (num_stepping, self.num_started)
 
     @property
     def must_wait_for_workers(self) -> bool:

@@ -92,9 +92,12 @@ class Action(Enum):
 class FailurePolicy:
     """Decides what to do about a failed worker.
 
+    Both limits count since this trainer process started, so a resume counts again from 0: they end a loop of failures.
+    The user who resumes the run has seen its error, and could not continue if the limit were used up for good.
+
     Attributes:
         on_worker_failure: "raise", "restart" or "drop".
-        max_restarts: maximum number of restarts in a run, for all workers together.
+        max_restarts: maximum number of restarts, for all workers together.
         min_workers: a worker is dropped only if at least this number is left.
         max_requeues: maximum number of times that each worker is started again after the scheduler ended its job.
     """

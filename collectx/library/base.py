@@ -36,7 +36,7 @@ from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
-from collectx.library.background import Background
+from collectx.library.background import Background, StepThread
 from collectx.library.configuration import fit_frames, named_in_python, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
@@ -45,7 +45,6 @@ from collectx.library.overrides import overrides_of_workers, trainers_policy
 from collectx.library.parse import parse, signature_of
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
-from collectx.library.step_thread import StepThread
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.values import within
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
@@ -97,7 +96,10 @@ class BaseCollector(ReadableCollector):
         with named_in_python(self._keywords):
             self._spec = self._read_spec()
         self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
-        self._warn_of_surplus(stacklevel=4)
+        # Rounding up collects more frames.
+        is_rounded = self.total_frames % self._keywords.requested_frames
+        if is_rounded and (note := surplus_note(self.total_frames, self._frames_per_batch)) is not None:
+            warnings.warn(note, stacklevel=3)
         policy = self._make_policy()
         with named_in_python(self._keywords):
             core = self._start_core(policy)
@@ -113,8 +115,8 @@ class BaseCollector(ReadableCollector):
             self._weights.updater.register_collector(self)
 
     def _configure(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
-        """Sets the keywords, the configuration, and the overrides of each worker, from the constructor's arguments.
-        Raises `ConfigError` with all problems."""
+        """Sets the keywords, the configuration, and the overrides of each worker. Raises `ConfigError` with all
+        problems."""
         passed, conflicts = lift_shared(passed)
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts
@@ -134,14 +136,6 @@ class BaseCollector(ReadableCollector):
         if has_workers or has_users_policy or undeclared(env.info_keys) or may_return_mask(env.create):
             env = copied(env, is_required=has_workers)
         return envs.read_spec(env, has_users_policy)
-
-    def _warn_of_surplus(self, stacklevel: int) -> None:
-        """Warns if `total_frames` is not a multiple of the requested `frames_per_batch`, so more frames are
-        collected."""
-        if self.total_frames % self._keywords.requested_frames:
-            note = surplus_note(self.total_frames, self._frames_per_batch)
-            if note is not None:
-                warnings.warn(note, stacklevel=stacklevel)
 
     def _make_policy(self) -> Any:
         """Sets `self.policy`; returns the policy to publish, None for random actions."""
@@ -235,6 +229,8 @@ class BaseCollector(ReadableCollector):
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. Blocks until the batch is complete."""
         return next(self, None)
+
+    rollout = next
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Returns an iterator over the remaining batches."""
@@ -386,38 +382,27 @@ class BaseCollector(ReadableCollector):
             ValueError: the lists have different lengths, or not one entry per worker; or there are workers, the method
                 is this collector's, and no lists are passed.
         """
-        if method_name.startswith("env."):
-            return self._map_envs(method_name.removeprefix("env."), list_of_args, list_of_kwargs)
-        if list_of_args is None and list_of_kwargs is None:
-            if self._keywords.has_workers:
-                raise ValueError(
-                    f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have "
-                    "only the methods of their envs, env.NAME, and other methods are this collector's. Pass "
-                    "list_of_args=[()] for one call."
-                )
-            list_of_args = [()]
-        positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
-        if positional and named and len(positional) != len(named):
+        path, has_workers = within("env", method_name), self._keywords.has_workers
+        has_no_lists = list_of_args is None and list_of_kwargs is None
+        if path is None and has_workers and has_no_lists:
             raise ValueError(
-                f"list_of_args has {len(positional)} entries, but list_of_kwargs has {len(named)}. Give one for each "
-                "call"
+                f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have only "
+                "the methods of their envs, env.NAME, and other methods are this collector's. Pass list_of_args=[()] "
+                "for one call."
             )
-        count = len(positional) or len(named)
-        calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
-        return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in calls]
-
-    def _map_envs(self, path: str, list_of_args: Any, list_of_kwargs: Any) -> list[Any]:
-        has_workers = self._keywords.has_workers
-        count = self.num_workers if has_workers else len(list_of_args or list_of_kwargs or [()])
+        is_per_worker = path is not None and has_workers
+        count = self.num_workers if is_per_worker else len(list_of_args or list_of_kwargs or ()) + has_no_lists
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
-            given = f"{len(positional)} and {len(named)}"
+            given, calls = f"{len(positional)} and {len(named)}", "workers" if is_per_worker else "calls"
             raise ValueError(
-                f"map_fn('env.{path}') got lists of {given} entries for {count} workers. Give one entry for each"
+                f"map_fn({method_name!r}) got lists of {given} entries for {count} {calls}. Give one entry for each"
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
-        calls = [contents] if has_workers else [[each] for each in contents]
-        replies = self._with_core(lambda core: [core.change("call", path, each) for each in calls])
+        if path is None:
+            return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in contents]
+        settings = [contents] if has_workers else [[each] for each in contents]
+        replies = self._with_core(lambda core: [core.change("call", path, each) for each in settings])
         return [each[0] if len(each) == 1 else each for reply in replies for each in reply.values()]
 
     @property
@@ -476,7 +461,6 @@ class BaseCollector(ReadableCollector):
                 self._stream.forget()
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
-        """Raises ValueError unless `selection` contains an entry for each of `count` envs or workers to reset."""
         if len(selection) != count:
             raise ValueError(
                 f"{name}={list(selection)} must have one entry for each of {count} {what}, or be None for all"
@@ -672,10 +656,6 @@ class BaseCollector(ReadableCollector):
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """The same as `shutdown`; blocks too."""
         self.shutdown(timeout, close_env)
-
-    def rollout(self) -> TensorDictBase | None:
-        """Returns one batch, like `next()`."""
-        return self.next()
 
     def __enter__(self) -> Self:
         return self

@@ -168,6 +168,8 @@ class BaseCollector(ReadableCollector):
             "Pickle its state_dict(), and call load_state_dict on another collector."
         )
 
+    # --- batches ---
+
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
 
@@ -236,6 +238,8 @@ class BaseCollector(ReadableCollector):
         """Returns an iterator over the remaining batches."""
         return iter(self)
 
+    # --- batches in the background, into a replay buffer ---
+
     def start(self) -> None:
         """Starts a background thread, which collects into `replay_buffer` until `total_frames` or `shutdown`. Does not
         wait for a batch. Meanwhile you may sample from the buffer and publish weights.
@@ -275,6 +279,8 @@ class BaseCollector(ReadableCollector):
             if workers_write(self._overrides):
                 self._core.wait_until_idle()
             yield
+
+    # --- weights ---
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the background thread's current batch, unless weights are in shared memory and `overlap` is 0: then
@@ -361,6 +367,8 @@ class BaseCollector(ReadableCollector):
         self.update_policy_weights_()
         return self.policy_version
 
+    # --- envs ---
+
     def map_fn(
         self,
         method_name: str,
@@ -404,37 +412,6 @@ class BaseCollector(ReadableCollector):
         settings = [contents] if has_workers else [[each] for each in contents]
         replies = self._with_core(lambda core: [core.change("call", path, each) for each in settings])
         return [each[0] if len(each) == 1 else each for reply in replies for each in reply.values()]
-
-    @property
-    def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """Called without arguments in every worker before each of its batches. An assignment replaces the hook in all
-        workers from their next batch on; a restarted worker uses the constructor's hook."""
-        return self._hooks.pre_collect_hook
-
-    @pre_collect_hook.setter
-    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        self._replace_hook("pre_collect_hook", hook)
-
-    @property
-    def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Called in every worker with each batch that it collected. Assign it like `pre_collect_hook`."""
-        return self._hooks.post_collect_hook
-
-    @post_collect_hook.setter
-    def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        self._replace_hook("post_collect_hook", hook)
-
-    def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        """Sets `post_collect_hook`."""
-        self.post_collect_hook = hook
-
-    def _replace_hook(self, name: str, hook: Callable | None) -> None:
-        if name == "post_collect_hook" and not self._keywords.has_workers:
-            with self._exclusive():
-                self._delivery.post_collect_hook = hook
-        else:
-            self._ask("set_hook", name, Hooks(**{name: hook}))
-        self._hooks = replace(self._hooks, **{name: hook})
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Resets envs before the next batch that each worker begins. Batches that workers have already begun are still
@@ -490,6 +467,41 @@ class BaseCollector(ReadableCollector):
         self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
+    # --- hooks ---
+
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """Called without arguments in every worker before each of its batches. An assignment replaces the hook in all
+        workers from their next batch on; a restarted worker uses the constructor's hook."""
+        return self._hooks.pre_collect_hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        self._replace_hook("pre_collect_hook", hook)
+
+    @property
+    def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
+        """Called in every worker with each batch that it collected. Assign it like `pre_collect_hook`."""
+        return self._hooks.post_collect_hook
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        self._replace_hook("post_collect_hook", hook)
+
+    def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        """Sets `post_collect_hook`."""
+        self.post_collect_hook = hook
+
+    def _replace_hook(self, name: str, hook: Callable | None) -> None:
+        if name == "post_collect_hook" and not self._keywords.has_workers:
+            with self._exclusive():
+                self._delivery.post_collect_hook = hook
+        else:
+            self._ask("set_hook", name, Hooks(**{name: hook}))
+        self._hooks = replace(self._hooks, **{name: hook})
+
+    # --- profiling ---
+
     @signature_of(ProfileConfig)
     def enable_profile(self, *arguments: Any, **options: Any) -> None:
         """Profiles the next batches of the selected workers, in their processes, with `torch.profiler`.
@@ -516,6 +528,8 @@ class BaseCollector(ReadableCollector):
         config, self._profile_config = self._profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
+
+    # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches and, for each
@@ -566,31 +580,13 @@ class BaseCollector(ReadableCollector):
             raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
-        workers = self._core.workers
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable
         saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            individual = {
-                index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")
-            }
-            kept = self._weights.individual - set(individual)
-            if not kept and not individual:
-                self.update_policy_weights_()
-            else:
-                # One call, so no worker acts with another's weights in between.
-                shared = [index for index in workers if index not in kept and index not in individual]
-                if by_worker := {**dict.fromkeys(shared), **individual}:
-                    self.update_policy_weights_(by_worker)
-                self._weights.individual.difference_update(shared)
-        version = state_dict.get("policy_version", self._core.policy_version)
-        self._stream.version_offset = offset = version - self._core.policy_version
-        if workers_write(self._overrides):
-            write = partial(_write, self._keywords.replay_buffer.extend, offset)
-            self._ask("set_hook", "write_batch", Hooks(write_batch=write))
-            for fields in self._overrides:  # for restarted workers
-                fields.hooks = replace(fields.hooks, write_batch=write)
+            self._publish_loaded(saved)
+        self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
         saved_state: CollectorState = {
             "frames": state_dict["frames"],
             "batches": state_dict.get("iter", 0),
@@ -601,6 +597,30 @@ class BaseCollector(ReadableCollector):
         }
         with self._exclusive():
             self._core.load(saved_state, self._cfg.seed)
+
+    def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
+        """Publishes the policy's weights, and to some workers the individual ones of their saved states."""
+        individual = {index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")}
+        kept = self._weights.individual - set(individual)
+        if not kept and not individual:
+            self.update_policy_weights_()
+            return
+        # One call, so no worker acts with another's weights in between.
+        shared = [index for index in self._core.workers if index not in kept and index not in individual]
+        if by_worker := {**dict.fromkeys(shared), **individual}:
+            self.update_policy_weights_(by_worker)
+        self._weights.individual.difference_update(shared)
+
+    def _continue_versions(self, version: int) -> None:
+        """Makes `version` the number of the newest weights, in this process and in workers that write batches."""
+        self._stream.version_offset = offset = version - self._core.policy_version
+        if workers_write(self._overrides):
+            write = partial(_write, self._keywords.replay_buffer.extend, offset)
+            self._ask("set_hook", "write_batch", Hooks(write_batch=write))
+            for fields in self._overrides:  # for restarted workers
+                fields.hooks = replace(fields.hooks, write_batch=write)
+
+    # --- the end ---
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers, and kills those that do not stop within `close_timeout_s`. Blocks until they have ended.

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
@@ -79,6 +78,7 @@ class BaseCollector(ReadableCollector):
     Attributes:
         policy: the policy in this process, whose weights are published; None for random actions of workers.
         closed: whether `shutdown` was called.
+        profile_config: the configuration of the last `enable_profile`; None before it, and after `disable_profile`.
 
     Raises:
         ConfigError: the constructor's arguments are wrong. The message lists all problems; nothing was started.
@@ -86,7 +86,7 @@ class BaseCollector(ReadableCollector):
         Exception: an env or a policy raised this in a worker; from the constructor or from `next`.
     """
 
-    _profile_config: ProfileConfig | None = None
+    profile_config: ProfileConfig | None = None
     # The batch that `async for` is waiting for. It belongs to no event loop, as a cancelled task's loop may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
@@ -515,17 +515,12 @@ class BaseCollector(ReadableCollector):
         if problems := config.problems(self._core.workers):
             raise ValueError(" ".join(problems))
         self._ask("profile", per_worker=dict.fromkeys(config.workers or (), (config,)))
-        self._profile_config = config
-
-    @property
-    def profile_config(self) -> ProfileConfig | None:
-        """The configuration of the last `enable_profile`; None before it, and after `disable_profile`."""
-        return self._profile_config
+        self.profile_config = config
 
     def disable_profile(self) -> None:
         """Ends profiling, and writes the trace if a batch after the warm-up was recorded. Does nothing before
         `enable_profile`."""
-        config, self._profile_config = self._profile_config, None
+        config, self.profile_config = self.profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
 
@@ -680,9 +675,7 @@ class BaseCollector(ReadableCollector):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # A forked process may leave a block of its parent's collector.
         if self._stream.core.owner.is_this_process:
             self.shutdown(close_env=False)

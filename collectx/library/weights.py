@@ -23,6 +23,7 @@ from collectx.transport.base import Writes
 
 # Ends messages about unknown models.
 MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
+_ADVICE = "pass those of a module with the policy's architecture"
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
@@ -214,9 +215,6 @@ def _unwrapped(weights: dict[str, Any]) -> dict[str, Any]:
 def _within(weights: dict[str, Any]) -> dict[str, Any]:
     """Removes the prefix of data parallelism from names."""
     return {name.removeprefix("module."): each for name, each in weights.items()}
-
-
-_ADVICE = "pass those of a module with the policy's architecture"
 
 
 def _check_shapes(targets: Mapping[str, torch.Tensor], sources: Sequence[Any]) -> None:

@@ -10,7 +10,6 @@ measurement is `collectx run` in a new process group.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import os
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
@@ -29,6 +29,7 @@ from typing import Any
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
+from collectx.fork_server.descendants import end_with_parent
 from collectx.place import place_of
 from collectx.run import RunFolder, cores
 
@@ -268,7 +269,7 @@ class RunMeasure:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=_ends_with_parent(),
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),
             )
         try:
             if (rate := self._wait(process, RunFolder(folder))) is not None:
@@ -302,14 +303,6 @@ class RunMeasure:
         raise Failed(
             f"fewer than two batches in {self.limit_s:g} s: raise tune.seconds, or lower collector.frames_per_batch"
         )
-
-
-def _ends_with_parent() -> Callable[[], None] | None:
-    """Returns what a new process calls so that Linux ends it with this one, also if this one is killed."""
-    if sys.platform != "linux":
-        return None
-    pr_set_pdeathsig, libc = 1, ctypes.CDLL(None)
-    return lambda: libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:

@@ -322,8 +322,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @property
     def num_envs(self) -> int:
-        """Number of envs of all workers with which the run begins."""
-        return self._spec.slots.rows * self._spec.slots.num_workers
+        """Number of envs of all workers that were started, also of lost ones."""
+        return self._spec.slots.rows * self.pool.num_started
 
     @property
     def workers(self) -> list[int]:
@@ -414,7 +414,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         # advance, because only they can tell whether their envs can be restored.
         reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
-            if self.pool.records[index].incarnation == state["incarnations"].get(index):
+            if self.pool.records[index].history.incarnation == state["incarnations"].get(index):
                 self.request_reset(reset, [index])
         return reasons
 

@@ -19,7 +19,7 @@ from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
-from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests, first_restart_counts
+from collectx.collector.saved_state import CollectorState, first_requests, next_histories
 from collectx.collector.worker_record import FailurePolicy
 from collectx.collector.written import workers_write
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
@@ -48,7 +48,7 @@ from collectx.transport.base import SlotSpec
 from collectx.transport.leases import NUM_SPARE
 from collectx.transport.slab import SlabLayout, SlabTransport
 from collectx.worker.inference.rollout import ServedActor
-from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessSpec
+from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessHistory, ProcessSpec
 
 
 def build(
@@ -128,13 +128,12 @@ def build(
         schedule,
         FailurePolicy(options.on_worker_failure, options.max_restarts, options.min_workers or 1, workers.max_requeues),
         events,
-        num_workers,
-        options.min_workers or num_workers,
-        {} if resume is None else first_incarnations(resume),
-        partial(first_requests, resume) if is_joining else None,
-        cfg.seed,
-        spec.normalizers,
-        {} if resume is None else first_restart_counts(resume),
+        num_workers=num_workers,
+        min_workers=options.min_workers or num_workers,
+        histories={} if resume is None else next_histories(resume),
+        first_requests=partial(first_requests, resume) if is_joining else None,
+        seed=cfg.seed,
+        normalizers=spec.normalizers,
     )
     collector = CollectorCore(workers.transport, schedule, delivery, pool)
     try:
@@ -218,8 +217,8 @@ class SpecMaker:
         """Whether an inference server acts for the workers."""
         return self._served is not None
 
-    def make(self, worker: int, incarnation: int, restart_count: int = 0) -> ProcessSpec:
-        """Returns the spec of a worker's process in this incarnation, which has `restart_count` earlier processes."""
+    def make(self, worker: int, history: ProcessHistory) -> ProcessSpec:
+        """Returns the spec of a worker's process with this history."""
         overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
         if overrides.exploration_type is not None:
@@ -232,25 +231,25 @@ class SpecMaker:
             collector=collector,
         )
         extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(ProcessExtras)}
-        placement = self._placement(worker, incarnation, restart_count)
+        placement = self._placement(worker, history)
         return ProcessSpec(cfg, placement, self._num_envs, self._served, **extras)
 
-    def make_server(self, index: int, incarnation: int) -> ProcessSpec:
+    def make_server(self, index: int) -> ProcessSpec:
         """Returns the spec of the inference server, with the env and the device of the first worker."""
-        placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers, incarnation=incarnation)
-        return dataclasses.replace(self.make(0, 0), placement=placement, served=None)
+        placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers)
+        return dataclasses.replace(self.make(0, ProcessHistory()), placement=placement, served=None)
 
-    def _placement(self, worker: int, incarnation: int, restart_count: int) -> Placement:
+    def _placement(self, worker: int, history: ProcessHistory) -> Placement:
         outer, index = self._outer, worker % self._num_workers
         return Placement(
             worker=worker,
             index=outer.worker * self._num_workers + index,
             num_workers=outer.num_workers,
-            incarnation=outer.incarnation + incarnation,
+            incarnation=outer.incarnation + history.incarnation,
             visible_device=self._visible_devices[index] if self._visible_devices else None,
             env_index=outer.env_index + worker * self._processes * self._num_envs,
             worker_index=outer.worker_index + worker * self._processes,
-            restart_count=outer.restart_count + restart_count,
+            restart_count=outer.restart_count + history.restart_count,
         )
 
 

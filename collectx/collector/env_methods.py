@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -52,7 +52,9 @@ class EnvMethods(ABC):
         """Sets an attribute of every env, or of the wrapper that defines it.
 
         Args:
-            values: one value for all envs; or a list or tuple with a value for each env of the run.
+            values: one value for all envs; or a list or tuple with a value for each env of the run, also of workers
+                that are starting or lost, or for each env that `get_attr` reads. In the second case, other workers take
+                the values of one of these when they start.
 
         Raises:
             AttributeError: an env lacks the attribute.
@@ -60,15 +62,8 @@ class EnvMethods(ABC):
         """
 
         def set_values(core: CollectorCore) -> None:
-            each = [(False, values)]
-            if isinstance(values, list | tuple):
-                if len(values) != core.num_envs:
-                    raise ValueError(
-                        f"set_attr({name!r}): got {len(values)} values for {core.num_envs} envs. To set this list in "
-                        f"each env, pass [values] * {core.num_envs}"
-                    )
-                each = contents_of_each(values, core.rows_per_worker)
-            core.change("set_attr", name, each)
+            is_each = isinstance(values, list | tuple)
+            core.change("set_attr", name, _by_worker(core, name, values) if is_each else [(False, values)])
 
         self._with_core(set_values)
 
@@ -86,3 +81,18 @@ class EnvMethods(ABC):
         """
         content = None if options is None else dict(options)
         self._with_core(lambda core: core.change("reset_options", "", [content]))
+
+
+def _by_worker(core: CollectorCore, name: str, values: Sequence[Any]) -> list[tuple[bool, list[Any]]]:
+    """Returns the content for each started worker of a setting that gives every env its own value."""
+    ready, rows, num_envs = core.workers, core.rows_per_worker, core.num_envs
+    contents = contents_of_each(values, rows)
+    if len(values) == num_envs:
+        return contents
+    if not ready or len(values) != len(ready) * rows:
+        raise ValueError(
+            f"set_attr({name!r}): got {len(values)} values for {num_envs} envs. To set this list in each env, pass "
+            f"[values] * {num_envs}"
+        )
+    others = [contents[worker % len(ready)] for worker in range(num_envs // rows)]
+    return [dict(zip(ready, contents, strict=True)).get(worker, other) for worker, other in enumerate(others)]

@@ -12,6 +12,7 @@ request too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from collectx.collector.settings import Setting, Settings
@@ -20,6 +21,7 @@ from collectx.errors import set_worker, text_of
 from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Departure, Joined, Reply, Request, Reset
+from collectx.worker.spec import ProcessHistory
 
 
 class WorkerPool:
@@ -28,11 +30,10 @@ class WorkerPool:
     Args:
         events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
         min_workers: while workers are starting, a batch is requested only if this number of workers is ready.
-        first_incarnations: the first incarnation of each worker, by index; 0 without an entry.
+        histories: the histories of the workers' first processes, by index; without an entry, the worker is new.
         first_requests: returns the first requests to a worker, at least one, for its index. None: the run waits for all
             workers.
         seed: the run's seed, with which the envs of a worker that gets settings after its start are reset.
-        first_restart_counts: number of earlier processes of each worker, by index; None: no worker had any.
 
     Attributes:
         records: the records of all workers that were ever started, by index, and of the inference server.
@@ -46,19 +47,19 @@ class WorkerPool:
         schedule: Schedule,
         failure_policy: FailurePolicy,
         events: Callable[..., None],
+        *,
         num_workers: int,
         min_workers: int,
-        first_incarnations: Mapping[int, int],
+        histories: Mapping[int, ProcessHistory] = MappingProxyType({}),
         first_requests: Callable[[int], Sequence[Request]] | None = None,
         seed: int = 0,
         normalizers: Sequence[str] = (),
-        first_restart_counts: Mapping[int, int] | None = None,
     ):
         self.settings = Settings()
         self._seed = seed
         self._normalizers = normalizers
         self.records: list[WorkerRecord] = []
-        self.server = WorkerRecord(num_workers, 0, is_server=True) if workers.has_server else None
+        self.server = WorkerRecord(num_workers, is_server=True) if workers.has_server else None
         self.num_ready = self.num_starting = self.num_awaited = 0
         self._workers = workers
         self._schedule = schedule
@@ -66,8 +67,7 @@ class WorkerPool:
         self._events = events
         self._num_workers = num_workers
         self._min_workers = min_workers
-        self._first_incarnations = first_incarnations
-        self._first_restart_counts = first_restart_counts or {}
+        self._histories = histories
         self._first_requests = first_requests
         self._is_setting = False
 
@@ -100,16 +100,15 @@ class WorkerPool:
     def _expect_next(self) -> WorkerRecord:
         """Makes the record of the next worker, with the lowest unused index."""
         index = len(self.records)
-        incarnation = index // self._num_workers * self._failure_policy.max_incarnations
-        restart_count = self._first_restart_counts.get(index, 0)
-        worker = WorkerRecord(index, self._first_incarnations.get(index, incarnation), restart_count)
+        new = ProcessHistory(index // self._num_workers * self._failure_policy.max_incarnations)
+        worker = WorkerRecord(index, self._histories.get(index, new))
         self.records.append(worker)
         self._expect(worker)
         return worker
 
     def _expect(self, worker: WorkerRecord) -> None:
         """Lets a process of the worker's current incarnation connect."""
-        worker.spec = self._workers.expect(worker.index, worker.incarnation, worker.restart_count, worker.is_server)
+        worker.spec = self._workers.expect(worker.index, worker.history, worker.is_server)
 
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
@@ -120,8 +119,8 @@ class WorkerPool:
             self._wait_for(worker, self._first_requests(worker.index))
 
     def _start(self, worker: WorkerRecord) -> None:
-        restarts = worker.num_restarts + worker.num_requeues
-        worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
+        num_replaced = worker.history.num_replaced
+        worker.handle = self._workers.start(worker.index, worker.spec, num_replaced, worker.handle, worker.is_server)
         worker.has_replied, worker.settings_version = False, 0
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
@@ -161,17 +160,21 @@ class WorkerPool:
         return self.num_ready + self.num_starting
 
     @property
+    def num_started(self) -> int:
+        """Number of workers that were started, also of lost ones."""
+        return len(self.records) - (self.server is not None)
+
+    @property
     def ready_of_started(self) -> tuple[int, int] | None:
         """Number of ready workers, and number of started ones; None if all are ready."""
-        num_started = len(self.records) - (self.server is not None)
-        return None if self.num_ready == num_started else (self.num_ready, num_started)
+        return None if self.num_ready == self.num_started else (self.num_ready, self.num_started)
 
     @property
     def stepping_of_started(self) -> tuple[int, int] | None:
         """Number of workers that have stepped their envs, and number of started ones; None for workers in the trainer's
         process. Any thread may read it."""
         num_stepping = self._workers.transport.num_stepping
-        return None if num_stepping is None else (num_stepping, len(self.records) - (self.server is not None))
+        return None if num_stepping is None else (num_stepping, self.num_started)
 
     @property
     def must_wait_for_workers(self) -> bool:
@@ -218,7 +221,7 @@ class WorkerPool:
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
         if is_final or worker is self.server:
             raise error
-        num_restarts = sum(record.num_restarts for record in self.records)
+        num_restarts = sum(record.history.num_restarts for record in self.records)
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
         if action is Action.END_RUN:
             raise error
@@ -230,20 +233,15 @@ class WorkerPool:
             self.tell_server("drop", worker.index)
             self._events("worker_dropped", worker=worker.index, num_workers=self.num_alive)
             return ()
-        if action is Action.REQUEUE:
-            worker.num_requeues += 1
-        else:
-            worker.num_restarts += 1
-        worker.incarnation += 1
-        worker.restart_count += 1
+        history = worker.history
+        worker.history = history.after_requeue() if action is Action.REQUEUE else history.after_restart()
         self._expect(worker)
         self._start(worker)
-        num_restarts = worker.num_restarts + worker.num_requeues
         self._events(
             "worker_restarted",
             worker=worker.index,
-            incarnation=worker.incarnation,
-            restarts=num_restarts,
+            incarnation=worker.history.incarnation,
+            restarts=worker.history.num_replaced,
             after=type(error).__name__,
             **({"normalizers": self._normalizers} if self._normalizers else {}),
         )

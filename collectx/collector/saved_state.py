@@ -17,6 +17,7 @@ import torch
 
 from collectx.collector.worker_record import WorkerRecord
 from collectx.transport.base import Arrival, Request, SlotReport
+from collectx.worker.spec import ProcessHistory
 
 
 class SavedRecords(TypedDict):
@@ -58,24 +59,25 @@ def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) ->
     # The states in "load" requests that were not sent yet.
     kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
     incarnations = {
-        worker.index: worker.incarnation
+        worker.index: worker.history.incarnation
         for worker in records
-        if worker.incarnation or worker.index in kept or not worker.first_requests
+        if worker.history.incarnation or worker.index in kept or not worker.first_requests
     }
     workers = {index: saved for index, saved in replies.items() if saved is not None}
-    restart_counts = {worker.index: worker.restart_count for worker in records}
+    restart_counts = {worker.index: worker.history.restart_count for worker in records}
     return {"incarnations": incarnations, "workers": workers | kept, "restart_counts": restart_counts}
 
 
-def first_incarnations(state: CollectorState) -> dict[int, int]:
-    """Returns the incarnation in which each worker continues after `state`."""
-    return {worker: last + (worker not in state["workers"]) for worker, last in state["incarnations"].items()}
-
-
-def first_restart_counts(state: CollectorState) -> dict[int, int]:
-    """Returns the number of earlier processes of each worker that continues after `state`."""
-    earlier = state.get("restart_counts", state["incarnations"])
-    return {worker: count + 1 for worker, count in earlier.items()}
+def next_histories(state: CollectorState) -> dict[int, ProcessHistory]:
+    """Returns the history of each worker's first process after `state`."""
+    last = state["incarnations"]
+    return {
+        worker: ProcessHistory(
+            incarnation=last[worker] + (worker not in state["workers"]) if worker in last else 0,
+            restart_count=earlier + 1,
+        )
+        for worker, earlier in state.get("restart_counts", last).items()
+    }
 
 
 def first_requests(state: CollectorState | None, worker: int) -> list[Request]:

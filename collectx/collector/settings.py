@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
     def of(self, worker: int) -> tuple[str, str, Any]:
         """Returns the setting as a worker gets it, in plain data: kind, name, content. An added worker gets the content
-        of the worker whose envs it repeats."""
+        of one of the others."""
         return self.kind, self.name, self.contents[worker % len(self.contents)]
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
-from collectx.worker.spec import ProcessSpec
+from collectx.worker.spec import ProcessHistory, ProcessSpec
 
 
 class RecordState(Enum):
@@ -28,11 +28,8 @@ class WorkerRecord:
     """What the trainer knows about a worker and its newest process.
 
     Attributes:
-        incarnation: the incarnation of the newest process; see `collectx.worker.spec.Placement`.
+        history: what came before the newest process.
         handle: the handle of the newest process; None if its end cannot be observed.
-        restart_count: number of processes before the newest one, over the whole run.
-        num_restarts: number of processes that replaced a failed one.
-        num_requeues: number of processes that replaced one whose job the cluster's scheduler ended.
         num_granted: number of slots that the worker may fill and has not filled.
         num_frames: frames delivered, in all incarnations.
         first_requests: requests to which the worker must still reply before it is ready. "load" contains the saved
@@ -47,13 +44,10 @@ class WorkerRecord:
     """
 
     index: int
-    incarnation: int
-    restart_count: int = 0
+    history: ProcessHistory = ProcessHistory()  # noqa: RUF009, it is frozen
     spec: ProcessSpec = field(init=False)
     state: RecordState | None = None
     handle: AnyHandle | None = None
-    num_restarts: int = 0
-    num_requeues: int = 0
     num_granted: int = 0
     num_frames: int = 0
     first_requests: Sequence[Request] = ()
@@ -94,9 +88,12 @@ class Action(Enum):
 class FailurePolicy:
     """Decides what to do about a failed worker.
 
+    Both limits count since this trainer process started, so a resume counts again from 0: they end a loop of failures.
+    The user who resumes the run has seen its error, and could not continue if the limit were used up for good.
+
     Attributes:
         on_worker_failure: "raise", "restart" or "drop".
-        max_restarts: maximum number of restarts in a run, for all workers together.
+        max_restarts: maximum number of restarts, for all workers together.
         min_workers: a worker is dropped only if at least this number is left.
         max_requeues: maximum number of times that each worker is started again after the scheduler ended its job.
     """
@@ -114,7 +111,7 @@ class FailurePolicy:
     def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> Action:
         """Returns the action. Adds a note to `error` if a limit is the reason why the run ends."""
         if isinstance(error, JobEnded) and self.max_requeues:
-            if worker.num_requeues < self.max_requeues:
+            if worker.history.num_requeues < self.max_requeues:
                 return Action.REQUEUE
             error.add_note(f"{worker.name} was already requeued {self.max_requeues} times (launcher.max_requeues).")
         if self.on_worker_failure == "drop":

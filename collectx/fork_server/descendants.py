@@ -36,6 +36,8 @@ import psutil
 VARIABLE = "COLLECTX_FIRST_MARK"
 _LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
 _system_call: Any = ctypes.CDLL(None).syscall if _HAS_MARKS else None
+_prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 # A process gives marks of a range of this size, which it chooses at random: even ones to workers, odd ones to the envs
 # that share this process with other threads.
 _NUM_MARKS = 1 << 20
@@ -47,6 +49,13 @@ _NO_CLASS, _BEST_EFFORT = 0, 2
 _ENV_PRIORITY = _BEST_EFFORT << 13 | 5
 # How long a process may take to end after SIGTERM, and after SIGKILL; and the first pause between two looks.
 _TERMINATE_S, _KILL_S, _PAUSE_S = 1.0, 1.0, 0.002
+
+
+def end_with_parent(signum: int) -> None:
+    """Makes Linux send this signal to this process when its parent ends, also if that is killed. Does nothing on other
+    systems. May be a `preexec_fn` of `subprocess`."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signum)
 
 
 @functools.cache

@@ -107,14 +107,14 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(files, signum))
     launcher = JobTasksLauncher(
         slurm,
-        [slurm.python or sys.executable, "-u", "-m", "collectx.jobs.entry", str(files.path), "--worker"],
-        os.environ,
-        files.log("job"),
-        int(files.log_begin.read_text()),
-        files.worker_log,
-        folder,
-        place.workers_part,
-        lambda endpoint: announce_trainer(files, endpoint, token),
+        command=[slurm.python or sys.executable, "-u", "-m", "collectx.jobs.entry", str(files.path), "--worker"],
+        environment=os.environ,
+        job_log=files.log("job"),
+        log_begin=int(files.log_begin.read_text()),
+        log=files.worker_log,
+        run=folder,
+        group=place.workers_part,
+        announce=lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:
         with closing(launcher):

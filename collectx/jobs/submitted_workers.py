@@ -41,13 +41,13 @@ def submitted_workers(
     scheduler = JobArray(launcher, files, command)
     watcher = JobWatcher(
         scheduler,
-        num_workers_of(cfg.collector),
-        files.worker_log,
-        cfg.collector.close_timeout_s,
-        show,
-        lambda endpoint: announce_trainer(files, endpoint, token),
-        ("launcher.queue_timeout_s", launcher.queue_timeout_s),
-        launcher.max_requeues if is_requeue_wanted(launcher) else 0,
+        num_workers=num_workers_of(cfg.collector),
+        log=files.worker_log,
+        grace_s=cfg.collector.close_timeout_s,
+        say=show,
+        announce=lambda endpoint: announce_trainer(files, endpoint, token),
+        join_timeout=("launcher.queue_timeout_s", launcher.queue_timeout_s),
+        max_requeues=launcher.max_requeues if is_requeue_wanted(launcher) else 0,
     )
     with closing(watcher):
         yield watcher

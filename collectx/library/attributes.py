@@ -24,7 +24,7 @@ from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, RemoteKeywords
-from collectx.library.values import for_each, within
+from collectx.library.values import for_each, kwargs_of, within
 from collectx.policy.random import RandomPolicy
 from collectx.worker.env_settings import resolve
 from collectx.worker.spec import ConfigOverrides
@@ -36,13 +36,8 @@ def _keywords(collector: Any) -> set[str]:
     return set() if keywords is None else {field.name for field in dataclasses.fields(keywords)}
 
 
-def _kwargs(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _passed(name: str) -> Any:
-    """Returns a property for a keyword's value as passed; None if this class's constructor does not take the
-    keyword."""
+    """Returns a property for a keyword's value as passed; None if the constructor does not take it."""
     return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
 
 
@@ -94,12 +89,11 @@ class ReadableCollector(EnvMethods):
 
     @property
     def _core(self) -> CollectorCore:
-        """The core that collects the batches. Raises `RuntimeError` in a forked process."""
         self._check_process()
         return self._stream.core
 
     def _check_process(self) -> None:
-        """Raises `RuntimeError` unless this process made the collector."""
+        """Raises `RuntimeError` in a process that was forked from the one that made the collector."""
         self._stream.core.owner.check_process()
 
     def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
@@ -108,11 +102,8 @@ class ReadableCollector(EnvMethods):
         return self._background.hold(timeout_s)
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
-        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns results by worker index.
-
-        Args:
-            per_worker: arguments by worker index; None: `arguments` for all workers.
-        """
+        """Calls the method `name` of `worker.requests.RequestHandler` in workers: in all with `arguments`, or in those
+        of `per_worker` with theirs. Returns results by worker index."""
         with self._exclusive():
             return self._core.ask(name, *arguments, per_worker=per_worker)
 
@@ -223,12 +214,12 @@ class ReadableCollector(EnvMethods):
     @property
     def compiled_policy_kwargs(self) -> dict[str, Any]:
         """`compile_policy`, if it is a dict; otherwise empty."""
-        return _kwargs(self._keywords.compile_policy)
+        return kwargs_of(self._keywords.compile_policy) or {}
 
     @property
     def cudagraphed_policy_kwargs(self) -> dict[str, Any]:
         """`cudagraph_policy`, if it is a dict; otherwise empty."""
-        return _kwargs(self._keywords.cudagraph_policy)
+        return kwargs_of(self._keywords.cudagraph_policy) or {}
 
     @property
     def create_env_kwargs(self) -> Any:
@@ -374,10 +365,8 @@ class ReadableCollector(EnvMethods):
         if workers not in ("aggregate", "per_worker", "both"):
             raise ValueError(f"workers={workers!r} must be 'aggregate', 'per_worker' or 'both'")
         collector = self._core
-        counters: dict[str, int | float | bool] = {
-            "workers": self.num_workers,
-            "workers_alive": len(collector.workers),
-        }
+        counters: dict[str, int | float | bool]
+        counters = {"workers": self.num_workers, "workers_alive": len(collector.workers)}
         if workers != "per_worker":
             total = collector.total_frames
             counters |= {
@@ -390,11 +379,9 @@ class ReadableCollector(EnvMethods):
             } | ({"total_frames": total} if total >= 0 else {})
         if workers != "aggregate":
             for index in sorted({*collector.workers, *collector.frames_by_worker}):
-                frames = collector.frames_by_worker[index]
-                part = self.frames_per_batch_worker(worker_idx=index)
-                counters[f"worker_{index}/frames"] = frames
-                counters[f"worker_{index}/batches"] = -(-frames // part)
-                counters[f"worker_{index}/requested_frames_per_batch"] = part
+                frames, part = collector.frames_by_worker[index], self.frames_per_batch_worker(worker_idx=index)
+                each = {"frames": frames, "batches": -(-frames // part), "requested_frames_per_batch": part}
+                counters |= {f"worker_{index}/{name}": count for name, count in each.items()}
         return counters
 
     def fake_tensordict(self) -> TensorDictBase:

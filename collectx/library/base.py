@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
@@ -36,7 +35,7 @@ from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
-from collectx.library.background import Background
+from collectx.library.background import Background, StepThread
 from collectx.library.configuration import fit_frames, named_in_python, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
@@ -45,7 +44,6 @@ from collectx.library.overrides import overrides_of_workers, trainers_policy
 from collectx.library.parse import parse, signature_of
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
-from collectx.library.step_thread import StepThread
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.values import within
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
@@ -80,6 +78,7 @@ class BaseCollector(ReadableCollector):
     Attributes:
         policy: the policy in this process, whose weights are published; None for random actions of workers.
         closed: whether `shutdown` was called.
+        profile_config: the configuration of the last `enable_profile`; None before it, and after `disable_profile`.
 
     Raises:
         ConfigError: the constructor's arguments are wrong. The message lists all problems; nothing was started.
@@ -87,7 +86,7 @@ class BaseCollector(ReadableCollector):
         Exception: an env or a policy raised this in a worker; from the constructor or from `next`.
     """
 
-    _profile_config: ProfileConfig | None = None
+    profile_config: ProfileConfig | None = None
     # The batch that `async for` is waiting for. It belongs to no event loop, as a cancelled task's loop may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
@@ -97,7 +96,10 @@ class BaseCollector(ReadableCollector):
         with named_in_python(self._keywords):
             self._spec = self._read_spec()
         self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
-        self._warn_of_surplus(stacklevel=4)
+        # Rounding up collects more frames.
+        is_rounded = self.total_frames % self._keywords.requested_frames
+        if is_rounded and (note := surplus_note(self.total_frames, self._frames_per_batch)) is not None:
+            warnings.warn(note, stacklevel=3)
         policy = self._make_policy()
         with named_in_python(self._keywords):
             core = self._start_core(policy)
@@ -113,8 +115,8 @@ class BaseCollector(ReadableCollector):
             self._weights.updater.register_collector(self)
 
     def _configure(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
-        """Sets the keywords, the configuration, and the overrides of each worker, from the constructor's arguments.
-        Raises `ConfigError` with all problems."""
+        """Sets the keywords, the configuration, and the overrides of each worker. Raises `ConfigError` with all
+        problems."""
         passed, conflicts = lift_shared(passed)
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts
@@ -134,14 +136,6 @@ class BaseCollector(ReadableCollector):
         if has_workers or has_users_policy or undeclared(env.info_keys) or may_return_mask(env.create):
             env = copied(env, is_required=has_workers)
         return envs.read_spec(env, has_users_policy)
-
-    def _warn_of_surplus(self, stacklevel: int) -> None:
-        """Warns if `total_frames` is not a multiple of the requested `frames_per_batch`, so more frames are
-        collected."""
-        if self.total_frames % self._keywords.requested_frames:
-            note = surplus_note(self.total_frames, self._frames_per_batch)
-            if note is not None:
-                warnings.warn(note, stacklevel=stacklevel)
 
     def _make_policy(self) -> Any:
         """Sets `self.policy`; returns the policy to publish, None for random actions."""
@@ -173,6 +167,8 @@ class BaseCollector(ReadableCollector):
             f"{type(self).__name__} cannot be pickled or copied: it owns processes, envs and memory. "
             "Pickle its state_dict(), and call load_state_dict on another collector."
         )
+
+    # --- batches ---
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
@@ -236,9 +232,13 @@ class BaseCollector(ReadableCollector):
         """Returns the next batch, or None after the last one. Blocks until the batch is complete."""
         return next(self, None)
 
+    rollout = next
+
     def iterator(self) -> Iterator[TensorDictBase]:
         """Returns an iterator over the remaining batches."""
         return iter(self)
+
+    # --- batches in the background, into a replay buffer ---
 
     def start(self) -> None:
         """Starts a background thread, which collects into `replay_buffer` until `total_frames` or `shutdown`. Does not
@@ -279,6 +279,8 @@ class BaseCollector(ReadableCollector):
             if workers_write(self._overrides):
                 self._core.wait_until_idle()
             yield
+
+    # --- weights ---
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the background thread's current batch, unless weights are in shared memory and `overlap` is 0: then
@@ -365,6 +367,8 @@ class BaseCollector(ReadableCollector):
         self.update_policy_weights_()
         return self.policy_version
 
+    # --- envs ---
+
     def map_fn(
         self,
         method_name: str,
@@ -386,39 +390,84 @@ class BaseCollector(ReadableCollector):
             ValueError: the lists have different lengths, or not one entry per worker; or there are workers, the method
                 is this collector's, and no lists are passed.
         """
-        if method_name.startswith("env."):
-            return self._map_envs(method_name.removeprefix("env."), list_of_args, list_of_kwargs)
-        if list_of_args is None and list_of_kwargs is None:
-            if self._keywords.has_workers:
-                raise ValueError(
-                    f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have "
-                    "only the methods of their envs, env.NAME, and other methods are this collector's. Pass "
-                    "list_of_args=[()] for one call."
-                )
-            list_of_args = [()]
-        positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
-        if positional and named and len(positional) != len(named):
+        path, has_workers = within("env", method_name), self._keywords.has_workers
+        has_no_lists = list_of_args is None and list_of_kwargs is None
+        if path is None and has_workers and has_no_lists:
             raise ValueError(
-                f"list_of_args has {len(positional)} entries, but list_of_kwargs has {len(named)}. Give one for each "
-                "call"
+                f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have only "
+                "the methods of their envs, env.NAME, and other methods are this collector's. Pass list_of_args=[()] "
+                "for one call."
             )
-        count = len(positional) or len(named)
-        calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
-        return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in calls]
-
-    def _map_envs(self, path: str, list_of_args: Any, list_of_kwargs: Any) -> list[Any]:
-        has_workers = self._keywords.has_workers
-        count = self.num_workers if has_workers else len(list_of_args or list_of_kwargs or [()])
+        is_per_worker = path is not None and has_workers
+        count = self.num_workers if is_per_worker else len(list_of_args or list_of_kwargs or ()) + has_no_lists
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
-            given = f"{len(positional)} and {len(named)}"
+            given, calls = f"{len(positional)} and {len(named)}", "workers" if is_per_worker else "calls"
             raise ValueError(
-                f"map_fn('env.{path}') got lists of {given} entries for {count} workers. Give one entry for each"
+                f"map_fn({method_name!r}) got lists of {given} entries for {count} {calls}. Give one entry for each"
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
-        calls = [contents] if has_workers else [[each] for each in contents]
-        replies = self._with_core(lambda core: [core.change("call", path, each) for each in calls])
+        if path is None:
+            return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in contents]
+        settings = [contents] if has_workers else [[each] for each in contents]
+        replies = self._with_core(lambda core: [core.change("call", path, each) for each in settings])
         return [each[0] if len(each) == 1 else each for reply in replies for each in reply.values()]
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Resets envs before the next batch that each worker begins. Batches that workers have already begun are still
+        delivered: up to `num_slots` of each worker of an async collector; with `overlap=1`, one. Does not wait for the
+        reset.
+
+        Args:
+            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all.
+
+        Raises:
+            ValueError: `reset_idx` lacks an entry for each worker; or it selects some workers with `trajs_per_batch`.
+        """
+        workers = None
+        if reset_idx is not None:
+            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
+        self._reset(Reset(), workers)
+
+    def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
+        """Requests a reset of these workers. None: of all workers, which also drops unfinished trajectories."""
+        with self._exclusive():
+            self._core.request_reset(reset, workers)
+            if workers is None:
+                self._stream.forget()
+
+    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
+        if len(selection) != count:
+            raise ValueError(
+                f"{name}={list(selection)} must have one entry for each of {count} {what}, or be None for all"
+            )
+        if self.trajs_per_batch is not None:
+            raise ValueError(
+                f"{name}={list(selection)} resets some envs, but with trajs_per_batch={self.trajs_per_batch} you can "
+                "only reset all"
+            )
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the envs and the random numbers of policies like the constructor's `seed`, and resets the envs like
+        `reset`.
+
+        Args:
+            seed: an integer from 0 to 2**61 - 1.
+            static_seed: True: every env gets `seed`. False: every env gets its own seed, derived from `seed`.
+
+        Returns:
+            A seed for the next call: `seed` with `static_seed`, otherwise a new one.
+
+        Raises:
+            ValueError: `seed` is out of range, or not an integer.
+        """
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r} must be at least 0, below 2**61 and a whole number")
+        self._reset(Reset(seed, static_seed))
+        return seed if static_seed else env_seed(seed, 0)
+
+    # --- hooks ---
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
@@ -451,60 +500,7 @@ class BaseCollector(ReadableCollector):
             self._ask("set_hook", name, Hooks(**{name: hook}))
         self._hooks = replace(self._hooks, **{name: hook})
 
-    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
-        """Resets envs before the next batch that each worker begins. Batches that workers have already begun are still
-        delivered: up to `num_slots` of each worker of an async collector; with `overlap=1`, one. Does not wait for the
-        reset.
-
-        Args:
-            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all.
-
-        Raises:
-            ValueError: `reset_idx` lacks an entry for each worker; or it selects some workers with `trajs_per_batch`.
-        """
-        workers = None
-        if reset_idx is not None:
-            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
-            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
-        self._reset(Reset(), workers)
-
-    def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
-        """Requests a reset of these workers. None: of all workers, which also drops unfinished trajectories."""
-        with self._exclusive():
-            self._core.request_reset(reset, workers)
-            if workers is None:
-                self._stream.forget()
-
-    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
-        """Raises ValueError unless `selection` contains an entry for each of `count` envs or workers to reset."""
-        if len(selection) != count:
-            raise ValueError(
-                f"{name}={list(selection)} must have one entry for each of {count} {what}, or be None for all"
-            )
-        if self.trajs_per_batch is not None:
-            raise ValueError(
-                f"{name}={list(selection)} resets some envs, but with trajs_per_batch={self.trajs_per_batch} you can "
-                "only reset all"
-            )
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the envs and the random numbers of policies like the constructor's `seed`, and resets the envs like
-        `reset`.
-
-        Args:
-            seed: an integer from 0 to 2**61 - 1.
-            static_seed: True: every env gets `seed`. False: every env gets its own seed, derived from `seed`.
-
-        Returns:
-            A seed for the next call: `seed` with `static_seed`, otherwise a new one.
-
-        Raises:
-            ValueError: `seed` is out of range, or not an integer.
-        """
-        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r} must be at least 0, below 2**61 and a whole number")
-        self._reset(Reset(seed, static_seed))
-        return seed if static_seed else env_seed(seed, 0)
+    # --- profiling ---
 
     @signature_of(ProfileConfig)
     def enable_profile(self, *arguments: Any, **options: Any) -> None:
@@ -519,19 +515,16 @@ class BaseCollector(ReadableCollector):
         if problems := config.problems(self._core.workers):
             raise ValueError(" ".join(problems))
         self._ask("profile", per_worker=dict.fromkeys(config.workers or (), (config,)))
-        self._profile_config = config
-
-    @property
-    def profile_config(self) -> ProfileConfig | None:
-        """The configuration of the last `enable_profile`; None before it, and after `disable_profile`."""
-        return self._profile_config
+        self.profile_config = config
 
     def disable_profile(self) -> None:
         """Ends profiling, and writes the trace if a batch after the warm-up was recorded. Does nothing before
         `enable_profile`."""
-        config, self._profile_config = self._profile_config, None
+        config, self.profile_config = self.profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
+
+    # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches and, for each
@@ -582,41 +575,47 @@ class BaseCollector(ReadableCollector):
             raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
-        workers = self._core.workers
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable
         saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            individual = {
-                index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")
-            }
-            kept = self._weights.individual - set(individual)
-            if not kept and not individual:
-                self.update_policy_weights_()
-            else:
-                # One call, so no worker acts with another's weights in between.
-                shared = [index for index in workers if index not in kept and index not in individual]
-                if by_worker := {**dict.fromkeys(shared), **individual}:
-                    self.update_policy_weights_(by_worker)
-                self._weights.individual.difference_update(shared)
-        version = state_dict.get("policy_version", self._core.policy_version)
+            self._publish_loaded(saved)
+        self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
+        saved_state: CollectorState = {
+            "frames": state_dict["frames"],
+            "batches": state_dict.get("iter", 0),
+            "frames_by_worker": {},
+            "undelivered": [],
+            "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
+            "workers": saved,
+        }
+        with self._exclusive():
+            self._core.load(saved_state, self._cfg.seed)
+
+    def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
+        """Publishes the policy's weights, and to some workers the individual ones of their saved states."""
+        individual = {index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")}
+        kept = self._weights.individual - set(individual)
+        if not kept and not individual:
+            self.update_policy_weights_()
+            return
+        # One call, so no worker acts with another's weights in between.
+        shared = [index for index in self._core.workers if index not in kept and index not in individual]
+        if by_worker := {**dict.fromkeys(shared), **individual}:
+            self.update_policy_weights_(by_worker)
+        self._weights.individual.difference_update(shared)
+
+    def _continue_versions(self, version: int) -> None:
+        """Makes `version` the number of the newest weights, in this process and in workers that write batches."""
         self._stream.version_offset = offset = version - self._core.policy_version
         if workers_write(self._overrides):
             write = partial(_write, self._keywords.replay_buffer.extend, offset)
             self._ask("set_hook", "write_batch", Hooks(write_batch=write))
             for fields in self._overrides:  # for restarted workers
                 fields.hooks = replace(fields.hooks, write_batch=write)
-        saved_state: CollectorState = {
-            "frames": state_dict["frames"],
-            "batches": state_dict.get("iter", 0),
-            "frames_by_worker": {},
-            "undelivered": [],
-            "incarnations": {worker.index: worker.incarnation for worker in self._core.pool.records},
-            "workers": saved,
-        }
-        with self._exclusive():
-            self._core.load(saved_state, self._cfg.seed)
+
+    # --- the end ---
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers, and kills those that do not stop within `close_timeout_s`. Blocks until they have ended.
@@ -673,16 +672,10 @@ class BaseCollector(ReadableCollector):
         """The same as `shutdown`; blocks too."""
         self.shutdown(timeout, close_env)
 
-    def rollout(self) -> TensorDictBase | None:
-        """Returns one batch, like `next()`."""
-        return self.next()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # A forked process may leave a block of its parent's collector.
         if self._stream.core.owner.is_this_process:
             self.shutdown(close_env=False)

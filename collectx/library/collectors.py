@@ -319,11 +319,7 @@ class RayCollector(BaseCollector):
         """The same as `shutdown`."""
         self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
 
-    def stop_remote_collectors(self) -> None:
-        """The same as `shutdown()`."""
-        self.shutdown()
-
-    stop = stop_remote_collectors
+    stop = stop_remote_collectors = shutdown
 
 
 def _signature(cls: type) -> inspect.Signature:

@@ -44,8 +44,11 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
         "num_workers": keywords.worker_count,
         "frames_per_batch": keywords.requested_frames,
         "exploration_type": exploration_name(keywords.chosen_exploration),
-        "inner": _inner(keywords),
+        "inner": "single",
     }
+    if isinstance(keywords, RemoteKeywords):
+        default = "sync" if keywords.num_workers_per_collector > 1 else "single"
+        options["collector"]["inner"] = kind_of_class(keywords.collector_class) or default
     backend = "auto"
     if isinstance(keywords, NetworkKeywords):
         backend = "rpc" if isinstance(keywords, RpcKeywords) else keywords.backend
@@ -99,31 +102,16 @@ def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: 
             return slurm_resources({}, keywords.num_sub_threads)
     if not isinstance(keywords, RayKeywords):
         return _group("launcher", "local", options)
-    configs = keywords.remote_configs
+    configs, packaged = keywords.remote_configs, default_of(field_of("launcher.remote_configs"))
     per_worker = configs if isinstance(configs, list | tuple) else [configs] * keywords.worker_count
-    packaged = default_of(field_of("launcher.remote_configs"))
     options["launcher"]["remote_configs"] = [one or packaged for one in per_worker]
     return _group("launcher", "ray", options)
 
 
-def _inner(keywords: Keywords) -> str:
-    """Returns `collector.inner`, which `collector_class` selects, or the number of processes of a worker."""
-    if not isinstance(keywords, RemoteKeywords):
-        return "single"
-    return kind_of_class(keywords.collector_class) or ("sync" if keywords.num_workers_per_collector > 1 else "single")
-
-
 def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrides], spec: EnvSpec) -> int:
     """Rounds `frames_per_batch` in `cfg` and `overrides` up to whole steps of all envs, as TorchRL does; returns the
-    frames of a batch.
-
-    Args:
-        spec: the envs of one worker process.
-
-    Raises:
-        ConfigError: `cat_results` is not a dimension of a worker's part; or parts of different lengths are concatenated
-            along a dimension other than time.
-    """
+    frames of a batch. Raises `ConfigError` if `cat_results` does not fit the parts of the workers, whose envs are
+    `spec`."""
     collector, per_worker = cfg.collector, keywords.frames_per_worker
     stacked, num_envs = collector.schedule == "sync", spec.num_envs
     shape = part_shape(spec, collector)
@@ -146,16 +134,11 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrid
 
 
 def _check_dimension(dim: int, part: Sequence[str], is_uneven: bool) -> None:
-    """Checks `cat_results` against the dimensions of a worker's part.
-
-    Args:
-        is_uneven: whether the parts have different lengths.
-    """
-    if not -len(part) <= dim < len(part):
-        rule = (
-            f"a worker's part is [{', '.join(part)}], so it must be from {-len(part)} to {len(part) - 1}, or 'stack'."
-        )
+    """Checks `cat_results` against the dimensions of a worker's part, which may have another length than the others."""
+    first, last = -len(part), len(part) - 1
+    if not first <= dim <= last:
+        rule = f"a worker's part is [{', '.join(part)}], so it must be from {first} to {last}, or 'stack'."
         raise ConfigError(f"cat_results={dim} cannot be used: {rule}")
-    if is_uneven and dim not in (-1, len(part) - 1):
+    if is_uneven and dim not in (-1, last):
         rule = "parts of different lengths, [envs, time] or [time], only fit together along time"
         raise ConfigError(f"cat_results={dim} cannot be used: {rule}. Use cat_results=-1.")

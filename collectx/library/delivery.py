@@ -20,15 +20,12 @@ from collectx.trajectories import split_trajectories
 
 
 class Delivery:
-    """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`.
-
-    Attributes:
-        num_collected: number of collected batches.
-        post_collect_hook: called with every delivered batch; None if the worker processes call the hook.
-    """
+    """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`."""
 
     def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
+        # Number of collected batches.
         self.num_collected = 0
+        # Called with every delivered batch; None if the worker processes call the hook.
         self.post_collect_hook = None if keywords.has_workers else keywords.post_collect_hook
         self._keywords = keywords
         self._stream, self._core = stream, stream.core
@@ -39,11 +36,8 @@ class Delivery:
         self._reused: TensorDictBase | None = None
 
     def next(self) -> Any:
-        """Collects a batch, and returns it in the requested form; None if it went to the replay buffer. Blocks.
-
-        Raises:
-            StopIteration: `total_frames` were delivered before.
-        """
+        """Collects a batch, and returns it in the requested form; None if it went to the replay buffer. Blocks. Raises
+        `StopIteration` after `total_frames`."""
         keywords = self._keywords
         if keywords.replay_buffer is not None:
             self._write(self._collect())
@@ -78,11 +72,8 @@ class Delivery:
             batch[key] = whole
 
     def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
-        """Returns a batch of zeros in the form of `next`.
-
-        Args:
-            steps_of_workers: number of filled steps of the part of each worker that takes part; None: all.
-        """
+        """Returns a batch of zeros in the form of `next`; the workers that take part fill these numbers of steps, None:
+        all."""
         batch = self._core.zeros(len(steps_of_workers))
         if self._keywords.set_truncated:
             for key in self._cuts:
@@ -92,12 +83,7 @@ class Delivery:
         return self.convert(batch, steps, self._stacked)
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:
-        """Returns the batch in the requested form.
-
-        Args:
-            steps: number of filled steps of each worker's part.
-            stacked: whether the batch is `[workers, ...]`.
-        """
+        """Returns the batch, `[workers, ...]` if `stacked`, in the requested form; `steps` of each part are filled."""
         keywords = self._keywords
         if not stacked and steps[0] < batch.shape[-1]:
             batch = batch[..., : steps[0]]

@@ -124,6 +124,8 @@ class Keywords:
     has_workers: ClassVar[bool] = True
     # Default number of batches between two publishes; -1: never.
     default_interval: ClassVar[int] = -1
+    # `inference.kind` of the configuration.
+    inference: ClassVar[str] = "local"
 
     create_env_fn: CreateEnv = field(kw_only=False)
     policy: Any = field(default=None, kw_only=False)
@@ -199,11 +201,6 @@ class Keywords:
         return self.kinds[bool(getattr(self, "sync", False))]
 
     @property
-    def inference(self) -> str:
-        """`inference.kind` of the configuration."""
-        return "local"
-
-    @property
     def worker_count(self) -> int:
         """Number of workers: `num_workers`, `num_collectors`, or the length of `create_env_fn`; 1 without workers."""
         if not self.has_workers:
@@ -219,9 +216,10 @@ class Keywords:
 
     @property
     def hooks(self) -> Hooks:
-        """The hooks."""
-        names = ("pre_collect_hook", "post_collect_hook", "init_fn")
-        return Hooks(**{name: getattr(self, name) for name in names})
+        """The user's hooks."""
+        return Hooks(
+            pre_collect_hook=self.pre_collect_hook, post_collect_hook=self.post_collect_hook, init_fn=self.init_fn
+        )
 
     @property
     def frames_per_worker(self) -> Sequence[int] | None:
@@ -230,7 +228,7 @@ class Keywords:
 
     @property
     def requested_frames(self) -> int:
-        """Requested frames of one batch: `frames_per_batch`, or the sum of a list."""
+        """`frames_per_batch`, or the sum of a list."""
         return self.frames_per_batch if isinstance(self.frames_per_batch, int) else sum(self.frames_per_batch)
 
     @property
@@ -359,6 +357,7 @@ class AsyncBatchedKeywords(WorkerKeywords):
     """
 
     kinds = ("multi_async", "multi_async")
+    inference = "server"
 
     max_batch_size: int | None = option("inference.max_batch", note="")
     min_batch_size: int | None = option("inference.min_batch", None, note="")
@@ -386,10 +385,6 @@ class AsyncBatchedKeywords(WorkerKeywords):
         None, "the sizes of the batches differ, so compile the policy's modules yourself", False
     )
     cudagraph_policy: bool | dict[str, Any] | None = fixed(None, "the sizes of the batches differ", False)
-
-    @property
-    def inference(self) -> str:
-        return "server"
 
 
 @documented

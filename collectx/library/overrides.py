@@ -95,11 +95,8 @@ def kwargs_of_workers(keywords: Keywords, num_workers: int) -> list[dict[str, An
 
 
 def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
-    """Returns the name of each worker's policy device; None if no device was passed.
-
-    Raises:
-        Unset: a list is of a wrong length, or a device in `collector_kwargs` does not exist.
-    """
+    """Returns the name of each worker's policy device; None if no device was passed. Raises `Unset` if a list is of a
+    wrong length, or a device in `collector_kwargs` does not exist."""
     candidates = zip(
         kwargs_of_workers(keywords, num_workers),
         for_each(keywords.policy_device, num_workers),

@@ -42,14 +42,8 @@ def parse(
     name: str, keywords_class: type[Dataclass], arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[Dataclass, list[str]]:
     """Returns an object of `keywords_class` with these arguments, and messages about values of a wrong type or out of
-    range. Defaults replace such values.
-
-    Args:
-        name: name of the called function, for messages.
-
-    Raises:
-        TypeError: an argument is unknown, missing or passed twice.
-    """
+    range, which defaults replace. Raises `TypeError`, which calls the function `name`, if an argument is unknown,
+    missing or passed twice."""
     fields = {field.name: field for field in dataclasses.fields(keywords_class)}  # type: ignore[arg-type]
     _check_known(name, [*fields], [key for key in keywords if key not in fields])
     try:

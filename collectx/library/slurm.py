@@ -38,14 +38,8 @@ def open_launcher(
     stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[ConfigOverrides], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
     """Returns the launcher of workers that are SLURM jobs, and a function that logs events to their folder. For other
-    workers, the launcher is None, and the function does nothing. Closing `stack` ends both.
-
-    Args:
-        overrides: the differences of each worker's configuration from `cfg`.
-
-    Raises:
-        ConfigError: this machine has no SLURM, or another process uses the folder.
-    """
+    workers, the launcher is None, and the function does nothing. Closing `stack` ends both. Raises `ConfigError` if
+    this machine has no SLURM, or another process uses the folder."""
     if not isinstance(keywords, NetworkKeywords) or not keywords.has_jobs:
         return None, lambda name, **fields: None
     objects = [

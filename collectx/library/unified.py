@@ -38,15 +38,8 @@ def service_backend(backend: str) -> Iterator[None]:
 def select(
     classes: Mapping[str, tuple[type, type]], arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[type, tuple[Any, ...], dict[str, Any]] | None:
-    """Returns the class that the arguments of `Collector` select, and the arguments for that class; None for
-    `Collector` itself.
-
-    Args:
-        classes: the class for `sync=False` and the one for `sync=True`, by backend.
-
-    Raises:
-        ConfigError: there is no such backend, or `num_collectors` does not match the other keywords.
-    """
+    """Returns the one of `classes` (for `sync=False` and for `sync=True`, by backend) that the arguments of `Collector`
+    select, and the arguments for it; None for `Collector` itself. Raises `ConfigError`."""
     rest = dict(keywords)
     backend, count, sync, options = (rest.pop(name, None) for name in ONE_CONSTRUCTOR)
     if backend is None:

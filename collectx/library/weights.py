@@ -23,6 +23,7 @@ from collectx.transport.base import Writes
 
 # Ends messages about unknown models.
 MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
+_ADVICE = "pass those of a module with the policy's architecture"
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
@@ -82,13 +83,8 @@ def unknown_models(names: Iterable[str]) -> list[str]:
 def weights_by_model(
     alternatives: Sequence[Any], models: Mapping[str, Any] | None, model: str | None
 ) -> dict[str, Any]:
-    """Returns the weights by model id: "policy", or a path in the env or the replay buffer. None stands for the
-    policy's current weights; without any arguments, the result is `{"policy": None}`.
-
-    Args:
-        alternatives: the arguments that may contain the weights of `model`; at most one of them may be set.
-        models: weights by model id.
-        model: the model id of `alternatives`; None: "policy".
+    """Returns the weights by model id: those of `models`, and the one of `alternatives` that is not None, which belongs
+    to `model` (None: "policy"). Without any, the result is `{"policy": None}`, the policy's current weights.
 
     Raises:
         TypeError: several arguments contain weights of one model, or a model other than the policy gets None.
@@ -111,15 +107,8 @@ def weights_by_model(
 def weights_by_worker(
     weights: Any, worker_ids: int | Sequence[int] | None, num_workers: int
 ) -> dict[int | None, WeightsLike]:
-    """Returns the weights by worker index. The key None stands for all workers.
-
-    Args:
-        weights: weights of one model, or a dict of such weights by worker index.
-        worker_ids: the workers that get the weights; None: all.
-
-    Raises:
-        ValueError: a worker does not exist.
-    """
+    """Returns the weights of one model by worker index, if they are not a dict by worker index already. The key None
+    stands for all workers. Raises ValueError if a worker does not exist."""
     # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
     if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
         if worker_ids is not None:
@@ -138,25 +127,20 @@ def weights_by_worker(
 
 
 def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike) -> WeightsLike:
-    """Returns the weights to publish: `weights` as the updater maps them; for None, the weights that the updater
-    supplies.
-
-    Args:
-        updater: the keyword `weight_updater`.
-    """
+    """Returns the weights to publish: `weights` as the keyword `weight_updater` maps them; for None, the weights that
+    it supplies."""
     if updater is None:
         return weights
-    torchrl_updater: Any = updater if _is_torchrl(updater) else None
-    if torchrl_updater is None and (weights is None or isinstance(updater, type)):
-        result = updater()
-        if not _is_torchrl(result):
-            return result
-        torchrl_updater = result
-    if torchrl_updater is None:
-        return weights
+    of_torchrl: Any = updater
+    if not _is_torchrl(updater):
+        if weights is not None and not isinstance(updater, type):
+            return weights
+        of_torchrl = updater()
+        if not _is_torchrl(of_torchrl):
+            return of_torchrl
     if isinstance(weights, nn.Module):
         weights = TensorDict.from_module(weights).data
-    return torchrl_updater._maybe_map_weights(torchrl_updater._get_server_weights() if weights is None else weights)
+    return of_torchrl._maybe_map_weights(of_torchrl._get_server_weights() if weights is None else weights)
 
 
 def as_state_dict(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
@@ -167,12 +151,8 @@ def as_state_dict(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> di
 
 
 def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any], strict: bool = False) -> None:
-    """Copies weights into `policy`, whatever their device and dtype.
-
-    Args:
-        weights: a module with the architecture of `policy`, or weights by name: a state dict, or a TensorDict of
-            parameters.
-        strict: whether weights whose names the policy lacks raise an error.
+    """Copies weights into `policy`, whatever their device and dtype: those of a module with its architecture, or
+    weights by name.
 
     Raises:
         KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
@@ -235,9 +215,6 @@ def _unwrapped(weights: dict[str, Any]) -> dict[str, Any]:
 def _within(weights: dict[str, Any]) -> dict[str, Any]:
     """Removes the prefix of data parallelism from names."""
     return {name.removeprefix("module."): each for name, each in weights.items()}
-
-
-_ADVICE = "pass those of a module with the policy's architecture"
 
 
 def _check_shapes(targets: Mapping[str, torch.Tensor], sources: Sequence[Any]) -> None:

@@ -59,14 +59,14 @@ class Launcher:
             self._announce(endpoint)
 
     def start(
-        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
     ) -> AnyHandle | None:
         """Starts a process of a worker. May block until the process is forked or submitted, but not until it has
         connected. Returns the handle of the process; None if its end cannot be observed.
 
         Args:
             entry: what the process calls; ignored if another program starts it.
-            restarts: how many processes the worker had before.
+            num_replaced: how many processes of the worker this launcher started before.
             previous: the handle of the worker's last process.
         """
         return None
@@ -96,7 +96,9 @@ class InlineLauncher(Launcher):
 
     is_local = True
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Iterator[None]:
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> Iterator[None]:
         function, arguments = entry
         return function(*arguments)
 

@@ -10,7 +10,6 @@ When the trainer ends, its workers end, and with each worker the processes that 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import multiprocessing
 import os
@@ -133,7 +132,9 @@ class LocalLauncher(Launcher):
             "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
         }
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> Handle | None:
         """Starts a process, and blocks until it is forked. `entry` is pickled. The process is not daemonic, as an env
         may start child processes. Raises `LauncherError` if this process is daemonic, or `WorkerTimeout` if the fork
         server takes longer than `collector.start_timeout_s`."""
@@ -271,6 +272,4 @@ def _die_with_parent() -> None:
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    descendants.end_with_parent(signal.SIGKILL)

@@ -23,7 +23,7 @@ class MpiLauncher(LocalLauncher):
     """Starts workers on this machine, one after another. There are no handles, as the workers are not children of this
     process; a hung worker ends with the trainer's process."""
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
+    def start(self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None) -> None:
         """Starts a process; blocks until it has initialised MPI, a second. Raises `RuntimeError` if it cannot."""
         initialize()
         with environment(PATH=mpi_path()):

@@ -37,7 +37,9 @@ class RayLauncher(Launcher):
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> RemoteHandle:
         """Starts an actor; pickles `entry`. Does not block."""
         actor = _actor_class(self._remote_config(worker)).remote()
         text = f"Ray actor {actor._actor_id.hex()}"

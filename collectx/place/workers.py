@@ -18,7 +18,7 @@ from collectx.place.launcher import AnyHandle, Entry, Launcher
 from collectx.transport.base import Request, SlotSpec, Transport
 from collectx.transport.network.handshake import Endpoint
 from collectx.user_objects import Sealed
-from collectx.worker.spec import ProcessSpec
+from collectx.worker.spec import ProcessHistory, ProcessSpec
 
 if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
@@ -31,8 +31,8 @@ class Specs(Protocol):
 
     @property
     def is_served(self) -> bool: ...
-    def make(self, worker: int, incarnation: int, restart_count: int) -> ProcessSpec: ...
-    def make_server(self, index: int, incarnation: int) -> ProcessSpec: ...
+    def make(self, worker: int, history: ProcessHistory) -> ProcessSpec: ...
+    def make_server(self, index: int) -> ProcessSpec: ...
 
 
 class Workers:
@@ -63,13 +63,9 @@ class Workers:
         self._endpoint = endpoint
         self._server_entry = server_entry
 
-    def expect(self, worker: int, incarnation: int, restart_count: int, is_server: bool = False) -> ProcessSpec:
-        """Allows the process of this incarnation of a worker to connect; returns its spec."""
-        specs = self._specs
-        if is_server:
-            spec = specs.make_server(worker, incarnation)
-        else:
-            spec = specs.make(worker, incarnation, restart_count)
+    def expect(self, worker: int, history: ProcessHistory, is_server: bool = False) -> ProcessSpec:
+        """Allows the worker's process with this history to connect; returns its spec."""
+        spec = self._specs.make_server(worker) if is_server else self._specs.make(worker, history)
         self.transport.expect(worker, spec.to_json)
         return spec
 
@@ -78,12 +74,12 @@ class Workers:
             self._launcher.announce(self._endpoint)
 
     def start(
-        self, worker: int, spec: ProcessSpec, restarts: int, previous: AnyHandle | None, is_server: bool = False
+        self, worker: int, spec: ProcessSpec, num_replaced: int, previous: AnyHandle | None, is_server: bool = False
     ) -> AnyHandle | None:
         """Starts an expected process; see `Launcher.start`."""
         entry = self._server_entry if is_server else self._entry
         assert entry is not None
-        handle = self._launcher.start(worker, entry(spec), restarts, previous)
+        handle = self._launcher.start(worker, entry(spec), num_replaced, previous)
         if handle is not None:
             self.transport.attach(worker, handle)
         return handle
@@ -184,12 +180,12 @@ def _over_network(
         batch,
         supervisor,
         Endpoint(addresses, backend.port or 0, new_secret()),
-        options.worker_timeout_s,
-        events,
-        place.backend,
-        place.devices_of_pairs,
-        getattr(backend, "tensorpipe", None),
-        backend.interface,
+        timeout_s=options.worker_timeout_s,
+        events=events,
+        backend=place.backend,
+        devices=place.devices_of_pairs,
+        options=getattr(backend, "tensorpipe", None),
+        interface=backend.interface,
     )
     # Without the transport, which cannot be pickled.
     endpoint, start_timeout_s = network.endpoint, options.start_timeout_s

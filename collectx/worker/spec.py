@@ -23,15 +23,48 @@ from collectx.worker.inference.rollout import ServedActor, split
 
 
 @dataclass(frozen=True)
+class ProcessHistory:
+    """What came before a worker's process.
+
+    Attributes:
+        incarnation: number of earlier processes that used other seeds and trajectory ids, so that a restart repeats no
+            data. A process that continues saved envs keeps their incarnation. Added workers start at a higher number.
+        restart_count: number of earlier processes over the whole run (`collectx.env.numbers`).
+        num_restarts: number of processes that replaced a failed one, since this trainer process started.
+        num_requeues: number of processes that replaced one whose job the cluster's scheduler ended, since this trainer
+            process started.
+    """
+
+    incarnation: int = 0
+    restart_count: int = 0
+    num_restarts: int = 0
+    num_requeues: int = 0
+
+    @property
+    def num_replaced(self) -> int:
+        """Number of earlier processes that this trainer process started."""
+        return self.num_restarts + self.num_requeues
+
+    def after_restart(self) -> ProcessHistory:
+        """Returns the history of the process that replaces a failed one."""
+        return replace(self._next(), num_restarts=self.num_restarts + 1)
+
+    def after_requeue(self) -> ProcessHistory:
+        """Returns the history of the process that replaces one whose job the scheduler ended."""
+        return replace(self._next(), num_requeues=self.num_requeues + 1)
+
+    def _next(self) -> ProcessHistory:
+        return replace(self, incarnation=self.incarnation + 1, restart_count=self.restart_count + 1)
+
+
+@dataclass(frozen=True)
 class Placement:
     """Which of a run's worker processes a process is.
 
     Attributes:
         index: the process's index in the run. An added worker takes the index of one of the first workers.
         num_workers: number of workers in the run; with nested collectors, number of the processes of all workers.
-        incarnation: number of earlier processes of this worker, over the whole run. Each incarnation uses its own seeds
-            and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps their
-            incarnation. Added workers start at a higher number.
+        incarnation: see `ProcessHistory`.
         visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.
         env_index, worker_index, restart_count: the env numbers of the process's first env (`collectx.env.numbers`).
     """

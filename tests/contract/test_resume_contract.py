@@ -112,7 +112,7 @@ def test_workers_that_are_collectors_begin_new_lives():
     second, reasons = runs.start(state)
     with second:
         assert reasons == {0: "the state of its envs was not saved"}
-        assert second.pool.records[0].incarnation == 1
+        assert second.pool.records[0].history.incarnation == 1
         assert not ids & {*next(second)["collector", "traj_ids"].flatten().tolist()}
 
 
@@ -127,5 +127,5 @@ def test_workers_whose_envs_cannot_be_saved_begin_new_trajectories():
     with second:
         assert all("cannot pickle" in reason for reason in reasons.values())
         assert sorted(reasons) == [0, 1]
-        assert [worker.incarnation for worker in second.pool.records] == [0, 0]
+        assert [worker.history.incarnation for worker in second.pool.records] == [0, 0]
         assert not ids & set(next(second)["collector", "traj_ids"].flatten().tolist())

@@ -226,7 +226,13 @@ def workers(folder, monkeypatch, command):
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
     cfg, logs = slurm_resources({"slurm_srun_args": ["--mpi=none"]}, 1), folder / "logs"
     launcher = job.JobTasksLauncher(
-        cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
+        cfg,
+        command=["work"],
+        environment=environment,
+        job_log=logs / "job.log",
+        log_begin=0,
+        log=lambda worker: logs / f"worker-{worker}.log",
+        run=str(folder),
     )
     with closing(launcher):
         yield launcher

@@ -15,6 +15,7 @@ from library_collectors import make
 from user_code.cartpoles import Argmax, cartpole
 from user_code.customcollectors import Doubling
 from ways import RAY_SYNC
+from worlds.levels import LevelEnv
 
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
 from collectx.run import RunFolder
@@ -55,6 +56,17 @@ def test_a_worker_that_is_added_is_as_the_others_are():
     assert [part.unique().tolist() for part in batch["next", "reward"]] == [[14.0], [13.0]]
     first, second = batch["collector", "traj_ids"].tolist()
     assert not set(first) & set(second)
+
+
+@pytest.mark.nightly
+def test_attributes_that_were_read_can_be_set_also_after_a_worker_was_added():
+    with make(RAY_SYNC, LevelEnv, num_workers=1, frames_per_batch=20) as collector:
+        collector.set_attr("level", [4])
+        collector.add_collectors(LevelEnv)
+        assert collector.get_attr("level") == (4, 4)
+        collector.set_attr("level", (5, 6))
+        collector.set_attr("level", collector.get_attr("level"))
+        assert collector.get_attr("level") == (5, 6)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ class Toys:
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, supervisor)
             else:
-                arguments = (spec, supervisor, Endpoint((address,), 0, SECRET), 60.0)
-                self.transport = NetworkTransport(*arguments, backend=kind, **remote)
+                arguments = (spec, supervisor, Endpoint((address,), 0, SECRET))
+                self.transport = NetworkTransport(*arguments, timeout_s=60.0, backend=kind, **remote)
         self.grant = self.transport.grant
         self.publish(writer(100))
 

@@ -156,7 +156,8 @@ class CollectorConfig(Section):
     )
     max_restarts: int = option(
         10,
-        "Maximum restarts, over all workers. One more failure ends the run. A resume counts again from 0.",
+        """Maximum restarts, over all workers. One more failure ends the run. A resume counts again from 0, so you can
+        continue such a run.""",
         minimum=0,
         without_effect=True,
     )

@@ -49,6 +49,7 @@ class JobTasksLauncher(Launcher):
     def __init__(
         self,
         cfg: SlurmLauncherConfig,
+        *,
         command: Sequence[str],
         environment: Mapping[str, str],
         job_log: Path,
@@ -73,14 +74,16 @@ class JobTasksLauncher(Launcher):
         # All steps that may be running: replacements, and steps that kill a task.
         self._steps: list[RemoteHandle] = []
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> RemoteHandle:
         """Returns the handle of the worker's task or, if it is a replacement, of a new step. Kills a replaced task that
         may hang. Does not block."""
         log = self._worker_log(worker)
-        if restarts == 1 and isinstance(previous, RemoteHandle) and previous.exitcode is None:
+        if num_replaced == 1 and isinstance(previous, RemoteHandle) and previous.exitcode is None:
             self._start_step(lambda: self._kill(worker), log)
-        if restarts:
-            return self._start_step(lambda: self._step(worker, restarts), log)
+        if num_replaced:
+            return self._start_step(lambda: self._step(worker, num_replaced), log)
         return self._tasks.watch(worker)
 
     def _start_step(self, command: Callable[[], list[str]], log: Path) -> RemoteHandle:
@@ -100,13 +103,13 @@ class JobTasksLauncher(Launcher):
     def _nodes(self) -> list[str]:
         return layout(self._environment, self._part)
 
-    def _step(self, worker: int, restarts: int) -> list[str]:
+    def _step(self, worker: int, num_replaced: int) -> list[str]:
         """Returns the command of a replacement's step. Blocks for some seconds if nodes are gone."""
         task, names, home = worker + self._first, self._nodes(), self.node_of(worker)
         # The lost worker's node comes first, because its cores are free; then the others in turn, because a hung node
         # may still answer.
         turn = list(dict.fromkeys([home, *names[task:], *names]))
-        turn = turn[(restarts - 1) % len(turn) :] + turn[: (restarts - 1) % len(turn)]
+        turn = turn[(num_replaced - 1) % len(turn) :] + turn[: (num_replaced - 1) % len(turn)]
         node = next((node for node in turn if not nodes.seems_lost(node)), home)
         cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
         return self._srun(node, [*self._command, str(worker)], container=self._cfg.container, cpus_per_task=cpus)

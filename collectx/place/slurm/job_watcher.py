@@ -77,6 +77,7 @@ class JobWatcher(Launcher):
     def __init__(
         self,
         scheduler: JobArray,
+        *,
         num_workers: int,
         log: Callable[[int], Path],
         grace_s: float,
@@ -102,10 +103,12 @@ class JobWatcher(Launcher):
 
     # --- in the trainer's thread ---
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> RemoteHandle:
         """Returns the handle of the worker's job; see `Launcher.start`. The first call submits the jobs of all workers,
         and blocks; the watcher submits replacements. Raises `LauncherError` if the scheduler refused the first jobs."""
-        if restarts == 0:
+        if num_replaced == 0:
             if not self._jobs:
                 self._submit_all()
             return next(handle for handle, job in self._jobs.items() if job.worker == worker)

@@ -63,6 +63,7 @@ class NetworkTransport:
         spec: SlotSpec,
         supervisor: Supervisor[RemotePeer],
         endpoint: Endpoint,
+        *,
         timeout_s: float,
         events: Callable[..., None] = lambda name, **fields: None,
         backend: str = "gloo",

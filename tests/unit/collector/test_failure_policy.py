@@ -1,11 +1,10 @@
 """Which losses of workers end a run, and what follows the others."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from collectx.collector.worker_record import Action, FailurePolicy
+from collectx.collector.worker_record import Action, FailurePolicy, WorkerRecord
 from collectx.errors import JobEnded, WorkerDied
+from collectx.worker.spec import ProcessHistory
 
 DIED, ENDED = WorkerDied, JobEnded
 
@@ -34,7 +33,7 @@ DIED, ENDED = WorkerDied, JobEnded
     ],
 )
 def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others, num_restarts, action, note):
-    worker, lost = SimpleNamespace(name="worker 5", num_requeues=num_requeues), error("lost")
+    worker, lost = WorkerRecord(5, ProcessHistory(num_requeues=num_requeues)), error("lost")
     policy = FailurePolicy(mode, max_restarts=3, min_workers=2, max_requeues=2)
     assert policy.decide(worker, lost, num_others, num_restarts) is action
     assert note in "".join(getattr(lost, "__notes__", []))
@@ -42,5 +41,5 @@ def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others
 
 
 def test_without_requeues_a_job_that_has_ended_is_a_failure():
-    worker = SimpleNamespace(name="worker 5", num_requeues=0)
+    worker = WorkerRecord(5)
     assert FailurePolicy("restart", 1).decide(worker, ENDED("lost"), 1, 0) is Action.RESTART

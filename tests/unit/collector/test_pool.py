@@ -11,6 +11,7 @@ from collectx.errors import JobEnded, WorkerDied, worker_of
 from collectx.place.workers import Workers
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Departure, Reply, Request, Reset
+from collectx.worker.spec import ProcessHistory
 
 READY, LOAD = Request("ready"), Request("load", (7,))
 
@@ -40,9 +41,7 @@ class Recorder:
         self.requests.append((worker, *request))
 
 
-def make_pool(
-    mode, num_workers, schedule, first_requests=None, first_incarnations=(), endpoint=None, is_served=False, **limits
-):
+def make_pool(mode, num_workers, schedule, first_requests=None, histories=(), endpoint=None, is_served=False, **limits):
     recorder, log = Recorder(), Log()
     specs = SimpleNamespace(
         make=lambda *who: SimpleNamespace(to_json=lambda: who),
@@ -51,7 +50,10 @@ def make_pool(
     entry = lambda spec: spec.to_json()  # noqa: E731
     workers = Workers(recorder, recorder, specs, entry, endpoint, entry if is_served else None)
     policy = FailurePolicy(mode, 10, min_workers=2, **limits)
-    pool = WorkerPool(workers, schedule, policy, log, num_workers, 2, dict(first_incarnations), first_requests)
+    counts = {"num_workers": num_workers, "min_workers": 2}
+    pool = WorkerPool(
+        workers, schedule, policy, log, **counts, histories=dict(histories), first_requests=first_requests
+    )
     pool.start_all()
     return pool, recorder, log
 
@@ -78,20 +80,20 @@ def test_a_worker_that_cannot_be_started_is_not_added():
 
 
 def test_all_workers_are_expected_before_one_can_find_the_trainer():
-    _, recorder, _ = make_pool("restart", 2, SyncSchedule(2), first_incarnations={1: 4}, endpoint="here")
+    _, recorder, _ = make_pool("restart", 2, SyncSchedule(2), histories={1: ProcessHistory(4)}, endpoint="here")
     assert [call[:3] for call in recorder.calls[:4]] == [
-        ("expect", 0, (0, 0, 0)),
-        ("expect", 1, (1, 4, 0)),
+        ("expect", 0, (0, ProcessHistory())),
+        ("expect", 1, (1, ProcessHistory(4))),
         ("announce", "here"),
-        ("start", 0, (0, 0, 0)),
+        ("start", 0, (0, ProcessHistory())),
     ]
 
 
 def test_the_inference_server_starts_last_and_is_asked_with_the_workers():
     pool, recorder, _ = make_pool("restart", 2, SyncSchedule(2), is_served=True)
     assert recorder.calls[-3:] == [
-        ("expect", 2, ("server", 2, 0)),
-        ("start", 2, ("server", 2, 0), 0, None),
+        ("expect", 2, ("server", 2)),
+        ("start", 2, ("server", 2), 0, None),
         ("attach", 2, "process 2.0"),
     ]
     assert (pool.ready, pool.askable, pool.num_alive) == ({0, 1}, {0, 1, 2}, 2)
@@ -110,11 +112,11 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
     recorder.calls.clear()
     assert list(pool.handle_departure(Departure(1, WorkerDied("killed")), is_final=False)) == [(1, 0)]
     assert recorder.calls == [
-        ("expect", 1, (1, 1, 1)),
-        ("start", 1, (1, 1, 1), 1, "process 1.0"),
+        ("expect", 1, (1, ProcessHistory(1, 1, num_restarts=1))),
+        ("start", 1, (1, ProcessHistory(1, 1, num_restarts=1)), 1, "process 1.0"),
         ("attach", 1, "process 1.1"),
     ]
-    assert (worker.incarnation, worker.num_granted, worker.num_frames, pool.num_awaited) == (1, 0, 30, 0)
+    assert (worker.history.incarnation, worker.num_granted, worker.num_frames, pool.num_awaited) == (1, 0, 30, 0)
     assert (worker.take_reset(), worker.take_reset()) == (Reset(), None)
     assert log.of("worker_restarted") == [{"worker": 1, "incarnation": 1, "restarts": 1, "after": "WorkerDied"}]
     with pytest.raises(WorkerDied):
@@ -125,7 +127,7 @@ def test_an_added_worker_has_incarnations_that_no_other_worker_has():
     schedule = SyncSchedule(2)
     pool, recorder, _ = make_pool("restart", 2, schedule, max_requeues=3)
     pool.add()
-    assert ("expect", 2, (2, 14, 0)) in recorder.calls
+    assert ("expect", 2, (2, ProcessHistory(14))) in recorder.calls
     assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
 
 
@@ -185,7 +187,7 @@ def test_a_worker_whose_job_is_submitted_again_is_not_waited_for(made):
     assert (pool.ready, pool.starting) == ({0, 1}, {2})
     # It begins new episodes, so it gets no state.
     assert requests[-1] == (2, *READY)
-    assert pool.records[2].incarnation == 1
+    assert pool.records[2].history.incarnation == 1
     pool.handle_first_reply(Reply(2), 5)
     assert pool.ready_of_started is None
 

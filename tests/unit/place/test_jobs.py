@@ -56,7 +56,13 @@ class Jobs(JobWatcher):
 
     def __init__(self, folder, grace_s=0.2):
         self.scheduler, self.lines = Scripted(), []
-        super().__init__(self.scheduler, 3, lambda worker: folder / f"worker-{worker}.log", grace_s, self.lines.append)
+        super().__init__(
+            self.scheduler,
+            num_workers=3,
+            log=lambda worker: folder / f"worker-{worker}.log",
+            grace_s=grace_s,
+            say=self.lines.append,
+        )
 
     def start_all(self):
         return [self.start(worker, NOTHING) for worker in range(3)]

@@ -287,7 +287,7 @@ def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(l
     endpoint, open_before = Endpoint(("127.0.0.1",), port, SECRET), psutil.Process().num_fds()
     for _ in range(3):
         with pytest.raises(ConfigError, match=rf"^backend\.port={port} cannot be used: .*Choose another port, or null"):
-            NetworkTransport(batch_spec(1), supervisor, endpoint, 60.0)
+            NetworkTransport(batch_spec(1), supervisor, endpoint, timeout_s=60.0)
     assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
     supervisor.close()
 

@@ -1,5 +1,7 @@
 """Whole sessions with collectors in this process: what calls return, and every number of the batches."""
 
+import contextlib
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tensordict import TensorDict
 from torch import nn
 from ways import INLINE_ASYNC, INLINE_SYNC, SINGLE
 
+from collectx import Collector
 from collectx.errors import CollectxError
 
 
@@ -124,7 +127,7 @@ def test_whole_batches(way, expected):
                     batch["next", "reward"] = (batch["next", "reward"] % 10 == 1).float()
                 lines.append(text_of(batch))
                 kept.append(batch)
-            lines.append(f"same: {kept[0] is kept[-1]}, fake: {text_of(collector.fake_tensordict()).splitlines()[0]}")
+            lines.append(f"same: {kept[0] is kept[-1]}, of zeros: {text_of(collector.fake_tensordict())}")
     expected(f"batches of {way}", "\n".join(lines))
 
 
@@ -258,3 +261,60 @@ def test_a_buffer_gets_each_part_of_a_batch(way, keywords):
     else:
         assert buffer.written == parts["parts" if way is INLINE_SYNC or keywords else "whole"]
     assert first == len(buffer.written) / 3
+
+
+class Full:
+    """A buffer that cannot be written to."""
+
+    def extend(self, frames):
+        raise OSError("no space")
+
+
+@pytest.mark.parametrize("way", [SINGLE, INLINE_SYNC], ids=str)
+def test_an_error_in_the_background_is_raised_once(way):
+    with make(way, Count, Acts(), frames_per_batch=4, replay_buffer=Full()) as collector:
+        collector.start()
+        assert collector._background.ends_within(60)
+        assert not collector.is_running()
+        with pytest.raises(OSError, match="no space"):
+            collector.stats() and collector.set_seed(1)
+        collector.set_seed(1)
+        with pytest.raises(RuntimeError, match="already called"):
+            collector.start()
+    for raise_on_error in (True, False):
+        collector = make(way, Count, Acts(), frames_per_batch=4, replay_buffer=Full())
+        collector.start()
+        assert collector._background.ends_within(60)
+        with pytest.raises(OSError, match="no space") if raise_on_error else contextlib.nullcontext():
+            collector.shutdown(raise_on_error=raise_on_error)
+        assert collector.closed
+        collector.shutdown()
+
+
+@pytest.mark.parametrize("way", [SINGLE, INLINE_SYNC], ids=str)
+def test_a_reset_of_all_envs_drops_unfinished_trajectories(way):
+    keywords = {"frames_per_batch": 4, "total_frames": 40, "trajs_per_batch": 2, "traj_format": "cat"}
+    with make(way, Count, Acts(), **keywords) as collector:
+        first = collector.next()["observation"].flatten().tolist()
+        collector.reset()
+        second = collector.next()
+    assert first == second["observation"].flatten().tolist() == [0, 1, 2, 0, 1, 2]
+    assert second["collector", "traj_ids"].unique().numel() == 2
+
+
+def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():
+    class Closing(Count):
+        num_closes = 0
+
+        def close(self):
+            self.num_closes += 1
+
+    env = Closing()
+    with Collector(env, Acts(), frames_per_batch=3) as collector:
+        collector.next()
+    assert (env.num_closes, collector.closed) == (0, True)
+    for close_env, num_closes in ((False, 0), (True, 1)):
+        collector = Collector(env, Acts(), frames_per_batch=3)
+        collector.next()
+        collector.shutdown(close_env=close_env)
+        assert env.num_closes == num_closes

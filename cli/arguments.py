@@ -6,7 +6,6 @@ Hydra's parser does not accept overrides on both sides of a flag, so it gets the
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from collectx.config.problem import did_you_mean
+from collectx.config.problem import did_you_mean, nearest
 from collectx.errors import ConfigError
 from collectx.run.terminal import printing
 
@@ -120,8 +119,8 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
-    if near := difflib.get_close_matches(flag, names(subcommand), n=1, cutoff=0.75):
-        return f". Did you mean {near[0]}?"
+    if near := nearest(flag, names(subcommand), 0.75):
+        return f". Did you mean {near}?"
     if subcommand not in COMPOSING or not flag.startswith("--"):
         return f". {synopsis(usage)}" if usage else f". To list them: collectx {subcommand} --help"
     # The words after the flag include its value, if it has one.

@@ -103,7 +103,8 @@ def _cores() -> Iterator[Finding]:
     limits, usable = cores.limits(), cores.num_cores()
     listed = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
     text = f"{usable} usable of {os.cpu_count()} ({listed})"
-    if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
+    enforced = min(limit for name, limit in limits.items() if name != "SLURM")
+    if limits.get("SLURM", enforced) < enforced:
         advice = "collectx respects them, but libraries that count the machine's cores need OMP_NUM_THREADS."
         yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
     elif shortage := cores.shortage(_SMALL_RUN):

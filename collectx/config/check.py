@@ -4,14 +4,13 @@ problems at once."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from collectx.config.convert import convert, describe, members, out_of_range, wrong_type
-from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean, either
+from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean, either, nearest
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import default_of, incomplete, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, RunConfig
@@ -199,7 +198,7 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     if section is not None:
         group, key = path.split(".", 1)
         others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
-        if others and not difflib.get_close_matches(key, names, n=1, cutoff=0.8):
+        if others and nearest(key, names, 0.8) is None:
             return Problem(path, f"is an option of {group}={either(others)}, not of {section}", advice="leave it out.")
         return Problem(
             path, f"is not an option of {section}{did_you_mean(key, names, f'{group}.', _how_to_list(path))}"
@@ -208,13 +207,12 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
     if "." not in path:
-        same[:0] = [f"{group}=NAME" for group in difflib.get_close_matches(path, GROUPS, n=1, cutoff=0.9)]
+        same[:0] = [f"{group}=NAME" for group in GROUPS if group == nearest(path, GROUPS, 0.9)]
         # As in "environment".
         same = same or [f"{group}=NAME" for group in GROUPS if path.startswith(group)]
         leaves = {known.rpartition(".")[2] for known in known_paths()}
-        is_group = same or difflib.get_close_matches(path, _TOP_LEVEL, n=1)
-        near = [] if is_group else difflib.get_close_matches(path, leaves, n=1, cutoff=0.85)
-        same += [known for known in known_paths() if known.rpartition(".")[2] in near]
+        near = None if same or nearest(path, _TOP_LEVEL) else nearest(path, leaves, 0.85)
+        same += [known for known in known_paths() if known.rpartition(".")[2] == near]
     if len(same) == 1 or (same and "." not in path):
         return Problem(path, f"is not an option. Did you mean {either(same[:3])}?")
     groups = did_you_mean(path.partition(".")[0], _TOP_LEVEL, more="To list all groups: collectx list")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import types
@@ -10,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectx.config.problem import PYTHON, YAML, Language, either
+from collectx.config.problem import PYTHON, YAML, Language, either, nearest
 from collectx.config.schema.fields import BITS
 
 _SCALARS = (bool, int, float, str)
@@ -121,9 +120,9 @@ def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAM
     if choices is not None:
         wrong = [each for each in (value if isinstance(value, list) else [value]) if each not in choices]
         if wrong or value == []:
-            near = difflib.get_close_matches(str(*wrong[:1]), choices, n=1)
+            near = nearest(str(*wrong[:1]), choices)
             rule = f"must be {either(map(language.show, choices))}."
-            return f"is unknown. Did you mean {language.show(near[0])}? It {rule}" if near else rule
+            return f"is unknown. Did you mean {language.show(near)}? It {rule}" if near else rule
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and number >= 2**BITS:
             limits = {"bits": BITS} | dict(limits)

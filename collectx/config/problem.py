@@ -119,15 +119,20 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
     the parts that do not apply. `prefix` stands before the name that is proposed. `more` is a sentence that says how to
     list all names, if they are many."""
     candidates = list(names)
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    near = near or [each for each in candidates if len(name) > 2 and each.startswith(name)]
-    question = [f"Did you mean {prefix}{near[0]}?"] if near else []
+    begun = (each for each in candidates if len(name) > 2 and each.startswith(name))
+    near = nearest(name, candidates) or next(begun, None)
+    question = f"Did you mean {prefix}{near}?" if near else ""
     is_short = len(candidates) <= (_MAX_LISTED // 2 if near else _MAX_LISTED)
     if is_short or not (near or more):
         num_more = len(candidates) - _MAX_LISTED
         shown = ", ".join(candidates[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
-        more = f"Valid names: {shown}." if candidates[len(near) :] else ""
-    return f". {' '.join(filter(None, [*question, more]))}".rstrip()
+        more = f"Valid names: {shown}." if set(candidates) - {near} else ""
+    return f". {' '.join(filter(None, [question, more]))}".rstrip()
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Returns the name that is the most similar to `name`; None if no similarity is at least `cutoff`, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, [*names], n=1, cutoff=cutoff)), None)
 
 
 def either(names: Iterable[str]) -> str:

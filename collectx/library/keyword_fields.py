@@ -114,9 +114,8 @@ def names_of(keywords: Any) -> Language:
         if not has_value:
             return keyword.name
         convert = keyword.metadata["convert"]
-        values = (
-            convert if isinstance(convert, dict) else {each: each for each in keyword.metadata.get("choices") or ()}
-        )
+        choices = keyword.metadata.get("choices") or field_of(path).metadata.get("choices") or ()
+        values = convert if isinstance(convert, dict) else {each: each for each in choices}
         if path == "launcher":
             values = {**values, "mp": "local"}
         shown = [repr(each) for each, option in values.items() if option in value.split(" or ")]

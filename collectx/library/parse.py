@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import typing
@@ -12,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from collectx.config.check import check_option
 from collectx.config.convert import out_of_range
-from collectx.config.problem import PYTHON, Problem
+from collectx.config.problem import PYTHON, Problem, nearest
 
 Parameters = ParamSpec("Parameters")
 Dataclass = TypeVar("Dataclass")
@@ -80,8 +79,8 @@ def _violated(field: dataclasses.Field, value: Any) -> str | None:
 def _check_known(name: str, known: list[str], others: list[str]) -> None:
     unknown = []
     for key in others:
-        near = difflib.get_close_matches(key, known, 1)
-        unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        near = nearest(key, known)
+        unknown.append(f"{key!r}" + (f" (did you mean {near!r}?)" if near else ""))
     if unknown:
         listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
         raise TypeError(f"{name}() got an unexpected keyword argument {', '.join(unknown)}; {listed}")

@@ -67,13 +67,13 @@ def warnings_of(cfg: RunConfig) -> list[str]:
 _OUTPUTS = ("video_folder", "filename")
 
 
-def _num_filled(path: str, count: int, num_envs: int) -> int:
-    """Returns how many different paths `count` envs, `num_envs` in each worker, make of `path`."""
+def _is_shared(path: str, count: int, num_envs: int) -> bool:
+    """Whether some of `count` envs, `num_envs` in each worker, make the same path of `path`."""
     if "{" not in path:
-        return 1
+        return True
     from collectx.env.numbers import EnvNumbers  # imports torch
 
-    return len({EnvNumbers(index, index // num_envs).filled(path) for index in range(count)})
+    return len({EnvNumbers(index, index // num_envs).filled(path) for index in range(count)}) < count
 
 
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
             value = arguments.get(name)
             if not isinstance(value, str):
                 continue
-            if _num_filled(value, count, env.num_envs) < count:
+            if _is_shared(value, count, env.num_envs):
                 yield (
                     f"all {count} envs write to {name}={value} ({where}), and overwrite each other's files. Give each "
                     f"its own path, such as {value}/{{env_index}}."

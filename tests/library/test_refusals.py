@@ -203,8 +203,8 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("async", PREEMPTIVE, "preemptive_threshold=0.5 MultiSyncCollector None"),
         ("sync", {"overlap": 1, "update_weights_between_steps": True}, "overlap=1 update_weights_between_steps=False"),
         ("sync", {"overlap": 1} | PREEMPTIVE, "overlap=1 preemptive_threshold=None"),
-        ("gloo", {"sync": True, "overlap": 1} | INNER_ASYNC, "overlap=1 collector_class=async collector_class=sync"),
-        ("gloo", INNER_ASYNC | {"collector_class": "single"}, "num_workers_per_collector=2 collector_class=sync"),
+        ("gloo", {"sync": True, "overlap": 1} | INNER_ASYNC, "collector_class='async' collector_class='sync'"),
+        ("gloo", INNER_ASYNC | {"collector_class": "single"}, "num_workers_per_collector=2 collector_class='sync'"),
         ("rpc", {"visible_devices": ["cpu"]}, "visible_devices 1 entries 2"),
         ("rpc", {"tensorpipe_options": {"speed": 3}}, "tensorpipe_options speed rpc_timeout"),
         # Parts of other lengths.

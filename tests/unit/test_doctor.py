@@ -2,6 +2,7 @@
 
 import json
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,3 +142,102 @@ def test_a_check_that_fails_is_a_problem_and_the_exit_status_says_so(monkeypatch
         f"{'':24}-> go home.",
     ]
     assert command.main(["now"]) == 2
+
+
+def shown(name):
+    return [f"  {each.level}: {each.text}{f' -> {each.advice}' if each.advice else ''}" for each in found(name)]
+
+
+def test_whole_findings(expected, monkeypatch, within, queue, tmp_path):
+    """What the checks say about machines of every kind, at the limits too."""
+    text = []
+
+    def say(case, name, **hidden):
+        lines = shown(name)
+        for word, there in hidden.items():
+            lines = [line.replace(there, word) for line in lines]
+        text.extend([f"{name}, {case}", *lines])
+
+    within(doctor, "os", cpu_count=lambda: 64)
+    for threads, limits in (
+        ("", {"affinity": 8}),
+        ("8", {"affinity": 8}),
+        ("9", {"affinity": 8}),
+        ("x", {"affinity": 3}),
+        ("", {"affinity": 2}),
+        ("", {"affinity": 1}),
+        ("", {"affinity": 8, "control group": 1.5}),
+        ("", {"affinity": 8, "SLURM": 2}),
+        ("", {"affinity": 8, "SLURM": 8}),
+        ("", {"affinity": 8, "control group": 2.0, "SLURM": 2}),
+        ("", {"affinity": 8, "control group": 4.0, "SLURM": 3}),
+    ):
+        monkeypatch.setattr(cores, "limits", lambda limits=limits: limits)
+        monkeypatch.setattr(cores, "num_cores", lambda limits=limits: max(1, int(min(limits.values()))))
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        say(f"{limits}, OMP_NUM_THREADS={threads}", "cores")
+    import psutil
+
+    for free, values in (
+        (10**9, []),
+        (10**9 - 1, []),
+        (4 * 10**9, ["max"]),
+        (4 * 10**9, ["999999999", "2000000000"]),
+        (4 * 10**9, ["1000000000", str(8 * 10**9), str(2**63)]),
+    ):
+        memory = SimpleNamespace(available=free, total=8 * 10**9)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(cores, "control_group_values", lambda *names, values=values: iter(values))
+        say(f"{free} bytes free, limits {values}", "memory")
+    import resource
+
+    monkeypatch.setattr(doctor, "descriptors", lambda num_workers: 10 * num_workers)
+    for hard in (639, 640, 641, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (256, hard))
+        say(f"a hard limit of {hard}", "open files")
+    for free in (2**26, 2**26 + 1):
+        within(doctor, "shutil", disk_usage=lambda path, free=free: SimpleNamespace(free=free), which=lambda name: None)
+        say(f"{free} bytes free", "shared memory")
+    within(doctor, "socket", gethostname=lambda: "host")
+    for addresses in (("127.0.0.1",), ("127.0.0.2",), ("127.0.0.2", "10.0.0.1")):
+        monkeypatch.setattr(doctor, "local_addresses", lambda interface, addresses=addresses: addresses)
+        say(f"{addresses}", "network")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    queue.sacct = lambda command: ""
+    for nodes in ("", "a*|idle|3\na*|down*|1\nb|mixed~|2\n", "a|down|1\n", "a|completing|1\n", "a|allocated#|1\n"):
+        queue.sinfo = lambda command, nodes=nodes: nodes
+        say(repr(nodes), "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(doctor.commands, "why_no_accounting", lambda: "it is disabled")
+    say("in a job", "slurm")
+    monkeypatch.setattr(doctor.registry, "why_not", lambda *kind: f"{kind[0]} is broken")
+    say("without ray", "ray")
+    say("all broken", "backends")
+    monkeypatch.setattr(doctor.registry, "why_not", lambda *kind: None)
+    say("all fine", "backends")
+    for address in (None, "auto", "ray://127.0.0.1:x"):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        if address is not None:
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        say(f"RAY_ADDRESS={address}", "ray")
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.0")
+    say("no GPU", "gpus")
+    within(doctor, "shutil", which=lambda name: name)
+    say("no build for GPUs", "gpus")
+    for name, result in {"is_available": True, "device_count": 2, "get_device_name": "GPU"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *index, result=result: result)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1.26e9, (index + 2) * 10**9))
+    say("two", "gpus")
+    for free, late_s in ((10**9, 0.0), (10**9 + 1, 1.9), (2 * 10**9, 2.1), (2 * 10**9, -2.1)):
+        now_s = doctor.Path(doctor.__file__).stat().st_mtime
+        within(doctor, "shutil", disk_usage=lambda path, free=free: SimpleNamespace(free=free))
+        clock = SimpleNamespace(st_mtime=now_s - late_s)
+        within(doctor, "os", stat=lambda path, clock=clock: clock, getcwd=lambda: str(tmp_path))
+        within(doctor, "time", time=lambda now_s=now_s: now_s, strftime=lambda *form: "NOW")
+        within(doctor, "tempfile", gettempdir=lambda: str(tmp_path))
+        say(f"{free} bytes free, {late_s} s late", "folders", PATH=str(tmp_path))
+        within(doctor, "time", time=lambda now_s=now_s, late_s=late_s: now_s - late_s, strftime=lambda *form: "NOW")
+        say(f"{late_s} s late", "clock")
+    expected("findings", "\n".join(text))

@@ -6,7 +6,16 @@ import threading
 import pytest
 from user_code.faulty import BrokenLever, Wordless
 
-from collectx.errors import RemoteFailure, WorkerError, summary_of, text_of
+from collectx.errors import (
+    RemoteFailure,
+    WorkerError,
+    printable,
+    set_worker,
+    summary_of,
+    text_of,
+    traceback_of,
+    worker_of,
+)
 
 
 def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
@@ -102,3 +111,82 @@ def test_one_without_words_travels_and_none_ends_the_trainer_silently(error, kin
 def test_the_summary_of_an_error_without_words_names_its_type():
     assert summary_of(Wordless()) == "Wordless: (no text: str() raised RuntimeError)"
     assert summary_of(KeyError("x")) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("length", "kept"), [(0, None), (9_999, None), (10_000, None), (10_001, (5_000, 1)), (12_345, (5_000, 2_345))]
+)
+def test_a_long_text_is_shortened_in_its_middle(length, kept):
+    text = "".join(chr(97 + index % 26) for index in range(length))
+    shown = text_of(ValueError(text))
+    if kept is None:
+        assert shown == text
+    else:
+        half, num_left_out = kept
+        assert shown == f"{text[:half]} ... ({num_left_out} characters left out) ... {text[-half:]}"
+    assert len(traceback_of(ValueError("x" * 60_000))) < 50_100
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"),
+        ("\x00\x08\x0b\x1f \x7e\x7f\x80\x9f\xa0", "\\x00\\x08\\x0b\\x1f ~\\x7f\\x80\\x9f\xa0"),
+        ("\udc80", "\\udc80"),
+    ],
+)
+def test_control_characters_are_shown_as_their_numbers(text, shown):
+    assert printable(text) == shown
+    assert summary_of(ValueError("\udc80")) == "ValueError: \\udc80"
+    assert summary_of(Wordless()).startswith("Wordless: (no text: str() raised ")
+
+
+@pytest.mark.parametrize(
+    ("error", "fields"),
+    [
+        (ValueError("a", 1, None), ("ValueError", "('a', 1, None)", ("a", 1, None), {})),
+        (ValueError(), ("ValueError", "", (), {})),
+        (ValueError([1]), ("ValueError", "[1]", ("[1]",), {})),
+        (ValueError("x" * 10_000), ("ValueError", "x" * 10_000, ("x" * 10_000,), {})),
+        (FileNotFoundError(2, "No such file", "a"), (
+            "FileNotFoundError", "[Errno 2] No such file: 'a'", (2, "No such file", "a"), {})),
+        (NeedsNames(code=3), ("NeedsNames", "code 3", (), {"code": 3})),
+        (Unpicklable("a lock"), ("Unpicklable", "a lock", ("a lock",), {})),
+        (Env.Broken("a"), ("Env.Broken", "a", ("a",), {})),
+    ],
+)  # fmt: skip
+def test_what_of_an_exception_travels(error, fields):
+    error._private, error.long = 1, ["a list"]
+    failure = RemoteFailure.of(error)
+    assert (failure.type_name.removeprefix(f"{__name__}."), failure.message, *fields[2:]) == fields
+    assert (failure.arguments, failure.attributes) == fields[2:]
+    again = RemoteFailure.from_json(failure.to_json())
+    names = ("type_name", "message", "traceback", "arguments", "attributes")
+    assert [getattr(again, name) for name in names] == [getattr(failure, name) for name in names]
+    assert type(again.rebuild("x")) is type(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["SystemExit", "KeyboardInterrupt", "int", "nowhere.Error", "os.path.Nothing", "print"]
+)
+def test_a_name_that_is_no_exception_comes_back_as_text(name):
+    text = f'{{"type_name": "{name}", "message": "m", "traceback": "t", "arguments": [1], "attributes": {{}}}}'
+    error = RemoteFailure.from_json(text.encode()).rebuild("worker 1")
+    assert (type(error), str(error), error.__notes__) == (WorkerError, f"{name}: m", ["raised in worker 1\nt"])
+
+
+def test_the_worker_of_an_error_is_kept_if_its_type_allows_it():
+    class Slotted(Exception):
+        __slots__ = ()
+
+        def __setattr__(self, name, value):
+            raise AttributeError(name)
+
+    error = ValueError()
+    assert worker_of(error) is None
+    set_worker(error, 0)
+    assert worker_of(error) == 0
+    slotted = Slotted()
+    set_worker(slotted, 1)
+    assert worker_of(slotted) is None

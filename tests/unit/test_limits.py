@@ -43,3 +43,29 @@ def test_what_takes_long_is_said_unless_it_is_over_by_then(monkeypatch, timeout_
         with pytest.raises(TimeoutError):
             block()
         assert texts == []
+
+
+@pytest.mark.parametrize(("most", "is_given_up"), [(1, False), (3, False), (9, True)])
+def test_code_is_interrupted_three_times_before_it_is_given_up(monkeypatch, most, is_given_up):
+    """The code catches every interrupt, and ends after the last that it is to catch."""
+    monkeypatch.setattr(limits, "_END_S", 0.2)
+    num_caught, given_up, errors = 0, threading.Event(), []
+
+    def give_up(error):
+        errors.append(error)
+        given_up.set()
+
+    with limited("making an env", "collector.start_timeout_s", 0.01, give_up=give_up):
+        while num_caught < most and not given_up.is_set():
+            try:
+                while not given_up.is_set():
+                    pass
+            except BaseException:
+                num_caught += 1
+    for thread in threading.enumerate():
+        if thread.name == "collectx-limit":
+            thread.join()
+    assert num_caught == min(most, 3)
+    assert [str(error) for error in errors] == [
+        "making an env took more than 0.01 s (collector.start_timeout_s=0.01)."
+    ] * is_given_up

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from composed_overrides import composed
 
+from collectx import loggers
 from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger, WandbLogger
 from collectx.run import RunFolder
 from collectx.run.folder.saved_config import flat
@@ -98,12 +99,13 @@ class StandIn(SimpleNamespace):
     """The part of mlflow that the logger calls, which takes seconds to import."""
 
     def __init__(self, *runs):
-        super().__init__(logged=[], params=[], ended=[])
+        super().__init__(logged=[], params=[], ended=[], asked=[])
         self.runs = [SimpleNamespace(info=SimpleNamespace(run_id=run)) for run in runs]
         self.history = [SimpleNamespace(step=20), SimpleNamespace(step=30), SimpleNamespace(step=10)] if runs else []
         self.entities = SimpleNamespace(Metric=lambda *fields: fields, Param=lambda *fields: fields)
 
     def MlflowClient(self, uri):
+        self.asked.append(uri)
         return self
 
     def get_experiment_by_name(self, name):
@@ -117,17 +119,20 @@ class StandIn(SimpleNamespace):
         return SimpleNamespace(info=SimpleNamespace(run_id="new"))
 
     def search_runs(self, experiments, query):
+        self.asked.append((experiments, query))
         return self.runs
 
     def update_run(self, run, status):
-        pass
+        self.asked.append((run, status))
 
     def get_metric_history(self, run, name):
+        self.asked.append((run, name))
         return self.history
 
     def log_batch(self, run, metrics=(), params=()):
         assert len(params) <= 100  # MLflow's own limit
-        self.logged += [(run, step) for _, _, _, step in metrics]
+        self.logged += [(run, step) for name, value, time_ms, step in metrics]
+        assert all(each[:3] == (NAME, 1.0, 12_345) for each in metrics)
         self.params += params
 
     def set_terminated(self, run):
@@ -142,7 +147,8 @@ class StandIn(SimpleNamespace):
         (("old",), None, None, [("old", 31)]),
     ],
 )
-def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, runs, experiment, created, logged):
+def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, within, runs, experiment, created, logged):
+    within(loggers, "time", time=lambda: 12.3456)
     client = StandIn(*runs)
     monkeypatch.setitem(sys.modules, "mlflow", client)
     monkeypatch.setitem(sys.modules, "mlflow.entities", client.entities)
@@ -152,6 +158,8 @@ def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, runs, experim
         logger.log({NAME: 1.0}, step)
     logger.close()
     assert (client.logged, client.ended, getattr(client, "created", None)) == (logged, [logged[0][0]], created)
+    asked = [None, (["new mine" if experiment else "1"], "tags.collectx = 'abc'")]
+    assert client.asked == asked + [("old", "RUNNING"), ("old", "collector/policy_version")] * bool(runs)
     assert client.params == ([] if runs else [(f"option.{number}", str(number)) for number in range(250)])
 
 

@@ -1,11 +1,14 @@
 """Trajectories that are joined over several batches."""
 
+import random
+
 import pytest
 import torch
 from configurations import through_a_file
 
+from collectx import trajectories
 from collectx.batch import to_tensordict
-from collectx.trajectories import Assembler
+from collectx.trajectories import Assembler, split_trajectories
 
 # The trajectory of each frame, by batch: 0 to 3 end with the frame in which they are last named.
 BATCHES = [[0, 0, 1, 2], [0, 1, 1, 3], [2, 2, 3, 3]]
@@ -67,3 +70,150 @@ def test_long_unfinished_trajectories_are_taken_out():
     ended = assembler.take_ended()
     # The later frames alone.
     assert sorted(each["collector", "traj_ids"].tolist() for each in ended) == [[0], [1, 1, 1]]
+
+
+class Model:
+    """What an `Assembler` does, on lists of (trajectory, number of the frame, done)."""
+
+    def __init__(self, breaks_off, keeps):
+        self.breaks_off, self.keeps = breaks_off, keeps
+        self.unfinished, self.ended = {}, []
+
+    def add(self, rows):
+        for traj in sorted({row[0] for row in rows}):
+            if traj < 0:
+                continue
+            self.unfinished.setdefault(traj, []).extend(row for row in rows if row[0] == traj)
+            if self.unfinished[traj][-1][2]:
+                ended = self.unfinished.pop(traj)
+                if self.keeps(len(ended)):
+                    self.ended.append(ended)
+        if self.breaks_off:
+            self.unfinished.clear()
+
+    def take(self, count):
+        count = len(self.ended) if count is None else count
+        taken, self.ended = self.ended[:count], self.ended[count:]
+        return taken
+
+
+def frames_of(rows, shape):
+    ids, numbers, done = zip(*rows, strict=True)
+    frames = {
+        ("collector", "traj_ids"): torch.tensor(ids),
+        ("observation",): torch.tensor(numbers),
+        ("next", "done"): torch.tensor(done).unsqueeze(-1),
+    }
+    return to_tensordict({key: value.view(*shape, *value.shape[1:]) for key, value in frames.items()}, shape)
+
+
+def rows_of(frames):
+    columns = (frames["collector", "traj_ids"], frames["observation"], frames["next", "done"].squeeze(-1))
+    return [*zip(*(column.tolist() for column in columns), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("breaks_off", "traj_format", "count"),
+    [(False, "cat", 1), (False, "padded", 3), (True, "padded", 1), (True, "cat", 3)],
+)
+def test_an_assembler_does_what_its_model_does(breaks_off, traj_format, count):
+    """Three envs, whose trajectories end at random; now and then a part of a batch is not filled."""
+    draw = random.Random(count)
+    keeps = (lambda length: length % 4 != 1) if count == 3 else (lambda length: True)
+    post = (lambda frames: frames if keeps(len(frames)) else None) if count == 3 else None
+    assembler, model = Assembler(count, traj_format, breaks_off, post), Model(breaks_off, keeps)
+    number, current = 0, [0, 1, 2]
+    for _ in range(60):
+        rows, steps = [], draw.choice([1, 2, 4])
+        for env in range(3):
+            filled = draw.choice([steps, steps, 0])
+            for step in range(steps):
+                number += 1
+                done = step < filled and draw.random() < 0.3
+                rows.append((current[env] if step < filled else -1, number, done))
+                current[env] = max(current) + 1 if done else current[env]
+        assembler.add(frames_of(rows, (3, steps)))
+        model.add(rows)
+        assert assembler.num_unfinished == sum(map(len, model.unfinished.values()))
+        assert [rows_of(each) for each in assembler.unfinished()] == [*model.unfinished.values()]
+        match draw.randrange(6):
+            case 0:
+                assert [rows_of(each) for each in assembler.take_ended()] == model.take(None)
+            case 1:
+                written = [row for each in assembler.writes(draw.choice([None, 1, 2])) for row in rows_of(each)]
+                assert written == [row for each in model.take(None) for row in each]
+            case 2:
+                long = [traj for traj, each in model.unfinished.items() if len(each) >= 3]
+                wanted = [model.unfinished.pop(traj) for traj in long]
+                assert [rows_of(each) for each in assembler.take_unfinished(3)] == wanted
+            case 3:
+                other = Assembler(count, traj_format, breaks_off, post)
+                other.load(assembler.state())
+                assembler = other
+            case _:
+                found = assembler.take()
+                if len(model.ended) < count:
+                    assert found is None
+                    continue
+                wanted = model.take(count)
+                if traj_format == "padded":
+                    assert found.shape == (count, max(map(len, wanted)))
+                    mask = found["collector", "mask"]
+                    assert mask.sum(-1).tolist() == [len(each) for each in wanted]
+                    assert not found["observation"][~mask].any()
+                    found = found[mask]
+                assert found.names == (["time"] if traj_format == "cat" else [None])
+                assert rows_of(found) == [row for each in wanted for row in each]
+
+
+@pytest.mark.parametrize("count", [None, 1, 2, 5])
+def test_writes_join_the_trajectories_that_have_ended(count):
+    assembler = Assembler(1, "cat", breaks_off=False)
+    assembler.add(frames_of([(traj, traj, True) for traj in range(4)], (4,)))
+    sizes = {None: [4], 1: [1, 1, 1, 1], 2: [2, 2], 5: [4]}[count]
+    written = [*assembler.writes(count)]
+    assert [len(each) for each in written] == sizes
+    assert [row[0] for each in written for row in rows_of(each)] == [0, 1, 2, 3]
+    assert all(each.names == ["time"] for each in written)
+    assert assembler.take() is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_batch_is_split_by_ids_or_by_ends():
+    """A trajectory in several places is joined; without ids, each row of the batch begins one."""
+    rows = [(5, 0, False), (5, 1, True), (7, 2, False), (2, 3, False), (7, 4, False), (7, 5, True)]
+    whole = frames_of(rows, (2, 3))
+    split = split_trajectories(whole)
+    assert split["observation"].tolist() == [[3, 0, 0], [0, 1, 0], [2, 4, 5]]
+    assert split["collector", "mask"].tolist() == [[True, False, False], [True, True, False], [True] * 3]
+    assert split.names == [None, "time"]
+    nested = split_trajectories(whole, as_nested=True)
+    assert [each.tolist() for each in nested["observation"].unbind()] == [[3], [0, 1], [2, 4, 5]]
+    by_ends = split_trajectories(whole.exclude("collector"))
+    assert by_ends["observation"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
+    assert by_ends["traj_ids"].unique().tolist() == [*range(by_ends.shape[0])]
+    renamed = whole.exclude("collector").set("id", whole["collector", "traj_ids"])
+    assert split_trajectories(renamed, trajectory_key="id")["mask"].tolist() == split["collector", "mask"].tolist()
+    renamed = whole.exclude("collector").set(("a", "traj_ids"), whole["collector", "traj_ids"])
+    assert split_trajectories(renamed, prefix="a")["a", "mask"].tolist() == split["collector", "mask"].tolist()
+
+
+def test_a_long_wait_for_trajectories_is_said_once(within, monkeypatch):
+    now, said = [0.0], []
+    within(trajectories, "time", monotonic=lambda: now[0])
+    assembler = Assembler(2, "cat", breaks_off=False, say=said.append, prefix="collector.")
+    for now[0], rows in (
+        (0.0, [(0, 0, False)]),
+        (10.0, [(1, 1, True)]),  # not yet
+        (10.5, [(0, 2, False), (2, 3, True)]),  # two have ended
+        (11.0, [(0, 2, False)]),
+    ):
+        assembler.add(frames_of(rows, (len(rows),)))
+    assert said == []
+    assert assembler.take() is not None
+    for now[0] in (100.0, 110.0, 110.1, 200.0):
+        assembler.add(frames_of([(0, 0, False)] * 500, (500,)))
+    assert said == [
+        "collector.trajs_per_batch=2: 0 trajectories ended in 10 s, and 1,503 frames of unfinished ones are in "
+        "memory. If these never end, cut each after N frames with collector.max_frames_per_traj=N"
+    ]

@@ -177,3 +177,111 @@ def test_the_window_of_a_measurement():
     assert tune.window_rate(lines, 1.0, 2.6) is None
     assert tune.window_rate(lines[:4], 1.0, 0.0) is None  # only one batch later
     assert tune.window_rate([], 1.0, 0.0) is None
+
+
+SPACES = [
+    ("collector=multi_sync", [], True),
+    ("collector=multi_sync env.num_envs=3 collector.num_workers=3 collector.frames_per_batch=9", [], True),
+    ("collector=multi_sync trainer=meter policy=random", ["env.num_envs"], False),
+    (
+        "collector=multi_sync launcher.num_threads=3 collector.frames_per_batch=48",
+        ["inference", "collector.overlap"],
+        False,
+    ),
+    (
+        "collector=multi_async trainer=impala env.num_envs=2 collector.num_slots=3",
+        ["launcher.num_threads", "inference"],
+        False,
+    ),
+    ("collector=multi_async trainer=impala env.num_envs=1", ["inference", "launcher.num_threads"], True),
+    ("collector=single trainer=meter policy=random env.num_envs=4 collector.frames_per_batch=12", [], False),
+    ("launcher=inline trainer=meter policy=random", [], False),
+    ("collector=distributed_sync", ["collector.num_workers"], False),
+    ("collector=multi_sync env.num_envs=1 collector.num_workers=1 collector.frames_per_batch=1", [], False),
+    ("collector=single", [], True),
+    ("collector=multi_sync", ["env.num_envs", "collector.num_workers", "launcher.num_threads", "inference"], True),
+    ("launcher=inline trainer=meter policy=random", ["env.num_envs", "collector.num_workers"], False),
+    ("launcher=submitit", [], True),
+]
+
+
+@pytest.mark.parametrize("num_cores", [1, 4])
+def test_whole_spaces(num_cores, expected, monkeypatch):
+    """Each with the values that a point changes for the trainer, in the words of the verdict."""
+    monkeypatch.setattr(cores, "num_cores", lambda: num_cores)
+    text = []
+    for line, fixed, exact in SPACES:
+        cfg = composed(line)
+        text.append(f"{line}, without {fixed}{', exact' if exact else ''}")
+        try:
+            points = tune.space(cfg, fixed, exact)
+        except ConfigError as error:
+            text.append(f"  ! {error}")
+            continue
+        text.append(f"  {' '.join(tune.words(points[0]))}")
+        text.append("  " + " | ".join(" ".join(map(str, point.values())) for point in points))
+        text += sorted({f"  {each}" for point in points for each in tune.changes(cfg, point)})
+    expected(f"spaces of {num_cores} cores", "\n".join(text))
+
+
+def test_whole_searches(expected):
+    """What is said about each measurement, in its order, and the result."""
+    grid = [{"collector.num_workers": workers, "env.num_envs": envs} for workers in (2, 1, 4) for envs in (8, 4, 16)]
+
+    def slow(values):
+        return 6.0 - values["collector.num_workers"]
+
+    def fails_late(values):
+        if values["env.num_envs"] == 16 and machine.said.count(tuple(values.items())) > 2:
+            raise tune.Failed("the run ended with status 1")
+        return workers_and_envs(values)
+
+    def fails(values):
+        if values != grid[0]:
+            raise tune.Failed("no memory")
+        return 1000.0
+
+    cases = {
+        "everything": (workers_and_envs, grid, 5.0, None),
+        "one more than yours": (workers_and_envs, grid[:2], 5.0, None),
+        "nothing but yours": (workers_and_envs, grid[:1], 5.0, None),
+        "yours are the fastest": (slow, grid[3:5] + grid[:3], 1.0, None),
+        "little time": (workers_and_envs, grid, 1.5, None),
+        "hardly any time": (workers_and_envs, grid, 0.05, None),
+        "the best fails beside yours": (fails_late, grid, 5.0, None),
+        "all others fail": (fails, grid, 5.0, None),
+        "all others are refused": (workers_and_envs, grid, 5.0, grid[0]),
+    }
+    text = []
+    for name, (speed, points, minutes, only) in cases.items():
+        machine, said = Machine(speed, spread=0.0), []
+        result = tune.search(
+            points,
+            lambda values, only=only: only is None or values == only,
+            machine,
+            replace(OPTIONS, minutes=minutes),
+            said.append,
+            lambda machine=machine: machine.now_s,
+        )
+        gain = result.gain and [round(each, 4) for each in result.gain]
+        text += [f"=== {name}", *said, f"best {result.best}, gain {gain}, chosen {result.chosen}"]
+        text += [f"  {point}: {point.status}, {len(point.rates)} measurements" for point in result.points]
+    expected("searches", "\n".join(text))
+
+
+@pytest.mark.parametrize(
+    ("times", "warmup_s", "seconds", "rate"),
+    [
+        ([0, 1, 2], 0.0, 2.0, 10.0),
+        ([0, 1, 2], 0.0, 2.1, None),
+        ([0, 1, 2], 0.5, 0.5, None),
+        ([0, 1, 2, 3], 1.0, 2.0, 10.0),
+        ([0, 1, 2, 3], 1.1, 1.0, None),
+        ([0, 1, 2, 4], 0.0, 4.0, 7.5),
+        ([5, 6, 8], 0.0, 3.0, 20 / 3),
+        ([5], 0.0, 0.0, None),
+    ],
+)
+def test_rates_at_the_limits_of_the_window(times, warmup_s, seconds, rate):
+    lines = [{"time": time, "frames": 10 * (index + 3)} for index, time in enumerate(times)]
+    assert tune.window_rate(lines, warmup_s, seconds) == (rate and pytest.approx(rate))

@@ -4,6 +4,8 @@ import pickle
 
 import pytest
 
+from collectx import user_objects
+from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
 
@@ -31,3 +33,66 @@ def test_an_error_while_unpickling_names_what_the_user_passed(create, kwargs, ke
     with pytest.raises(ModuleNotFoundError, match="no module") as error:
         pickle.loads(content)
     assert error.value.__notes__[0].startswith(keywords)
+
+
+SOURCE = """
+def make(size, *, more=1): return (size, more)
+def _hidden(): ...
+class Maker:
+    def __init__(self, size, more=2): self.size = size
+    def __repr__(self): return f"Maker({self.size})"
+number = 3
+def fails(size): raise TypeError("of its own")
+"""
+NAMES = [
+    *("sourced.make", "sourced:make", "sourced:Maker", "sourced.Maker", "sourced:mak", "sourced.mak", "sourced:number"),
+    *("sourced:Maker.__init__", "sourced:_hidden", "sourced", "sourced:", ":make", "sourced:make:x", "sourced make", 3),
+    *("nowhere:make", "nowhere.at.all", "sourced.nowhere:make", "wrong:make", "wrong.make", "needs:make", "math:sqrt"),
+    *("os.path.join", "os.path:joi", "xml.dom.minidom.parse", "", None, "builtins.print"),
+]
+
+
+def test_whole_answers_about_import_paths(tmp_path, monkeypatch, expected):
+    for name, text in {"sourced": SOURCE, "wrong": "x = (\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "needs.py").write_text("raise ImportError('MuJoCo is not installed')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = []
+    for name in NAMES:
+        try:
+            target = user_objects.resolve(name, "env.target")
+            answer = f"{target.__module__} {target.__qualname__}"
+        except ConfigError as error:
+            answer = f"! {error}"
+        # Python's own words differ between its versions.
+        text.append(f"{name}: {answer}".replace(str(tmp_path), "FOLDER").partition(" in `")[0])
+    for item in (
+        *("TimeLimit", "a.b:C", "a.b", "", max, {"TimeLimit": {"steps": 3}}, {"a:B": None}, {"a:B": {}}, {}),
+        *({"_target_": "a.B", "x": 1}, {"_target_": "TimeLimit"}, {"x": 1, "_target_": "a.B"}, 3),
+    ):
+        text.append(f"{item!r}: {user_objects.named_call(item)}")
+    make, maker, fails = (user_objects.resolve(f"sourced:{name}", "x") for name in ("make", "Maker", "fails"))
+    for target, kwargs in (
+        (make, {"size": 1}),
+        (make, {}),
+        (make, {"more": 2}),
+        (make, {"size": 1, "other": 2}),
+        (maker, {"size": 1}),
+        (maker, {}),
+        (fails, {"size": 1}),
+        (fails, {}),
+        (lambda one, two, *rest, **others: one + two, {"three": 3}),
+    ):
+        name = getattr(target, "__qualname__", str(target)).rpartition(".")[2]
+        try:
+            answer = user_objects.call(target, kwargs, "env.kwargs")
+        except ConfigError as error:
+            answer = [f"! {problem}" for problem in error.problems]
+        except TypeError as error:
+            answer = type(error).__name__
+        text.append(f"{name}({kwargs}): {answer}")
+    text += [
+        f"{words}: {user_objects.extra_advice(Exception(words))}"
+        for words in ("no mujoco", "MuJoCo", "OpenCV2", "no opencv here", "torchrl", "mytorchrl", "nothing")
+    ]
+    expected("import paths", "\n".join(text))

@@ -1,15 +1,20 @@
 """`collectx schema`: every packaged file is valid, and wrong values are not."""
 
+# ruff: noqa: RUF009, the calls in defaults make a `field`
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
 from collectx.cli import schema
+from collectx.config import json_schema
 from collectx.config.json_schema import run_schema
 from collectx.config.registry import GROUPS
+from collectx.config.schema.fields import Section, option, required, section
 
 CONF = Path(schema.__file__).parents[1] / "conf"
 
@@ -55,6 +60,45 @@ def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):
     )
     assert option["properties"]["num_workers"]["default"] == 1
     assert "Maximum seconds" in option["properties"]["worker_timeout_s"]["description"]
+
+
+@dataclass(kw_only=True)
+class Part(Section):
+    depth: int = option(1, "How deep.", minimum=1, maximum=9)
+
+
+@dataclass(kw_only=True)
+class Everything(Section):
+    """An option of every form."""
+
+    kind: str = required("The kind.", kept=True)
+    count: int = option(2, "How many.", minimum=1, kept=True)
+    port: int | None = option(None, "`null`: any port.", minimum=1, bits=16)
+    total: int = option(-1, "-1: no limit.", minimum=1, also=(-1,))
+    rate: float = option(0.5, "`true`: a rate.", above=0, maximum=1)
+    word: str = option("a", "A word.", choices=("a", "b"))
+    text: str | None = option(None, "A text.")
+    flag: bool = option(False, "A flag.")
+    sizes: list[int] = option([64], "Sizes.", minimum=1)
+    keys: list[str | dict[str, Any]] = option([], "Keys.")
+    items: list[Any] = option([], "Items.")
+    kwargs: dict[str, Any] = option({}, "Arguments.")
+    anything: Any = option(None, "Anything.")
+    part: Part = section(Part, "A part.")
+    other: Part | None = option(None, "Another part.")
+
+
+def test_a_whole_section(expected):
+    expected("schema of a section", json_schema._section(Everything))
+
+
+def test_the_options_of_each_group(expected):
+    """And what takes the place of a value in a file that others complete."""
+    groups = {group: [each["title"] for each in json_schema.group_schema(group)["anyOf"]] for group in GROUPS}
+    loggers = {name: [*each] for name, each in json_schema.loggers().items()}
+    whole = {name: each for name, each in run_schema().items() if name != "properties"}
+    properties = {name: [*each] for name, each in run_schema()["properties"].items()}
+    expected("schemas", {"groups": groups, "loggers": loggers, "run": whole, "properties": properties})
 
 
 def test_an_unknown_group_is_refused(capsys):

@@ -10,7 +10,7 @@ import torch
 
 import collectx
 from collectx.errors import ConfigError
-from collectx.library import base
+from collectx.library import base, configuration, rules
 from collectx.library.configuration import fit_frames
 from collectx.replay import ReplayBuffer
 
@@ -269,6 +269,41 @@ ROWS = {
 def typed(cls, arguments, keywords):
     given = [shown(each) for each in arguments]
     return f"{cls}({', '.join([*given, *(f'{name}={shown(each)}' for name, each in keywords.items())])})"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "keywords", "messages"),
+    [
+        ((2, "gloo", None), {}, []),
+        ((2, "gloo", 1234), {"tcp_port": 99}, []),
+        ((3, "gloo", None), {}, ["the collector has 2 workers, but submitit_delayed_launcher has num_jobs=3."]),
+        ((2, "mpi", None), {}, ["the collector has backend='gloo', but submitit_delayed_launcher has backend='mpi'."]),
+        (
+            (1, "mpi", None),
+            {"on_worker_failure": "restart"},
+            [
+                "the collector has 2 workers, but",
+                "the collector has backend='gloo', but",
+                "on_worker_failure='restart' ",
+            ],
+        ),
+        ((2, "gloo", None), {"on_worker_failure": "drop", "slurm_kwargs": {"nothing": 1}}, []),
+        ((3, "gloo", None), {"num_slots": 0}, ["num_slots=0 must be at least 1."]),
+    ],
+)
+def test_jobs_that_were_submitted_before_match_the_collector(jobs, keywords, messages, configured, monkeypatch):
+    num_workers, backend, port = jobs
+    presubmitted = SimpleNamespace(num_workers=num_workers, backend=backend, tcp_port=port)
+    for module in (configuration, rules):
+        monkeypatch.setattr(module.PresubmittedJobs, "from_environment", lambda: presubmitted)
+    keywords, found = {"launcher": "submitit_delayed", **keywords}, ()
+    try:
+        collector = configured("DistributedCollector", [cartpole, other], **keywords)
+        assert collector._cfg.backend.port == keywords.get("tcp_port", port)
+    except ConfigError as error:
+        found = error.problems
+    assert len(found) == len(messages)
+    assert all(text.startswith(begin) for text, begin in zip(found, messages, strict=True)), found
 
 
 def test_whole_configurations(configured, expected, monkeypatch):

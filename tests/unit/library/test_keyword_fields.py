@@ -1,5 +1,6 @@
 """Keywords: their defaults, limits, texts and names in messages."""
 
+import inspect
 import sys
 from dataclasses import dataclass, fields
 
@@ -7,6 +8,7 @@ import pytest
 
 from collectx.library.keyword_fields import documented, fixed, ignored, names_of, only, option
 from collectx.library.keywords import AsyncBatchedKeywords, MultiKeywords, RayKeywords
+from collectx.library.parse import signature_of
 
 
 @documented
@@ -25,23 +27,6 @@ class _Some:
     given: int | None = option("collector.frames_per_batch", None, note="", minimum=7)
     same: bool = fixed(False, "set it to `null`", "x")
     unused: int = ignored(4, ": it has no use")
-
-
-def test_texts_of_keywords_are_added_to_the_docstring():
-    lines = _Some.__doc__.splitlines()
-    assert lines[:4] == ["Some keywords.", "", "    Args:", "        env: what is told here."]
-    own = {
-        line.strip().partition(":")[0]: line.strip()
-        for line in lines[4:]
-        if line.startswith(" " * 8 + line.strip()[:1])
-    }
-    assert list(own) == ["num_slots", "refresh", "given", "same", "unused"]
-    assert own["unused"] == "unused: ignored (accepted for TorchRL compatibility): it has no use."
-    assert own["same"] == "same: must be False or 'x'; set it to None."
-    assert "Mostly 2." in " ".join(lines)
-    assert all(own[name].partition(": ")[2][0].islower() for name in ("num_slots", "refresh", "given"))
-    assert max(map(len, lines)) <= 120
-    assert lines[-1] == "    "
 
 
 def test_defaults_and_limits_are_those_of_the_option_unless_given():
@@ -85,3 +70,32 @@ def test_a_fixed_keyword_takes_equal_values_of_the_same_type_alone():
 )
 def test_messages_name_keywords(keywords, word, name):
     assert names_of(keywords).name(word) == name
+
+
+@documented
+@dataclass
+class _More(_Some):
+    """Keywords of a subclass."""
+
+    finite: bool = option("collector.check_finite", note="A note.")
+
+
+def test_whole_docstrings(expected):
+    """Of the dataclasses, and of methods that take their fields."""
+
+    class Made:
+        @signature_of(_More)
+        def call(self, *arguments, **keywords):
+            """Makes something.
+
+            Raises:
+                ValueError: always.
+            """
+
+        @signature_of(_Some)
+        def bare(self, *arguments, **keywords):
+            pass
+
+    names = [str([*inspect.signature(each).parameters]) for each in (Made.call, Made.bare)]
+    parts = (_Some.__doc__, _More.__doc__, Made.call.__doc__, Made.bare.__doc__, *names)
+    expected("docstrings", "\n=====\n".join(parts))

@@ -1,0 +1,209 @@
+"""What whole command lines print, and how they end, where they start no run; and the tables that they are read by."""
+
+import re
+import shlex
+
+import pytest
+
+from collectx import tune
+from collectx.cli import arguments, completion, main, overrides, sweep
+from collectx.cli import tune as tune_command
+from collectx.cli.compose import Composer, parsed
+
+LINES = {
+    "usage": r"""
+
+--help
+--version
+rn
+xyz
+-m run seed=0,1
+--cfg job
+cancel
+cancel a b
+cancel ''
+cancel nothing
+cancel file
+cancel empty
+cancel --later
+cancel --help
+watch nothing
+watch a --follow
+logs
+logs file trainer
+logs empty a b
+status
+status nothing
+status ''
+status a b
+status empty
+status --long
+report
+report nothing
+report out=x
+report empty
+export nothing
+export empty format=x
+export empty format=onnx weights=x
+export --trst
+resume
+resume nothing
+resume empty
+resume a b
+reproduce
+reproduce empty
+eval
+eval nothing
+eval --episodes 3 run
+eval --video
+schema colector
+schema env policy
+schema --json
+list nothing
+list env policy
+list inference
+list checkpoint
+doctor now
+plan --jsn
+tune --output here.yaml
+tune --output other/experiment/here.yaml --config-dir empty
+tune --output file/experiment/here.yaml
+tune --config-dir nothing
+run --config-path x
+run --experimental-rerun x
+run --config-dir nothing
+run --seed 3
+run --seed=3
+run -x
+""",
+    "compositions": r"""
+plan colector=x env.num_envs=0
+plan -m seed=interval(0,1)
+tune -m seed=0,1
+run -m seed=range(0,0)
+run -m env.num_envs=0,1 seed=-1
+run --config-name nothing
+run hydra.launcher.partition=x
+run ~nothing
+run ~env.id
+run policy.hidden_sizes={a:1}
+run seed=${oc.env:NOTHING}
+""",
+}
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """The working directory has an empty folder `empty`, and a file `file`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize("name", LINES)
+def test_whole_answers(name, folders, expected, capsys, queue):
+    text = []
+    for line in LINES[name][1:-1].split("\n"):
+        status = main._status(shlex.split(line))
+        said = capsys.readouterr()
+        text.append(f"$ collectx {line}".rstrip())
+        for mark, output in (("  ", said.out), ("! ", said.err)):
+            shown = re.sub(r"collectx \d\S*", "collectx VERSION", output.replace(str(folders), "CWD"))
+            text += [(mark + each).rstrip() for each in shown.splitlines()]
+        text.append(f"= {status}")
+    expected(f"answers about {name}", "\n".join(text))
+
+
+def test_whole_completions(expected):
+    answers = {"": completion._candidates("", main.SUBCOMMANDS)}
+    for subcommand in ("ru", "list", "tune", "cancel", "schema", "nothing"):
+        for last in ("", " ", " -", " --c", " x"):
+            line = f"collectx {subcommand}{last}"
+            answers[line] = completion._candidates(line, main.SUBCOMMANDS)
+    answers |= {f"flags of {name}": arguments.names(name) for name in main.SUBCOMMANDS}
+    expected("completions", {line: " ".join(words) for line, words in answers.items()})
+
+
+def test_whole_sweeps(expected):
+    """The points of each command line, by the sweeper that enumerates and as one example for one that searches."""
+    long = [f"env.kwargs.{'x' * 50}={value}" for value in range(3)]
+    text = []
+    for words in (
+        [],
+        ["seed=0"],
+        ["seed=0,1"],
+        ["seed=0,1", "env=gym,counting", "a.b=1"],
+        ["a=choice(x,y)", "a=range(0,4,2)", "b='p,q'"],
+        ["a=[1,2],[3]", "+b={x:1},{x:2}", "++c=1,1"],
+        ["a=interval(0,3)", "b=interval(0.0,3)", "c=range(5,7)"],
+        [f"{each},9" for each in long],
+    ):
+        swept = parsed(words)
+        text.append(" ".join(words) or "(nothing)")
+        text.append(f"  an example: {' '.join(sweep.sample(swept))}")
+        if any("interval" in word for word in words):
+            continue
+        points = sweep.product(swept)
+        for point, name, longer in zip(points, sweep.names(points), sweep.names(points, {"seed=0"}), strict=True):
+            text.append(f"  {name} | {longer} | {' '.join(sweep.last_of_each_key(point))}")
+    expected("sweeps", "\n".join(text))
+
+
+def test_whole_overrides(expected):
+    groups = {"env": ["gym", "gym_vector", "pong"], "logger": ["csv", "custom"], "experiment": ["fast"], "mine": ["a"]}
+    text = []
+    for word in (
+        *("a=1", "+a=1", "++a=1", "~a", "~a=1", "a@b=1", "env@x=gym", "+env@x=gym", "env=gym", "+env=gym", "++env=gym"),
+        *(
+            "env=gim",
+            "env=gym,pong",
+            "env=gym,x,y",
+            "env=null",
+            "env=",
+            "~env",
+            "env=[gym]",
+            "env=a:B",
+            "env=range(1,3)",
+        ),
+        *("logger=[csv,custom]", "logger=[csv,x]", "logger=null", "logger=a:B", "logger=csv,[csv,custom]", "mine=b:C"),
+        *("experiment=null", "experiment=fast", "experiment=x", "mine=null", "env=interval(0,1)"),
+        *("env=glob(gym*)", "env=glob([*],exclude=gym*)", "env=glob(z)", "nothing=glob(*)", "env=glob(pong)"),
+        *("hydra.run.dir=", "hydra.run.dir=null", "hydra.run.dir=a", "hydra.sweep.dir=''", "hydra.verbose=true"),
+        *("hydra/launcher=joblib", "+x/y=z", "", "=", "a", "a=b=c", "a=[1", "a='x", "a=1,2", "a.b=$x"),
+    ):
+        checked = overrides.check_overrides([word], groups)
+        text.append(f"{word}: {' '.join(checked.overrides)} {' '.join(f'without {each}' for each in checked.broken)}")
+        text += [f"  ! {problem}" for problem in checked.problems]
+    expected("overrides", "\n".join(each.rstrip() for each in text))
+
+
+def test_whole_results_of_tune(expected):
+    """The verdict, the rows of the table, and the experiment."""
+    yours, other = (
+        tune.Point({"collector.num_workers": count, "inference": kind}, rates)
+        for count, kind, rates in ((2, "local", [1000.0, 1100.0]), (4, "server", [2000.0]))
+    )
+    failed = tune.Point({"collector.num_workers": 8, "inference": "local"}, [], "failed: no memory")
+    points, text = [yours, other, failed], []
+    for best, gain in (
+        (yours, None),
+        (other, None),
+        (other, (2.0, 1.004, 3.0)),
+        (other, (2.0, 1.0, 3.0)),
+        (other, (1.1, 0.9, 1.3)),
+    ):
+        result = tune.SearchResult(points, best, gain)
+        text += [tune_command._verdict(result), *(f"  {tune_command._row(point, result)}" for point in points)]
+    composer = Composer()
+    for words, values, comments in (
+        ([], {"collector.num_workers": 4}, ["faster"]),
+        (["seed=3", "env=pendulum"], {"inference": "server", "env.num_envs": 2}, ["faster", "with lag", "measured"]),
+        (["experiment=throughput", "++env.kwargs.x=[1,2]", "run.max_batches=3"], {"collector.overlap": 1}, ["a"]),
+        (["~logger", "hydra.run.dir=x", "hydra/launcher=joblib", "+env@x=gym"], {}, ["a", "b"]),
+    ):
+        written, rest = tune_command._experiment(composer, parsed(words), values, comments)
+        text += [f"=== {' '.join(words)} {values}", written, f"rest: {rest}"]
+    expected("results of tune", "\n".join(text))

@@ -1,0 +1,61 @@
+"""Handlers that user code replaces are put back, and that is said once for each maker."""
+
+import signal
+import threading
+
+import pytest
+
+from collectx import signal_handlers
+
+
+def ours(signum, frame):
+    """Stands in for a run's handler."""
+
+
+def theirs(signum, frame):
+    """Of an env."""
+
+
+@pytest.fixture
+def said():
+    earlier = {signum: signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGUSR2)}
+    notes = []
+    for signum in earlier:
+        signal.signal(signum, ours)
+    signal_handlers.keep(dict.fromkeys(earlier, ours), notes.append)
+    yield notes
+    signal_handlers.keep({}, print)
+    for signum, handler in earlier.items():
+        signal.signal(signum, handler)
+
+
+def test_replaced_handlers_are_put_back_and_noted_once(said):
+    rule = "the run needs its own and removed them."
+    for maker, replaced, wanted in (
+        ("env.id=A", [], []),
+        ("env.id=A", [signal.SIGUSR1], [f"env.id=A installed handlers of SIGUSR1; {rule}"]),
+        ("env.id=A", [signal.SIGUSR1], []),
+        ("env.id=A", [signal.SIGUSR1, signal.SIGUSR2], [f"env.id=A installed handlers of SIGUSR1, SIGUSR2; {rule}"]),
+        ("env.id=B", [signal.SIGUSR2], [f"env.id=B installed handlers of SIGUSR2; {rule}"]),
+    ):
+        for signum in replaced:
+            signal.signal(signum, theirs)
+        signal_handlers.restore(maker)
+        assert [signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGUSR2)] == [ours, ours]
+        assert said == wanted
+        said.clear()
+    signal_handlers.keep({signal.SIGUSR1: ours}, said.append)
+    signal.signal(signal.SIGUSR1, theirs)
+    signal_handlers.restore("env.id=B")
+    assert len(said) == 1
+    signal.signal(signal.SIGUSR2, theirs)
+    signal_handlers.restore("env.id=B")
+    assert signal.getsignal(signal.SIGUSR2) is theirs
+
+
+def test_other_threads_change_no_handler(said):
+    signal.signal(signal.SIGUSR1, theirs)
+    thread = threading.Thread(target=signal_handlers.restore, args=["env.id=A"])
+    thread.start()
+    thread.join()
+    assert (signal.getsignal(signal.SIGUSR1), said) == (theirs, [])

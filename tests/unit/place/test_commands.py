@@ -175,7 +175,10 @@ def test_commands_and_answers_of_slurm(called, expected):
         (" one \ntwo.", "LauncherError: one; two."),
         ("a banner\nsbatch: fatal: no more", "LauncherError: sbatch: fatal: no more"),
         ("Invalid partition name.", "LauncherError: Invalid partition name. Choose another partition with"),
-        ("Invalid QOS specification", "LauncherError: Invalid QOS specification. Choose another QOS with launcher.qos."),
+        (
+            "Invalid QOS specification",
+            "LauncherError: Invalid QOS specification. Choose another QOS with launcher.qos.",
+        ),
     ],
 )
 def test_messages_of_slurm_with_advice(called, said, message):

@@ -131,7 +131,9 @@ def test_arrays_of_workers(monkeypatch, tmp_path, workers, largest, expected):
         return next(jobs)
 
     monkeypatch.setattr(commands, "submit", submit)
-    array = JobArray(composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r")
+    array = JobArray(
+        composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r"
+    )
     firsts = {first: number for number, (first, _) in enumerate(expected)}
     found = {worker: f"{70 + firsts[worker // largest * largest]}_{worker % largest}" for worker in workers}
     assert array.submit(workers) == found
@@ -139,7 +141,9 @@ def test_arrays_of_workers(monkeypatch, tmp_path, workers, largest, expected):
     assert sorted((tmp_path / "r").read_text().split("\n")[:-1]) == sorted(f"{job} {w}" for w, job in found.items())
 
 
-@pytest.mark.parametrize(("num_accepted", "words"), [(0, "^no more jobs$"), (1, "only 2 of 3 workers could be .*: no more")])
+@pytest.mark.parametrize(
+    ("num_accepted", "words"), [(0, "^no more jobs$"), (1, "only 2 of 3 workers could be .*: no more")]
+)
 def test_all_workers_are_submitted_or_none(monkeypatch, tmp_path, num_accepted, words):
     accepted, cancelled = ["70"][:num_accepted], []
 
@@ -151,7 +155,9 @@ def test_all_workers_are_submitted_or_none(monkeypatch, tmp_path, num_accepted, 
     monkeypatch.setattr(commands, "largest_array", lambda: 2)
     monkeypatch.setattr(commands, "submit", submit)
     monkeypatch.setattr(commands, "cancel", cancelled.extend)
-    array = JobArray(composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r")
+    array = JobArray(
+        composed("launcher=submitit").launcher, tmp_path / "worker.sh", tmp_path, ["python"], tmp_path / "r"
+    )
     with pytest.raises(LauncherError, match=words):
         array.submit([0, 1, 2])
     assert cancelled == ["70_0", "70_1"][: 2 * num_accepted]

@@ -14,14 +14,15 @@ from collectx.place.slurm import commands, jobs
 FEW = "env=counting trainer=meter collector.frames_per_batch=240"
 WORKERS = f"{FEW} collector=multi_sync collector.num_workers=3"
 REMOTE = f"{FEW} collector=distributed_sync collector.num_workers=3"
+VECTOR = "env=gym_vector env.id=CartPole-v1 env.num_envs=4 env.vectorization_mode=async"
 GPUS = "devices.policy_device=cuda:1 devices.storing_device=cuda"
 PLACES = {
     "single": f"{FEW} collector=single",
     "inline": f"{WORKERS} launcher=inline",
     "local": f"{WORKERS} launcher.num_threads=2",
     "local, nested": f"{REMOTE} collector.num_workers_per_collector=2 env.num_envs=4",
-    "local, vector envs": f"{WORKERS} env=gym_vector env.id=CartPole-v1 env.num_envs=4 env.vectorization_mode=async",
-    "single, vector envs": f"{FEW} collector=single env=gym_vector env.id=CartPole-v1 env.num_envs=4 env.vectorization_mode=async",
+    "local, vector envs": f"{WORKERS} {VECTOR}",
+    "single, vector envs": f"{FEW} collector=single {VECTOR}",
     "local, served": f"{WORKERS} policy=mlp inference=server",
     "local, over a network": f"{REMOTE} backend.interface=lo",
     "local, gloo": f"{WORKERS} backend=gloo backend.port=7000",

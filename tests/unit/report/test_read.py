@@ -1,5 +1,6 @@
 """Curves, times, groups and intervals of runs."""
 
+import itertools
 import json
 import random
 import shutil
@@ -386,6 +387,6 @@ def test_each_point_of_a_thinned_curve_is_a_mean(tmp_path, count, points):
     places, values = run.curve("mean_return", "frames")
     assert len(places) == len(values) == points
     cuts = [count * n // points for n in range(points + 1)]
-    parts = [range(begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    parts = [range(begin, end) for begin, end in itertools.pairwise(cuts)]
     assert places.tolist() == pytest.approx([np.mean([10 * (n + 1) for n in part]) for part in parts])
     assert values.tolist() == pytest.approx([np.mean([n**2 for n in part]) for part in parts])

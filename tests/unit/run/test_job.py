@@ -72,7 +72,7 @@ def facts_of(files, said):
         parts = [{name: part[name] for name in ("worker", "policy_version")} for part in line["workers"]]
         lines.append(line | {"workers": parts})
     paths = sorted(str(path.relative_to(files.path)) for path in files.path.rglob("*") if path.is_file())
-    texts = [text for text in said.splitlines() if "raised in" not in text]
+    texts = [text for text in said.replace(str(files.path), "FOLDER").splitlines() if "raised in" not in text]
     return {"files": paths, "result": ended, "events": events, "lines": lines, "said": texts}
 
 

@@ -177,10 +177,36 @@ class Model:
         self.is_shielded = self.is_sealed = True
 
 
-def test_any_order_of_signals_and_states_against_a_model(monkeypatch):
-    started, draw = [], random.Random(0)
-    monkeypatch.setattr(signals.threading.Thread, "start", lambda thread: started.append(thread))
-    monkeypatch.setattr(signals.threading.Thread, "join", lambda thread, timeout: None)
+@pytest.fixture
+def started(within):
+    """The threads that are started, which do not run."""
+    found = []
+
+    class Thread:
+        def __init__(self, target, name=""):
+            self.target = target
+
+        def start(self):
+            found.append(self)
+
+        def join(self, timeout):
+            pass
+
+    class Timer(Thread):
+        is_cancelled = False
+
+        def __init__(self, interval, function, args):
+            self.interval, self.function, self.args = interval, function, args
+
+        def cancel(self):
+            self.is_cancelled = True
+
+    within(signals, "threading", Thread=Thread, Timer=Timer)
+    return found
+
+
+def test_any_order_of_signals_and_states_against_a_model(started):
+    draw = random.Random(0)
     kinds = ["signal", "signal", "signal", "held", "check", "defer", "shield", "seal"]
     for number in range(400):
         model = Model()
@@ -207,22 +233,19 @@ def test_any_order_of_signals_and_states_against_a_model(monkeypatch):
                 assert len(started) - before == (2 if is_signal and is_first else 0), done
 
 
-def test_the_time_of_grace_ends_with_a_signal_to_the_main_thread(monkeypatch):
-    started = []
-    monkeypatch.setattr(signals.threading.Thread, "start", lambda thread: started.append(thread))
-    monkeypatch.setattr(signals.threading.Thread, "join", lambda thread, timeout: None)
+def test_the_time_of_grace_ends_with_a_signal_to_the_main_thread(started):
     for grace_s, limit_s in ((7.5, 7.5), (1e12, signals.LONGEST_WAIT_S)):
         with Signals() as real:
             real.defer(grace_s, note := lambda: None)
             assert not raises(signal.SIGTERM)
             told, timer = started[-2:]
-            assert (told._target, timer.interval, timer.function) == (note, limit_s, signal.pthread_kill)
+            assert (told.target, timer.interval, timer.function) == (note, limit_s, signal.pthread_kill)
             assert timer.args == [threading.main_thread().ident, signal.SIGTERM]
             assert told.daemon
             assert timer.daemon
-            assert not timer.finished.is_set()
+            assert not timer.is_cancelled
             real.shield()
-            assert timer.finished.is_set()
+            assert timer.is_cancelled
 
 
 def test_outside_of_the_main_thread_nothing_is_handled():

@@ -9,7 +9,7 @@ from collectx.config import registry
 from collectx.errors import LauncherError
 from collectx.place import place_of
 from collectx.place.launcher import InlineLauncher
-from collectx.place.slurm import commands, jobs
+from collectx.place.slurm import commands
 
 FEW = "env=counting trainer=meter collector.frames_per_batch=240"
 WORKERS = f"{FEW} collector=multi_sync collector.num_workers=3"
@@ -123,25 +123,6 @@ def test_ranks_of_a_job_need_pmix(monkeypatch):
     assert "started the job without MPI's PMIx" in place_of(cfg).unreachable()[0]
     monkeypatch.setenv("PMIX_NAMESPACE", "x")
     assert place_of(cfg).unreachable() == []
-
-
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("3", 180),
-        ("3:5", 185),
-        ("1:2:3", 3723),
-        ("2-1", 176400),
-        ("2-1:2", 176520),
-        ("2-1:2:3", 176523),
-        ("1:2:3:4", None),
-        ("UNLIMITED", None),
-        ("x-1", None),
-        ("", None),
-    ],
-)
-def test_times_in_the_syntax_of_slurm(time, seconds):
-    assert jobs._seconds(time) == seconds
 
 
 def test_who_starts_the_workers():

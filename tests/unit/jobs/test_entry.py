@@ -241,7 +241,8 @@ def test_a_signal_before_a_run_ends_the_process_and_none_after_its_result(folder
     assert len(done) == 2
 
 
-def test_a_job_waits_for_its_task(folder, within, capsys):
+def test_a_job_waits_for_its_task(folder, monkeypatch, within, capsys):
+    monkeypatch.setattr(entry, "ignore_requests", lambda: None)
     now_s = [0.0]
 
     def sleep(seconds):

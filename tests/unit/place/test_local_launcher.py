@@ -23,7 +23,8 @@ def calls(monkeypatch, within):
 
     names = ("setpgid", "sched_setaffinity", "dup2", "close")
     within(local_launcher, "os", open=note("open", 9), **{name: note(name) for name in names})
-    within(local_launcher, "signal", signal=lambda signum, handler: made.append((signum, handler)))
+    set_handler = lambda signum, handler: made.append((signum, handler))  # noqa: E731
+    within(local_launcher, "signal", signal=set_handler, getsignal=lambda signum: signal.SIG_DFL)
     monkeypatch.setattr(signal_handlers, "keep", lambda handlers, say: made.append(("keep", sorted(handlers))))
     monkeypatch.setattr(mujoco_warnings, "shown", set())
     return made

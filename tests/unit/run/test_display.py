@@ -277,21 +277,6 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s,
         assert (words or "") in text
 
 
-def test_a_return_that_may_end_the_run_makes_the_time_left_the_longest(delivery):
-    for target, said in {None: "ETA 0:04", 475.0: "ETA <= 0:04"}.items():
-        statistics = Statistics(60, target)
-        for index in range(2):
-            statistics.add(delivery(index), float(index))
-        for text in drawn(statistics, 1.0):
-            assert said in text
-
-
-def test_how_many_workers_take_part_is_shown_where_not_all_do(statistics):
-    assert not any("workers" in text for text in drawn(statistics, 1.0))
-    statistics.taking_part = 3, 4
-    assert all("3 of 4 workers" in text for text in drawn(statistics, 1.0))
-
-
 @pytest.mark.parametrize(
     ("total_frames", "num_batches", "piece", "other"),
     [(1000, 0, "starting the workers", "frames"), (-1, 2, "20 frames", "ETA")],

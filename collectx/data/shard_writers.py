@@ -66,7 +66,8 @@ class MemmapWriter(ShardWriter):
     """Writes memory-mapped TensorDicts; see the module's docstring."""
 
     def save(self, path: Path, frames: TensorDict) -> None:
-        frames.memmap(str(path))
+        # Frames of another data set have files already.
+        frames.memmap(str(path), copy_existing=True)
 
     @classmethod
     def read(cls, path: Path, run: RecordedRun) -> TensorDict:

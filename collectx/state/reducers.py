@@ -111,10 +111,12 @@ class ReducingPickler(cloudpickle.Pickler):
             make, arguments, state = array.__reduce__()  # type: ignore[str-unpack]
             return make, arguments, (state, vars(array)), None, None, _set_array
         base = array.base
-        if self._blocks.get(_address(array)) is array:
+        if not array.nbytes or self._blocks.get(_address(array)) is array:
             return NotImplemented
-        if isinstance(base, torch.Tensor):
-            return _view, self._place(array, base.numpy())
+        # The base of a view of `tensor.numpy()` is that array.
+        owner = base.base if type(base) is np.ndarray else base
+        if isinstance(owner, torch.Tensor):
+            return _view, self._place(array, _bytes(owner.untyped_storage()))
         if type(base) is np.ndarray and base.base is None and (base.flags.c_contiguous or base.flags.f_contiguous):
             if not array.dtype.hasobject:
                 return _view, self._place(array, base)
@@ -123,18 +125,17 @@ class ReducingPickler(cloudpickle.Pickler):
             if sys.getrefcount(base) > 3:
                 raise NotRestorable("an object array that is a view of another one cannot be saved")
             return NotImplemented
-        if array.dtype.hasobject or not array.flags.contiguous or not array.nbytes:
+        if array.dtype.hasobject or not array.flags.contiguous:
             return NotImplemented
         block = self._block(array)
         return NotImplemented if block is array else (_view, self._place(array, block))
 
     def _storage(self, storage: torch.UntypedStorage) -> Any:
-        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        array = _bytes(storage)
         if storage.device.type != "cpu" or not storage.nbytes():
-            return _storage_on, (flat.cpu().numpy().copy(), storage.device)
+            return _storage_on, (array.copy(), storage.device)
         if storage.is_shared():
             raise NotRestorable("shared memory cannot be saved")
-        array = flat.numpy()
         block = self._block(array)
         return _storage_of, (block, _address(array) - _address(block), storage.nbytes())
 
@@ -186,6 +187,11 @@ def _data_of(holder: Any) -> dict[str, Any]:
                 continue
             data[name] = value
     return data
+
+
+def _bytes(storage: torch.UntypedStorage) -> np.ndarray:
+    """Returns all bytes of a storage: a view, or a copy of those of a GPU."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu().numpy()
 
 
 def _address(array: np.ndarray) -> int:

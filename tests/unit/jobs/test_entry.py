@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import sys
 from dataclasses import replace
 
 import pytest
@@ -171,6 +172,11 @@ def test_what_becomes_of_the_job_when_its_run_has_ended(
     assert (path, argv) == (folder.path, ["run", "seed=1"])
     with open_launcher(print) as launcher:
         assert isinstance(launcher, JobTasksLauncher)
+        assert launcher._command == [sys.executable, "-u", "-m", "collectx.jobs.entry", str(folder.path), "--worker"]
+        assert (launcher._run, launcher._group, launcher.describe(1)) == (
+            *(str(folder.path), None),
+            f"worker 1 (log: {folder.worker_log(1)})",
+        )
     assert cfg.run.resume == ("never" if restarts else composed("launcher=slurm").run.resume)
     assert queue.states["7"] == state
     assert said in capsys.readouterr().err
@@ -233,3 +239,48 @@ def test_a_signal_before_a_run_ends_the_process_and_none_after_its_result(folder
     folder.result.write_text("{}")
     entry._end_without_result(folder, signal.SIGTERM)
     assert len(done) == 2
+
+
+def test_a_job_waits_for_its_task(folder, monkeypatch, within, capsys):
+    monkeypatch.setattr(entry, "ignore_requests", lambda: None)
+    now_s = [0.0]
+
+    def sleep(seconds):
+        now_s[0] += seconds
+        if now_s[0] == 1.0:
+            folder.jobs.mkdir(exist_ok=True)
+            folder.job_spec.touch()
+
+    within(entry, "time", monotonic=lambda: now_s[0], sleep=sleep)
+    assert not entry._wait_for_spec(folder, 0.5)
+    assert "no trainer within 0.5 s (queue_timeout_s=0.5): " in capsys.readouterr().err
+    assert entry._wait_for_spec(folder, 5.0)
+    assert now_s[0] == 1.0
+    assert entry._wait_for_spec(folder, 0.0)
+    assert entry.main([str(folder.path / "nowhere")]) == 1
+
+
+def test_a_worker_that_slurm_requeues_ends(task, capsys):
+    """The trainer has submitted another job for it."""
+    before = signal.getsignal(signal.SIGTERM)
+    assert task(0, "", "--worker", "1", token="t", SLURM_RESTART_COUNT="1") == 1
+    assert "the trainer has submitted another one for this worker" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("rank", "more", "variables", "token", "worker"),
+    [
+        (2, (), {}, None, (1, "7.0")),
+        (2, (), {"SLURM_RESTART_COUNT": "3"}, None, (1, "7.3")),
+        (0, ("--worker", "4"), {}, None, (4, "7.0")),
+        (0, ("--worker", "0"), {}, "t", (0, "t")),
+    ],
+)
+def test_which_worker_a_process_of_a_job_is(task, monkeypatch, rank, more, variables, token, worker):
+    found = []
+    monkeypatch.setattr(
+        entry, "_run_worker", lambda cfg, files, number, token, objects=None: found.append((number, token)) or 5
+    )
+    assert task(rank, "", *more, token=token, **variables) == 5
+    assert found == [worker]

@@ -8,7 +8,7 @@ from composed_overrides import composed
 from collectx.errors import RendezvousError
 from collectx.jobs import rendezvous
 from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
-from collectx.jobs.submitted_workers import worker_command
+from collectx.jobs.submitted_workers import submitted_workers, worker_command
 from collectx.run import RunFolder
 from collectx.transport.network.handshake import Endpoint
 from collectx.user_objects import UserObjects
@@ -60,3 +60,18 @@ def test_a_job_reads_what_was_written_for_it(files):
 def test_the_command_of_a_workers_job(files):
     assert worker_command(files, "py", 2.5)[:6] == ["py", "-u", "-m", "collectx.jobs.entry", "--wait", "2.5"]
     assert worker_command(files, "py")[4:] == [str(files.path), "--worker"]
+
+
+@pytest.mark.parametrize(("words", "requeues"), [("", 0), ("launcher.requeue=true launcher.max_requeues=3", 3)])
+def test_workers_are_submitted_with_the_task_that_they_read(files, monkeypatch, words, requeues):
+    cfg = composed(f"launcher=submitit {words} collector.num_workers=2 launcher.python=py launcher.queue_timeout_s=9")
+    with submitted_workers(cfg, files, print, [UserObjects(hooks=None), UserObjects(hooks=4)]) as launcher:
+        token = JobSpec.read(files).token
+        assert len(token) == 16
+        assert read_objects(files, 1).open().hooks == 4
+        assert f"py -u -m collectx.jobs.entry {files.path} --worker" in (files.jobs / "worker.sh").read_text()
+        launcher.announce(Endpoint(("127.0.0.1",), 8, b"new"))
+        assert json.loads(files.rendezvous.read_text())["token"] == token
+        assert launcher.join_timeout(0) == ("launcher.queue_timeout_s", 9.0)
+        assert (launcher.max_requeues, launcher._num_workers) == (requeues, 2)
+        assert launcher._grace_s == cfg.collector.close_timeout_s

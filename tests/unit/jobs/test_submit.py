@@ -1,14 +1,18 @@
 """Runs that are submitted as jobs, with a stand-in for SLURM: arrays, limits, a second start, refusals."""
 
+import random
 from pathlib import Path
 
 import pytest
+from composed_overrides import composed
 from stand_in_slurm import missing, start
 
 from collectx.cli import status
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher
 from collectx.jobs.rendezvous import JobSpec
+from collectx.jobs.status import NamedRun
+from collectx.place.slurm import commands
 from collectx.run import RunFolder
 
 
@@ -97,3 +101,84 @@ def test_a_run_folder_that_cannot_be_made_is_refused_before_its_job(queue):
     with pytest.raises(ConfigError, match=r"cannot create the .*point1: .*hydra.sweep.dir"):
         start("", "collector.num_workers=1")
     assert set(queue.states.values()) <= {"CANCELLED", "COMPLETED"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "largest", "is_inside", "expected"),
+    [
+        (["launcher=slurm"], 9, False, ["ntasks=3"]),
+        (["launcher=slurm"], 9, True, []),
+        (["launcher=slurm"] * 3, 2, False, ["ntasks=3 array=0-1", "ntasks=3"]),
+        (["launcher=slurm", "launcher=slurm collector.num_workers=1"], 2, False, ["ntasks=3", "ntasks=2"]),
+        (["launcher=slurm", "launcher=slurm collector.close_timeout_s=7"], 2, False, ["ntasks=3", "ntasks=3"]),
+        (["launcher=submitit_delayed"] * 2, 9, True, ["ntasks=1 ntasks=2"] * 2),
+        (["launcher=submitit"], 2, False, ["ntasks=1 array=0-1"]),
+        (["launcher=submitit"], 1, False, ["ntasks=1 array=0-0", "ntasks=1 array=0-0"]),
+        (
+            ["launcher=submitit collector.num_workers=3 collector.frames_per_batch=504"],
+            2,
+            False,
+            ["ntasks=1 array=0-1", "ntasks=1 array=0-0"],
+        ),
+    ],
+)
+def test_the_headers_of_all_scripts(queue, monkeypatch, lines, largest, is_inside, expected):
+    monkeypatch.setattr(commands, "largest_array", lambda: largest)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if is_inside:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+    runs = [
+        NamedRun(f"p{number}", Path(f"p{number}").absolute(), composed(f"{line} launcher.requeue=false"))
+        for number, line in enumerate(lines)
+    ]
+    found = [
+        " ".join(line[10:] for line in each if line.startswith(("#SBATCH --ntasks", "#SBATCH --array")))
+        for each in submit.headers(runs)
+    ]
+    assert found == expected
+
+
+def test_places_of_a_sweep_against_a_plain_model():
+    """Each of the runs that may run at a time waits for the jobs that had its place before."""
+    draw = random.Random(0)
+    for size in (1, 2, 5):
+        unfinished = [f"old{number}" for number in range(draw.randint(0, 4))]
+        limit, places = submit.ParallelLimit(size, unfinished), [set() for _ in range(size)]
+        for number, job in enumerate(unfinished):
+            places[number % size].add(job)
+        places = places[len(unfinished) % size :] + places[: len(unfinished) % size]
+        for job in map(str, range(20)):
+            count = draw.randint(1, size + 2)
+            assert limit.before(count) == set().union(*places[:count])
+            limit.add(count, job)
+            taken = min(count, size)
+            places = places[taken:] + [{job} for _ in range(taken)]
+    free = submit.ParallelLimit(None, ["old"])
+    free.add(3, "1")
+    assert free.before(3) == set()
+
+
+def test_refusals_are_told_with_what_is_left_to_submit(queue, capsys):
+    run, refused = queue.sbatch, iter([False, True, True])
+
+    def sbatch(command):
+        if next(refused):
+            raise LauncherError("no more jobs")
+        return run(command)
+
+    queue.sbatch = sbatch
+    done = start("", "collector.num_workers=1", "launcher.mem=1G")
+    assert [ended.status for ended in done.results] == ["failed", "failed", "completed"]
+    advice = "Repeat this command to submit what is missing"
+    again = f"2 of 3 runs are not submitted. {advice}, with hydra.sweep.dir={Path.cwd()}: no more jobs"
+    assert f"note: {again}\n" in capsys.readouterr().err
+    assert not done.is_detached
+
+
+def test_a_job_that_has_not_ended_is_not_replaced(queue, capsys):
+    queue.is_held = True
+    start("launcher.wait=false")
+    assert start("launcher.wait=false").is_detached
+    err = capsys.readouterr().err
+    assert "point0: run.overwrite=true does not replace job 100, which has not ended. To replace it: " in err
+    assert queue.states == {"100": "PENDING"}

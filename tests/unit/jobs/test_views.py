@@ -1,6 +1,7 @@
 """What is shown of several runs that are watched."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from composed_overrides import composed
@@ -40,3 +41,16 @@ def test_a_table_has_a_row_for_each_run(display):
 def test_elsewhere_a_line_counts_the_runs(display, capsys):
     display._print_line()
     assert capsys.readouterr().out == "1 running, 1 queued, 1 completed; 4,500 frames\n"
+
+
+@pytest.mark.parametrize(("num_runs", "batches", "stays"), [(1, 1, True), (1, 0, False), (3, 1, False)])
+def test_the_last_progress_of_one_run_stays_on_a_terminal(display, num_runs, batches, stays):
+    one = RunsDisplay(display._runs[:num_runs])
+    one._runs[0].statistics.batches = batches
+    one._live = Mock()
+    with one:
+        one._live.start.assert_called_once_with()
+        one.draw()
+        assert one._live.update.call_args.kwargs == {"refresh": True}
+    one._live.stop.assert_called_once_with()
+    assert one._live.transient is not stays

@@ -374,3 +374,54 @@ def test_a_failure_is_told_with_the_last_traceback_of_the_log(tmp_path):
     assert watcher._failure_text(run) == "no memory\n  Traceback (most recent call last)\n   two"
     run.files.log("trainer").write_text("\n".join(map(str, range(70))))
     assert watcher._failure_text(run).splitlines()[1:] == [f"  {number}" for number in range(10, 70)]
+
+
+def add_line(path, **fields):
+    with open(path, "a") as file:
+        file.write(f"{json.dumps(fields)}\n")
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_what_is_told_of_jobs_second_by_second(queue, monkeypatch, clock, capsys, expected, points):
+    """They wait, run, lose workers, are requeued, and end."""
+    asked, squeue, first = [], queue.squeue, "100_0" if points > 1 else "100"
+    batch = {"frames_per_s": 10.0, "waited_s": 0.0, "version": 0, "lag": 0.0}
+
+    def at(now_s):
+        events, metrics = Path("point0", "events.jsonl"), Path("point0", "metrics.jsonl")
+        if now_s == 3:
+            queue.states[first] = "RUNNING"
+        elif now_s in (6, 8, 9):
+            add_line(metrics, batch=int(now_s) % 6, time=now_s, frames=int(10 * now_s), **batch)
+        elif now_s in (10, 11):
+            for worker in range(int(now_s) - 9):
+                failure = {"type": "WorkerDied", "message": f"killed by signal {worker}"}
+                add_line(events, time=now_s, event="worker_failed", worker=worker, **failure)
+            add_line(events, time=now_s, event="workers_started", num_workers=2)
+        elif now_s == 14:
+            queue.write_result(Path("point0"), "interrupted", "interrupted by SIGTERM")
+            queue.states[first] = "COMPLETING"
+        elif now_s == 20:
+            queue.states[first] = "PENDING"
+        elif now_s == 30:
+            queue.states[first] = "RUNNING"
+            Path("point0", "result.json").unlink()
+        elif now_s == 40:
+            queue.states[first] = "COMPLETED"
+            queue.write_result(Path("point0"), "completed", "all frames delivered")
+        elif now_s == 43 and points > 1:
+            queue.error = "Unable to contact slurm controller"
+        elif now_s == 50:
+            queue.error = ""
+            queue.states["100_1"] = "FAILED"
+
+    now = clock(at)
+    monkeypatch.setattr(queue, "squeue", lambda command: asked.append(now[0]) or squeue(command))
+    queue.is_held = True
+    words = "launcher.requeue=true collector.on_worker_failure=restart"
+    done = start(*[words] * points)
+    out, err = (text.replace(str(Path.cwd()), "CWD").splitlines() for text in capsys.readouterr())
+    ended = [each.status for each in done.results]
+    expected(
+        f"watched-{points}", {"ended": ended, "asked": " ".join(f"{each:g}" for each in asked), "out": out, "err": err}
+    )

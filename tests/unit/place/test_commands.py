@@ -1,6 +1,5 @@
 """What SLURM's commands print, read."""
 
-import subprocess
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -189,20 +188,20 @@ def test_messages_of_slurm_with_advice(called, said, message):
 
 
 def test_how_a_command_is_called(within):
-    calls = []
+    calls, TimeoutExpired, DEVNULL = [], commands.subprocess.TimeoutExpired, commands.subprocess.DEVNULL
 
     def run(words, **options):
         calls.append(options)
         if len(calls) == 1:
             return SimpleNamespace(returncode=0, stdout="", stderr="")
-        raise subprocess.TimeoutExpired(words, 60) if len(calls) == 2 else FileNotFoundError(2, "no such file")
+        raise TimeoutExpired(words, 60) if len(calls) == 2 else FileNotFoundError(2, "no such file")
 
     within(commands, "subprocess", run=run)
     commands.cancel(["1"])
     calls[0].pop("env")
     assert calls[0] == {
         **{"capture_output": True, "text": True, "timeout": 60.0},
-        **{"stdin": subprocess.DEVNULL, "start_new_session": True},
+        **{"stdin": DEVNULL, "start_new_session": True},
     }
     for words in ("scancel did not answer within 60 s, so SLURM's", "scancel cannot be called on this machine: "):
         with pytest.raises(LauncherError, match=words):

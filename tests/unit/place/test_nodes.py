@@ -22,6 +22,8 @@ from collectx.place.slurm.jobs import _seconds
         ("1-0:0:30", 86430),
         ("UNLIMITED", None),
         ("1:2:3:4", None),
+        ("2-1:2:3:4", None),
+        ("", None),
         ("1-", None),
         ("1.5", None),
         ("x-1", None),

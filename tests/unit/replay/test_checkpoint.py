@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from user_code.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer, checkpoints
@@ -239,3 +240,41 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ShapeError, match="key observation has shape"):
         other.load_state_dict(buffer.state_dict())
     assert len(other) == 10
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_the_same_calls_draw_the_same_frames_in_every_version(kind, expected):
+    """Runs that were recorded by earlier versions can be reproduced, and their checkpoints continue."""
+    buffer, stream, rows = ReplayBuffer(24, sampler=SAMPLERS[kind](5), batch_size=6), Stream(1, 0, 5, 4), []
+    for count in (1, 5, 18, 7, 30, 24):
+        index = buffer.extend(stream.take(count))
+        facts = [index[0].item(), index[-1].item(), len(index), len(buffer), buffer.write_count]
+        draws = []
+        for _ in range(2):
+            if kind == "slices" and buffer.write_count < 3:
+                continue
+            sample = buffer.sample()
+            draws.append(sample["index"].tolist())
+            if kind == "prioritized":
+                draws.append([float(f"{each:.5g}") for each in sample["priority_weight"].tolist()])
+                buffer.update_priority(sample["index"], sample["index"] % 4)
+        rows.append([facts, *draws])
+    state = buffer.state_dict()
+    plain = {name: state[name] for name in ("capacity", "first", "write_count", "kind")}
+    rows.append([plain, {name: [*each.shape] for name, each in state["sampler"].items()}, buffer.nbytes > 2**16])
+    other = ReplayBuffer(24, sampler=SAMPLERS[kind](0))
+    other.load_state_dict(state)
+    assert (other.sample(6)["index"] == buffer.sample(6)["index"]).all()
+    expected(f"draws-{kind}", rows)
+
+
+@pytest.mark.parametrize(("capacity", "count"), [(5, 5), (5, 6), (4, 9), (9000, 4096), (9000, 4097), (9000, 9001)])
+def test_frames_are_restored_in_parts(capacity, count):
+    """Of some thousand frames each, also from a ring that began again."""
+    buffer, other = ReplayBuffer(capacity), ReplayBuffer(capacity)
+    values = torch.arange(count)
+    buffer.extend(TensorDict({"a": values}, [count]))
+    other.extend(TensorDict({"a": -values - 1}, [count]))
+    other.load_state_dict(buffer.state_dict())
+    assert other[:]["a"].tolist() == values[-min(count, capacity) :].tolist()
+    assert other._ring.num_restores == 1

@@ -11,6 +11,7 @@ import pytest
 
 from collectx.cli import report
 from collectx.jobs.status import RunStatus
+from collectx.report import page
 from collectx.report.page import _group_row, _happened, _origin
 from collectx.report.read import Group, Run
 from collectx.run import RunFolder, Status
@@ -207,3 +208,55 @@ def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_pa
     assert last == ("", "", "a", "failed: no memory")
     run.status = RunStatus(Status.INTERRUPTED)
     assert list(_happened([run]))[1][3] == "interrupted"
+
+
+def made_run(folder, number, status, mean_return, **options):
+    """With an option for each run but those of the same group."""
+    files = RunFolder(folder / f"run{number:02d}")
+    files.begin()
+    options = {"env.id": "CartPole-v1", "trainer.size": number // 2, "seed": number % 2, **options}
+    numbers = {"frames": 100 * number, "frames_per_s": 10.0, "mean_return": mean_return, "wall_s": 2.5}
+    return Run(
+        files.path.name, files, RunStatus(status, "a reason" if status is Status.FAILED else ""), numbers, options
+    )
+
+
+class Plot:
+    """In place of a figure."""
+
+    def __init__(self, *words):
+        self.name = self.caption = self.title = " ".join(words)
+
+    def svg(self):
+        return ""
+
+    def write_png(self, folder):
+        (folder / f"{self.name}.png").touch()
+
+    def __getattr__(self, name):
+        return ""
+
+
+def test_a_page_of_many_runs(tmp_path, within, expected):
+    """Ranked; with curves of the best groups, and timelines of the runs that failed before those of the best."""
+    statuses = {3: Status.FAILED, 8: Status.FAILED, 9: Status.INTERRUPTED}
+    runs = [
+        made_run(tmp_path, number, statuses.get(number, Status.COMPLETED), None if number == 5 else number % 7 + 0.5)
+        for number in range(26)
+    ]
+    drawn = []
+
+    def note(kind, name=lambda each: each.name):
+        def draw(given, *more):
+            drawn.append([kind, *map(name, given if isinstance(given, list) else [given]), *more])
+            return [Plot(kind, *more)]
+
+        return draw
+
+    within(page, "draw", **{kind: note(kind) for kind in ("curves", "scaling", "scalars", "timeline")})
+    path = page.write_report(runs, tmp_path / "report", "mean_return")
+    assert path == tmp_path / "report" / "index.html"
+    assert len(list(path.parent.glob("*.png"))) == 3 + 6
+    text = " ".join(" ".join(Page(path).texts).split())
+    begin, end = text.index("point seeds"), text.index("Provenance")
+    expected("page", {"drawn": drawn, "text": text[begin:end].replace(" run", "\nrun").splitlines()})

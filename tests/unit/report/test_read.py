@@ -1,5 +1,6 @@
 """Curves, times, groups and intervals of runs."""
 
+import itertools
 import json
 import random
 import shutil
@@ -44,7 +45,8 @@ def line(batch, time, **fields):
 
 
 def entry(worker, measured_s):
-    return {"worker": worker, "frames": 10, "env_s": measured_s, "policy_s": 0.0, "wait_s": 0.0, "send_s": 0.0}
+    sums = {"lag": 0, "frames": 10, "episodes": 0, "return": None}
+    return {"worker": worker, **sums, "env_s": measured_s, "policy_s": 0.0, "wait_s": 0.0, "send_s": 0.0}
 
 
 @pytest.mark.sample(3)
@@ -285,3 +287,106 @@ def test_groups_differ_by_options_but_seeds_checkpoints_and_loggers(tmp_path):
     ]
     differing = differences([*runs[1:3], made("none")])
     assert differing == {"seed": [1, 2, None], "a.x": [0, 1, None], "checkpoint.keep": [1, 2, None]}
+
+
+def numbers(values):
+    """Rounded, as JSON can say them."""
+    return [None if each is None or np.isnan(each) else float(f"{each:.5g}") for each in values]
+
+
+def facts(run):
+    columns = {name: numbers(column) for name, column in (run.columns | run.scalars).items()}
+    curves = {}
+    for value in ("mean_return", "frames_per_s", "scalars/loss", "lag"):
+        for over in ("frames", "elapsed_s"):
+            curve = run.curve(value, over)
+            curves[f"{value} over {over}"] = None if curve is None else [numbers(each) for each in curve]
+    return {
+        "status": [run.status.status, run.status.detail.replace(str(run.files.path), "FOLDER")],
+        "numbers": run.numbers and {name: run.numbers[name] for name in ("frames", "mean_return")},
+        "options": run.options,
+        "columns": columns,
+        "curves": curves,
+        "spans": [[span.worker, *numbers((span.begin_s, span.end_s, *span.shares))] for span in run.spans],
+        "messages": run.messages,
+        "best": run.best_return(),
+        "parts_s": run.parts_s(),
+        "seconds": numbers(map(run.seconds, (0.0, 100.0, 100.5, 104.0, 1000.0))),
+    }
+
+
+EVENTS = [
+    {"time": 99.0, "event": "workers_started", "num_workers": 2},
+    {"time": 103.25, "event": "worker_failed", "worker": 1, "type": "WorkerDied", "message": "killed"},
+    {"time": 103.5, "event": "interrupted", "reason": "interrupted by SIGINT"},
+    {"time": 201.0, "event": "workers_started", "num_workers": 2},
+    {"time": 201.5, "event": "resumed", "batches": 4, "frames": 40, "new_episodes": {}},
+    {"time": 205.0, "event": "interrupted", "reason": "interrupted by SIGTERM"},
+]
+LINES = [
+    line(0, 100.0, num_episodes=0, scalars={"loss": 4.0}, workers=[entry(0, 1.0), entry(1, 0.5)]),
+    line(1, 101.0, num_episodes=60, mean_return=5.0, waited_s=0.25),
+    line(2, 102.0, num_episodes=120, mean_return=4.0, scalars={"loss": 2.0, "kl": 0.5}, workers=[entry(0, 2.0)]),
+    line(3, 104.0, num_episodes=240, mean_return=3.0, lag=1.5, workers=[entry(1, 0.0), {"worker": 0}]),
+    line(4, 203.0, num_episodes=250, mean_return=None, resumed=True, workers=[entry(0, 1.0), entry(1, 1.0)]),
+    line(5, 204.0, num_episodes=260, mean_return=6.0, scalars={"kl": 0.25}),
+]
+RESULT = {"status": "completed", "exit_reason": "the trainer ended the run after 60 frames", "frames": 60} | {
+    **{"batches": 6, "wall_s": 9.0, "checkpoint_s": 0.5, "start_s": 1.0, "frames_per_s": 10.0, "mean_return": 6.0},
+    **{"num_episodes": 260, "digest": None, "failures": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "events", "result"),
+    [
+        ("complete", LINES, EVENTS, RESULT),
+        ("one-batch", LINES[:1], [], None),
+        ("two-batches", LINES[1:3], EVENTS[:1], RESULT | {"status": "failed", "start_s": None}),
+        ("no-batch", [], EVENTS[:1], None),
+        ("no-event", [], [], RESULT | {"status": "interrupted", "mean_return": None}),
+    ],
+)
+def test_a_run_as_a_report_reads_it(tmp_path, expected, name, lines, events, result):
+    lines = [each | {"batch": batch} for batch, each in enumerate(lines)]
+    folder = write_run(tmp_path / "run", lines, events)
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
+    (run,) = read_runs([folder])
+    assert run.curve("nothing", "frames") is None
+    expected(f"read-{name}", facts(run))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["seed: 0", "seed: 1"], [("all", 2)]),
+        (["seed: 0"], [("0", 1)]),
+        (["a: {b: 1}", "a: {b: 2}", "a: {b: 2}\nseed: 1"], [("b=1", 1), ("b=2", 2)]),
+        (["a: {b: 1}\nc: {b: 1}", "a: {b: 2}\nc: {b: 1}"], [("b=1", 1), ("b=2", 1)]),
+        (["a: {b: 1}\nc: {b: 1}", "a: {b: 2}\nc: {b: 3}"], [("a.b=1, c.b=1", 1), ("a.b=2, c.b=3", 1)]),
+        (["a: 1\nb: 1\nc: 1", "a: 2\nb: 2\nc: 2"], [("a=1, b=1, c=1", 1), ("a=2, b=2, c=2", 1)]),
+        (["a: 1\nb: 1\nc: 1\nd: 1", "a: 2\nb: 2\nc: 2\nd: 2"], [("0", 1), ("1", 1)]),
+        (["a: 1", "b: 2"], [("a=1, b=None", 1), ("a=None, b=2", 1)]),
+        (["run: {x: 1}\ncheckpoint: {x: 1}", "run: {x: 2}\nlogger: {x: 1}"], [("all", 2)]),
+    ],
+)
+def test_the_names_of_groups(tmp_path, options, names):
+    for number, text in enumerate(options):
+        folder = write_run(tmp_path / "sweep" / str(number), LINES)
+        (folder / "snapshot" / "config.yaml").write_text(f"{text}\n")
+    groups = groups_of(read_runs([tmp_path / "sweep"]))
+    assert [(group.name, len(group.runs)) for group in groups] == names
+
+
+@pytest.mark.parametrize(
+    ("count", "points"), [(1, 1), (NUM_POINTS, NUM_POINTS), (NUM_POINTS + 1, NUM_POINTS), (3 * NUM_POINTS, NUM_POINTS)]
+)
+def test_each_point_of_a_thinned_curve_is_a_mean(tmp_path, count, points):
+    (run,) = read_runs([write_run(tmp_path / "run", [line(n, float(n), mean_return=n**2) for n in range(count)])])
+    places, values = run.curve("mean_return", "frames")
+    assert len(places) == len(values) == points
+    cuts = [count * n // points for n in range(points + 1)]
+    parts = [range(begin, end) for begin, end in itertools.pairwise(cuts)]
+    assert places.tolist() == pytest.approx([np.mean([10 * (n + 1) for n in part]) for part in parts])
+    assert values.tolist() == pytest.approx([np.mean([n**2 for n in part]) for part in parts])

@@ -10,7 +10,9 @@ from composed_overrides import composed
 from rich.console import Console
 
 from collectx.config.derived import expected_frames
-from collectx.errors import ShapeError, printable
+from collectx.errors import ShapeError, WorkerDied, printable
+from collectx.run import RunFolder
+from collectx.run.folder.result import ALL_DELIVERED, Result, Status, failure_of
 from collectx.run.statistics import Curve, PartRates, RateWindow, Statistics, View
 from collectx.run.terminal import display
 from collectx.run.terminal.display import (
@@ -275,21 +277,6 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s,
         assert (words or "") in text
 
 
-def test_a_return_that_may_end_the_run_makes_the_time_left_the_longest(delivery):
-    for target, said in {None: "ETA 0:04", 475.0: "ETA <= 0:04"}.items():
-        statistics = Statistics(60, target)
-        for index in range(2):
-            statistics.add(delivery(index), float(index))
-        for text in drawn(statistics, 1.0):
-            assert said in text
-
-
-def test_how_many_workers_take_part_is_shown_where_not_all_do(statistics):
-    assert not any("workers" in text for text in drawn(statistics, 1.0))
-    statistics.taking_part = 3, 4
-    assert all("3 of 4 workers" in text for text in drawn(statistics, 1.0))
-
-
 @pytest.mark.parametrize(
     ("total_frames", "num_batches", "piece", "other"),
     [(1000, 0, "starting the workers", "frames"), (-1, 2, "20 frames", "ETA")],
@@ -360,3 +347,46 @@ def test_errors_of_collectx_are_named_without_their_module():
     )
     theirs = '    File "/mine/env.py", line 3, in step\n      raise OSError'
     assert format_error(error) == f"OSError: no license\n  raised in worker 1\n{theirs}"
+
+
+def ended(folder, status, reason, batches=1, errors=()):
+    numbers = {"frames": 1234, "batches": batches, "wall_s": 5.25, "checkpoint_s": 0.0, "start_s": 1.0}
+    numbers |= {"frames_per_s": 617.0, "mean_return": None, "num_episodes": 0, "digest": None}
+    return Result(status, reason, **numbers, failures=tuple(map(failure_of, errors)), folder=folder)
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_what_is_printed_at_the_end_of_a_run(tmp_path, monkeypatch, capsys, expected, has_checkpoint):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RunFolder, "has_checkpoint", has_checkpoint)
+    folder, texts = tmp_path / "my run", []
+    failures = [ShapeError("3 numbers"), WorkerDied("worker 0 is gone")]
+    for status, reason, batches, errors in (
+        (Status.COMPLETED, ALL_DELIVERED, 3, []),
+        (Status.COMPLETED, "enough", 3, []),
+        (Status.INTERRUPTED, "interrupted by SIGINT", 3, []),
+        (Status.INTERRUPTED, "interrupted by SIGINT", 0, []),
+        (Status.FAILED, "ShapeError: 3 numbers", 3, failures),
+        (Status.FAILED, "ShapeError: 3 numbers", 0, failures[:1]),
+    ):
+        result = ended(folder, status, reason, batches, errors)
+        display.print_result(result, errors, folder / "trainer.log")
+        out, err = capsys.readouterr()
+        texts += [f"--- {status}, {batches} batches: {reason}", err.strip("\n"), out.strip("\n")]
+    for reason in (ALL_DELIVERED, "3 batches delivered (run.max_batches=3)"):
+        display.print_completed(ended(folder, Status.COMPLETED, reason))
+        texts.append(capsys.readouterr().err.strip("\n"))
+    expected(
+        f"ends-{'with' if has_checkpoint else 'without'}-checkpoint", "\n".join(texts).replace(str(tmp_path), "CWD")
+    )
+
+
+def test_errors_are_appended_to_the_log(tmp_path, capsys):
+    log = tmp_path / "trainer.log"
+    display.log_errors([], log)
+    assert not log.exists()
+    for message in ("one", "two"):
+        display.log_errors([ValueError(message), KeyError(message)], log)
+    assert log.read_text().splitlines() == ["ValueError: one", "KeyError: 'one'", "ValueError: two", "KeyError: 'two'"]
+    display.log_errors([ValueError("three")], tmp_path)
+    assert capsys.readouterr().err.startswith(f"collectx: cannot write {tmp_path}: [Errno 21] Is a directory")

@@ -9,6 +9,8 @@ import torch
 from composed_overrides import composed
 
 from collectx.cli import eval as evaluating
+from collectx.env import read_spec
+from collectx.errors import EpisodeTooLong
 from collectx.run import execute
 from collectx.run.after import evaluation
 from collectx.run.after.evaluation import Evaluation
@@ -141,6 +143,56 @@ def test_without_moviepy_the_extra_is_named(run, evaluate, monkeypatch):
     assert (
         "eval.video=true needs moviepy. Install it: pip install 'collectx[video]'" in evaluate(folder, "video=true")[1]
     )
+
+
+def counted(num_envs, episodes, shortest=3, limit="null"):
+    """What is found of counters, whose episodes in env e end after `shortest` + e frames; and what is said."""
+    options = "policy=random trainer=meter collector=single collector.frames_per_batch=12"
+    sizes = f"env.episode_length={shortest} env.num_envs={num_envs} eval.episodes={episodes}"
+    cfg, said = composed(f"env=counting {options} {sizes} eval.max_frames_per_episode={limit}"), []
+    try:
+        return evaluation.evaluate(cfg, None, read_spec(cfg.env), said.append), said
+    except EpisodeTooLong as error:
+        return str(error), said
+
+
+@pytest.mark.parametrize(("num_envs", "episodes"), [(1, 1), (1, 2), (2, 1), (2, 3), (2, 4), (3, 5)])
+def test_each_env_has_as_many_of_the_evaluated_episodes(num_envs, episodes, monkeypatch):
+    monkeypatch.setattr(evaluation, "_SAY_S", -1.0)
+    found, said = counted(num_envs, episodes)
+    assert found.lengths == [3 + each % num_envs for each in range(episodes)]
+    assert found.returns == [length * (length + 1) / 2 for length in found.lengths]
+    assert said == [f"{episodes} of {episodes} episodes have ended; the longest of the others has 0 frames"]
+
+
+def test_what_is_said_of_long_episodes(monkeypatch):
+    monkeypatch.setattr(evaluation, "_SAY_S", -1.0)
+    assert counted(2, 3, 100, 101)[1] == [
+        "0 of 3 episodes have ended; the longest of the others has 64 frames",
+        "2 of 3 episodes have ended; the longest of the others has 28 frames",
+        "2 of 3 episodes have ended; the longest of the others has 92 frames",
+        "3 of 3 episodes have ended; the longest of the others has 0 frames",
+    ]
+    advice = "End episodes after N frames with collector.max_frames_per_traj=N, or raise the limit"
+    for num_envs, shortest, limit, words in (
+        (2, 100, 100, "2 of 3 episodes have ended, and one has 101 frames"),
+        (2, 100, 63, "0 of 3 episodes have ended, and one has 64 frames without an end"),
+        (1, 1000, 128, "0 of 3 episodes have ended, and one has 192 frames without an end"),
+    ):
+        assert counted(num_envs, 3, shortest, limit)[0] == f"{words} (eval.max_frames_per_episode={limit}). {advice}"
+
+
+@pytest.mark.parametrize(
+    ("returns", "metrics", "expected"),
+    [
+        ([2.0], {}, {"mean_return": 2.0, "interval": None, "mean_length": 1.0}),
+        ([3.0, 3.0], {"speed": 0.5}, {"mean_return": 3.0, "interval": (3.0, 3.0), "mean_length": 1.5}),
+    ],
+)
+def test_the_content_of_the_file(returns, metrics, expected):
+    lengths = [*range(1, len(returns) + 1)]
+    expected = expected | ({"metrics": metrics} if metrics else {}) | {"returns": returns, "lengths": lengths}
+    assert Evaluation(returns, lengths, metrics).as_json() == expected
 
 
 @pytest.mark.nightly

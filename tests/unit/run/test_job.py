@@ -15,6 +15,7 @@ import torch
 from composed_overrides import composed
 from configurations import custom, faulty, gym
 from omegaconf import OmegaConf
+from torch import nn
 from user_code.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
@@ -54,6 +55,56 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert out.splitlines()[-1] == f"run folder: {tmp_path / 'run'}"
     assert "completed" in out
     assert not err
+
+
+def facts_of(files, said):
+    """All that a run leaves, without what differs from one run to the next."""
+    ended = files.read_result()
+    times = [ended.pop(name) for name in ("wall_s", "start_s", "frames_per_s", "checkpoint_s")]
+    assert all(each is None or each >= 0 for each in times)
+    ended["digest"] = len(ended["digest"])
+    events = [event | {"time": 0, "seconds": 0} for event in files.read_events()]
+    lines = []
+    for line in files.read_metrics():
+        assert len(line.pop("digest")) == ended["digest"]
+        assert min(line.pop(name) or 0 for name in ("time", "frames_per_s", "waited_s")) >= 0
+        # Once a second, they are complete.
+        parts = [{name: part[name] for name in ("worker", "policy_version")} for part in line["workers"]]
+        lines.append(line | {"workers": parts})
+    paths = sorted(str(path.relative_to(files.path)) for path in files.path.rglob("*") if path.is_file())
+    texts = [text for text in said.replace(str(files.path), "FOLDER").splitlines() if "raised in" not in text]
+    return {"files": paths, "result": ended, "events": events, "lines": lines, "said": texts}
+
+
+def one_after_another(collection):
+    for batch in collection:
+        collection.log(first=int(batch["observation"].reshape(-1)[2]), frames=collection.frames)
+        collection.publish(nn.Identity())
+
+
+def fails_later(collection):
+    next(iter(collection))
+    collection.log(loss=0.5)
+    next(iter(collection))
+    raise ValueError("no more")
+
+
+RUNS = {
+    "complete": (None, {}),
+    "with a limit": (one_after_another, {"run": RunOptions(max_batches=3)}),
+    "failing": (fails_later, {}),
+    "with a reason": (lambda collection: f"enough after {next(iter(collection)).numel()} frames", {}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_that_a_run_leaves(cfg, tmp_path, monkeypatch, train_with, capsys, expected, name):
+    monkeypatch.chdir(tmp_path)
+    train, sections = RUNS[name]
+    train_with(train)
+    checkpoint = replace(cfg.checkpoint, every_batches=2, keep=9)
+    execute(replace(cfg, **sections, checkpoint=checkpoint), tmp_path / "run", ["run", "a=b"])
+    expected(f"run-{name.replace(' ', '-')}", facts_of(RunFolder(tmp_path / "run"), capsys.readouterr().err))
 
 
 def test_times_are_parts_of_the_time_that_passed(cfg, tmp_path):

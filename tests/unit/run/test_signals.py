@@ -1,5 +1,8 @@
 import os
+import pty
+import random
 import signal
+import threading
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -138,3 +141,136 @@ def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):
     finally:
         signal.signal(number, before)
     assert os.waitstatus_to_exitcode(status) == -number
+
+
+class Model:
+    """What the docstring of the module says of signals, in a few lines."""
+
+    def __init__(self):
+        self.count = self.raises_at = 0
+        self.is_deferred = self.is_shielded = self.is_sealed = False
+
+    def signal(self):
+        self.count += 1
+        if self.is_deferred and self.count == 1:
+            return False
+        is_raised = not self.is_sealed and self.count >= self.raises_at
+        if is_raised:  # the next but one raises again
+            self.raises_at = self.count + 2
+        return is_raised
+
+    def held(self):
+        return self.signal()
+
+    def check(self):
+        is_raised = self.count > 0 and not self.is_shielded
+        self.is_deferred &= not is_raised
+        return is_raised
+
+    def defer(self):
+        self.is_deferred = True
+
+    def shield(self):
+        self.is_deferred, self.is_shielded, self.raises_at = False, True, max(self.raises_at, 3)
+
+    def seal(self):
+        self.is_shielded = self.is_sealed = True
+
+
+@pytest.fixture
+def started(within):
+    """The threads that are started, which do not run."""
+    found = []
+
+    class Thread:
+        def __init__(self, target, name=""):
+            self.target = target
+
+        def start(self):
+            found.append(self)
+
+        def join(self, timeout):
+            pass
+
+    class Timer(Thread):
+        is_cancelled = False
+
+        def __init__(self, interval, function, args):
+            self.interval, self.function, self.args = interval, function, args
+
+        def cancel(self):
+            self.is_cancelled = True
+
+    within(signals, "threading", Thread=Thread, Timer=Timer)
+    return found
+
+
+def test_any_order_of_signals_and_states_against_a_model(started):
+    draw = random.Random(0)
+    kinds = ["signal", "signal", "signal", "held", "check", "defer", "shield", "seal"]
+    for number in range(400):
+        model = Model()
+        with Signals() as real:
+
+            def held():
+                with real.hold():
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            do = {
+                "signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
+                "held": held,
+                "defer": lambda: real.defer(100.0, lambda: None),
+                **{name: getattr(real, name) for name in ("check", "shield", "seal")},
+            }
+            done = []
+            for _ in range(9):
+                done.append(draw.choice(kinds if number % 4 else kinds[:6]))
+                before, is_first = len(started), model.is_deferred and model.count == 0
+                with pytest.raises(RunStopped) if getattr(model, done[-1])() else nullcontext():
+                    do[done[-1]]()
+                # A note and a timer begin with a deferred signal.
+                is_signal = done[-1] in ("signal", "held")
+                assert len(started) - before == (2 if is_signal and is_first else 0), done
+
+
+def test_the_time_of_grace_ends_with_a_signal_to_the_main_thread(started):
+    for grace_s, limit_s in ((7.5, 7.5), (1e12, signals.LONGEST_WAIT_S)):
+        with Signals() as real:
+            real.defer(grace_s, note := lambda: None)
+            assert not raises(signal.SIGTERM)
+            told, timer = started[-2:]
+            assert (told.target, timer.interval, timer.function) == (note, limit_s, signal.pthread_kill)
+            assert timer.args == [threading.main_thread().ident, signal.SIGTERM]
+            assert told.daemon
+            assert timer.daemon
+            assert not timer.is_cancelled
+            real.shield()
+            assert timer.is_cancelled
+
+
+def test_outside_of_the_main_thread_nothing_is_handled():
+    before, found = [signal.getsignal(number) for number in ALL], []
+
+    def run():
+        with Signals():
+            found.extend(signal.getsignal(number) for number in ALL)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == before
+
+
+def test_output_to_a_closed_terminal_is_dropped():
+    here, there = pty.openpty()
+    file, kept = os.open(os.devnull, os.O_WRONLY), os.dup(there)
+    os.dup2(file, kept)  # as after a hangup, it is no terminal any more
+    signals._drop_output([there])
+    assert os.isatty(there)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    signals._drop_output([there, kept])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert os.isatty(there)
+    assert os.readlink(f"/proc/self/fd/{kept}") == os.devnull
+    for descriptor in (here, there, file, kept):
+        os.close(descriptor)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import collections
 import random
+import weakref
 import zlib
+from itertools import compress
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from configurations import through_a_file
+from user_code import graphs
 
 from collectx.errors import NotRestorable
 from collectx.random_state import HeldGenerators, SeedWatch, seed_generators
@@ -344,3 +347,98 @@ def test_functions_of_no_module_may_have_variables_of_their_own_alone():
     assert [loaded(), loaded(), more()] == [2, 3, 2]
     with pytest.raises(NotRestorable, match="shares a variable but belongs to no module"):
         dumps(list(counter()), "functions")
+
+
+def round_trip(value):
+    return loads(through_a_file(dumps(value, "value")), None, "value")
+
+
+def overlaps(arrays):
+    """Which of them share memory, by pairs."""
+    return {(i, j) for i in range(len(arrays)) for j in range(i) if np.shares_memory(arrays[i], arrays[j])}
+
+
+def arrays_of(draw, count):
+    """Views of views of some arrays and tensors, in any order, direction and form."""
+    matrix, tensor = np.arange(24.0).reshape(4, 6), torch.arange(12.0)
+    found = [matrix, np.asfortranarray(np.arange(6).reshape(2, 3)), tensor.numpy(), np.zeros((0, 2)), np.array(3.0)]
+    found += [np.arange(8, dtype=np.uint8).view(np.int16), matrix[1:3], tensor.view(3, 4).numpy()]
+    for _ in range(count):
+        array = draw.choice([each for each in found if each.ndim])
+        match draw.randrange(5):
+            case 0:
+                found.append(array.T)
+            case 1:
+                found.append(array[:: draw.choice([1, -1, 2, -2])])
+            case 2:
+                found.append(array[draw.randint(0, len(array)) :])
+            case 3:
+                found.append(array.reshape(-1)[: draw.randint(1, 5)])
+            case 4:
+                found.append(array[...])
+                found[-1].flags.writeable = draw.random() < 0.5 and found[-1].flags.writeable
+    draw.shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_views_have_the_same_values_forms_and_memory_again(seed):
+    saved = arrays_of(random.Random(seed), 8)
+    loaded = round_trip(saved)
+    assert overlaps(loaded) == overlaps(saved)
+    for before, after in zip(saved, loaded, strict=True):
+        assert np.array_equal(before, after)
+        assert (before.dtype, before.shape, before.flags.writeable) == (after.dtype, after.shape, after.flags.writeable)
+        is_along = [length > 1 and before.size > 0 for length in before.shape]
+        assert [*compress(before.strides, is_along)] == [*compress(after.strides, is_along)]
+    # What is written to one is seen in the others.
+    for index in range(len(saved)):
+        for arrays in (saved, loaded):
+            if arrays[index].size and arrays[index].flags.writeable:
+                arrays[index].flat[-1] = index
+    assert [each.tolist() for each in loaded] == [each.tolist() for each in saved]
+
+
+def test_tensors_share_their_storages_with_one_another_and_with_arrays():
+    base = torch.arange(12.0)
+    saved = [base, base[2:6], base.view(3, 4).t(), base.numpy()[1:], torch.zeros(0), torch.ones(2, requires_grad=True)]
+    saved.append(base.untyped_storage())
+    loaded = round_trip(saved)
+    assert [list(each) for each in loaded[:1]] == [list(base)]
+    loaded[0][3], base[3] = -1, -1
+    assert [each.tolist() for each in loaded[:5]] == [each.tolist() for each in saved[:5]]
+    assert loaded[1].stride() == (1,)
+    assert loaded[2].stride() == (1, 4)
+    assert loaded[5].requires_grad
+    assert loaded[6].data_ptr() == loaded[0].data_ptr()
+    assert loaded[6].nbytes() == 48
+    with pytest.raises(NotRestorable, match="shared memory cannot be saved"):
+        dumps(torch.zeros(2).share_memory_(), "value")
+
+
+def test_references_closures_and_slots_are_as_they_were():
+    found = round_trip(graphs.references())
+    kept = found["kept"]
+    assert (kept.left, hasattr(kept, "right")) == ([1], False)
+    assert found["to kept"]() is kept
+    assert found["to gone"]() is None
+    found["proxy"].left.append(2)
+    assert kept.left == [1, 2]
+    assert found["by key"][kept] == "key"
+    assert found["by value"]["value"] is kept
+    more, count, own = round_trip(graphs.closures(5))
+    assert (more(2), count(), own()) == (7, 7, 6)
+    assert (more.calls, more.__doc__, more.__defaults__, more.__annotations__) == (
+        ["none"],
+        "Adds.",
+        (1,),
+        {"by": int, "return": int},
+    )
+    assert (more.__module__, more.__qualname__) == ("user_code.graphs", "closures.<locals>.more")
+    assert vars(graphs) is more.__globals__
+    assert round_trip(graphs.scaled) is graphs.scaled
+    eager = graphs.Eager(4)
+    eager.size = 9
+    assert round_trip([eager])[0].size == 9
+    with pytest.raises(NotRestorable, match="a weak reference with a callback cannot be saved"):
+        dumps(weakref.ref(kept, print), "value")

@@ -16,7 +16,7 @@ from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDiverged
 from collectx.trainer.actor_critic import Critic
-from collectx.trainer.base import load_moments, remaining_fraction
+from collectx.trainer.base import load_moments, present_keys, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.user_objects import UserPolicyConfig
 
@@ -445,3 +445,29 @@ def test_a_restored_optimiser_keeps_the_learning_rate_that_a_resume_changed():
     assert restored.param_groups[0]["lr"] == 0.7
     (moments,) = restored.state_dict()["state"].values()
     assert torch.equal(moments["exp_avg"], saved.state_dict()["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "found", "missing"),
+    [
+        (["observation"], [("observation",)], None),
+        ([("nest", "a")], [("nest", "a")], None),
+        (["observation", "nest"], [("observation",), ("nest",)], None),
+        (["state"], None, "state"),
+        (["observation", "last", ("nest", "b")], None, "last, nest.b"),
+    ],
+)
+def test_keys_that_a_batch_has_for_each_frame_and_the_next(keys, found, missing):
+    """`state` is there for the frames alone, `last` for the next ones."""
+    column = torch.zeros(2, 1)
+    nested = {("nest", "a"): column, ("next", "nest", "a"): column, ("next", "reward"): column}
+    flat = {("observation",): column, ("next", "observation"): column, ("state",): column, ("next", "last"): column}
+    batch = to_tensordict(flat | nested, (2,))
+    if missing is None:
+        assert present_keys(batch, keys) == found
+        return
+    with pytest.raises(ConfigError) as error:
+        present_keys(batch, keys)
+    text = str(error.value)
+    assert text.startswith(f"the policy's observation_keys name {missing}, but the trainer needs keys that a batch")
+    assert text.endswith("for each frame and the next: observation, nest.a. Change observation_keys.")

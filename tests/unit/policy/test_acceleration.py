@@ -6,29 +6,25 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import Distribution
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from collectx.policy import accelerate
 from collectx.policy.fast_call import Acceleration, _recordable, fast_callable, hooked, structure
 from collectx.user_objects import UserPolicyConfig
 
-
-# The kernels that compute; of the product of a Linear, whose name depends on torch's version, one name.
-PRODUCTS = ("addmm", "mm", "linear")
-NAMES = ("addmv", "tanh", "tanh_", "relu", "relu_", "sigmoid", "sigmoid_", "silu", "add", "mul", "sin")
+NAMES = ("linear", "addmv", "tanh", "tanh_", "relu", "relu_", "sigmoid", "sigmoid_", "silu", "add", "mul", "sin")
 
 
-class Kernels(TorchDispatchMode):
-    """Keeps the names of kernels."""
+class Calls(TorchFunctionMode):
+    """Keeps the names of torch's functions that compute."""
 
     def __init__(self):
         super().__init__()
         self.names = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        if name in (*PRODUCTS, *NAMES):
-            self.names.append("linear" if name in PRODUCTS else name)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ in NAMES:
+            self.names.append(function.__name__)
         return function(*args, **(kwargs or {}))
 
 
@@ -96,21 +92,21 @@ MODULES = {
 }
 
 
-def test_kernels(expected):
+def test_calls_of_torch(expected):
     """Of one row without a batch dimension, of such a row where these are known, and of two rows."""
     table, numbers = {}, torch.tensor([[0.5, -0.25], [1.0, 2.0]])
     for name, module in MODULES.items():
         row = []
         for one_row, x in ((False, numbers[0]), (True, numbers[0]), (True, numbers)):
             given, call = x.clone(), fast_callable(module, one_row)
-            with torch.no_grad(), Kernels() as kernels:
+            with torch.no_grad(), Calls() as calls:
                 found = call(given)
             with torch.no_grad():
                 torch.testing.assert_close(found, module(x.clone()))
             assert torch.equal(x, given) or name == "in place"
-            row.append(" ".join(kernels.names))
+            row.append(" ".join(calls.names))
         table[name] = [fast_callable(module) is module, *row]
-    expected("kernels", table)
+    expected("torch", table)
 
 
 def test_hooks_of_all_modules_are_called():

@@ -1,19 +1,26 @@
-"""Envs of TorchRL that are stepped by their own `_step`: frames are those of `rollout`, and early resets reset all."""
+"""The steps of TorchRL's envs: those of their own `_step` are those of `rollout`, and those of the env of Gymnasium
+below are those of their own `_step`."""
 
+import pickle
 from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
-from torchrl import envs  # noqa: E402
+from torchrl import data, envs  # noqa: E402
 from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 
-from collectx.batch import as_array  # noqa: E402
+from collectx.batch import Leaf, as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
+from collectx.env.torchrl.conversion import Unrecognised, _to_action  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
+from collectx.env.torchrl.specs import RandomActions, choices_of  # noqa: E402
 
 
 class Numbers(torchrlenvs.Toy):
@@ -156,3 +163,124 @@ def test_an_early_reset_is_of_all_agents_of_the_chosen_envs(name):
         np.testing.assert_array_equal(array[chosen], begun[chosen])
         np.testing.assert_array_equal(array[~chosen], went_on[~chosen])
     ours.group.close()
+
+
+def wrapped(create, *transforms):
+    return lambda: torchrlenvs.transformed(create(), *(make() for make in transforms)) if transforms else create()
+
+
+DOUBLE = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float64), n=spaces.Discrete(3), pair=spaces.MultiDiscrete([2, 3]))
+ALL = envs.StepCounter, envs.RewardSum, envs.InitTracker
+GYMNASIUM = {
+    "plain": torchrlenvs.walking,
+    "one-hot": torchrlenvs.one_hot,
+    "continuous": torchrlenvs.pushing,
+    "frames of three steps": wrapped(
+        partial(torchrlenvs.one_hot, frame_skip=3), partial(envs.StepCounter, 2), *ALL[1:]
+    ),
+    "a counter": wrapped(torchrlenvs.walking, partial(envs.StepCounter, 4)),
+    "a counter of one": wrapped(torchrlenvs.discrete, partial(envs.StepCounter, 1), envs.RewardSum),
+    "a counter without a limit": wrapped(torchrlenvs.discrete, *ALL),
+    "a sum": wrapped(torchrlenvs.nested_dict, partial(envs.RewardSum, ["reward"], ["total"])),
+    "a first frame": wrapped(torchrlenvs.nested_dict, envs.InitTracker, envs.DoubleToFloat),
+    "doubles": wrapped(
+        partial(torchrlenvs.sampled, DOUBLE, categorical_action_encoding=True), *ALL, envs.DoubleToFloat
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GYMNASIUM)
+def test_frames_of_the_env_below_are_those_of_the_envs_own_step(name, monkeypatch):
+    both = []
+    for is_direct in (True, False):
+        if not is_direct:
+            monkeypatch.setattr(TorchrlEnv, "_gym_steppers", Mock(side_effect=Unrecognised("not here")))
+        ours = Ours(GYMNASIUM[name]())
+        assert ours.spec.path == ("gymnasium" if is_direct else "torchrl: not here")
+        size = ours.spec.num_envs
+        ours.group.reset(range(5, 5 + size), ours.seen)
+        for number in range(25):
+            ours.step(number // 4, cut=number % 9 == 7)
+            if number == 15:
+                ours.group.reset(range(8, 8 + size), ours.seen)
+        ours.group.close()
+        both.append({**ours.frames, "reward": ours.rewards})
+    assert both[0].keys() == both[1].keys()
+    for key, frames in both[0].items():
+        np.testing.assert_array_equal(frames, both[1][key], err_msg=f"{key}")
+        assert [np.signbit(each).tolist() for each in frames] == [np.signbit(each).tolist() for each in both[1][key]]
+
+
+ACTIONS = {
+    "an index": (spaces.Discrete(3), (), torch.int64, 2),
+    "a float for an index": (spaces.Discrete(3), (), torch.float32, 2.0),
+    "an index from 1": (spaces.Discrete(3, start=1), (), torch.int64, 2),
+    "one-hot": (spaces.Discrete(3), (3,), torch.int64, [0, 0, 1]),
+    "one-hot of another size": (spaces.Discrete(3), (4,), torch.int64, [0, 0, 1, 0]),
+    "floats": (spaces.Box(-1, 1, (2,)), (2,), torch.float32, [0.5, -0.5]),
+    "floats of another shape": (spaces.Box(-1, 1, (2,)), (2, 1), torch.float32, [[0.5], [-0.5]]),
+    "indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.int64, [1, 2]),
+    "floats for indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.float32, [1.0, 2.0]),
+    "bits": (spaces.MultiBinary(2), (2,), torch.int8, [1, 0]),
+}
+
+
+def test_actions_for_gymnasium(expected):
+    def converted(space, shape, dtype, action):
+        base = SimpleNamespace(_env=SimpleNamespace(action_space=space), action_spec=SimpleNamespace(dtype=dtype))
+        try:
+            to_action = _to_action(base, [Leaf(("action",), shape, dtype)])
+        except Unrecognised as reason:
+            return str(reason)
+        given = np.array(action, numpy_dtype(Leaf(("action",), shape, dtype)))
+        found = to_action(given)
+        assert found is not given
+        return [type(found).__name__, np.asarray(found).tolist(), str(getattr(found, "dtype", ""))]
+
+    table = {name: converted(*case) for name, case in ACTIONS.items()}
+    leaves = [Leaf((name,), (), torch.int64) for name in ("action", "more")]
+    for name, given in (("another key", leaves[1:]), ("two", leaves)):
+        with pytest.raises(Unrecognised) as reason:
+            _to_action(SimpleNamespace(_env=SimpleNamespace(action_space=spaces.Discrete(2))), given)
+        table[name] = str(reason.value)
+    expected("gym_actions", table)
+
+
+CHOICES = [
+    (lambda: data.Categorical(3), (), [3], False),
+    (lambda: data.Categorical(3, (2,)), (2,), [3, 3], False),
+    (lambda: data.Categorical(3, (4, 2)), (2,), [3, 3], False),
+    (lambda: data.OneHot(3), (3,), [3], True),
+    (lambda: data.OneHot(3, (2, 3)), (2, 3), [3, 3], True),
+    (lambda: data.MultiOneHot((3, 2)), (5,), [3, 2], True),
+    (lambda: data.MultiOneHot((3, 2), (2, 5)), (2, 5), [3, 2, 3, 2], True),
+    (lambda: data.MultiCategorical((3, 2)), (2,), [3, 2], False),
+    (lambda: data.MultiCategorical((3, 2), (4, 2)), (2,), [3, 2], False),
+    (lambda: data.MultiCategorical((3, 2), (4, 2)), (4, 2), [3, 2] * 4, False),
+    (lambda: data.Bounded(0, 1, (2,)), (2,), [], False),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "counts", "is_one_hot"), CHOICES)
+def test_the_choices_of_an_action(make, shape, counts, is_one_hot):
+    spec = make()
+    found, one_hot = choices_of(spec, Leaf(("action",), shape, spec.dtype))
+    assert (found.tolist(), one_hot) == (counts, is_one_hot)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_random_actions_are_drawn_for_many_steps_unless_a_mask_is_of_one(is_masked):
+    env = torchrlenvs.masked() if is_masked else torchrlenvs.walking()
+    env.reset()
+    leaf = Leaf(("action",), (), torch.int64)
+    drawn = RandomActions([env] if is_masked else [env, torchrlenvs.walking()], [leaf])
+    (first,) = next(drawn)
+    assert first.shape == ((1,) if is_masked else (2,))
+    assert len(drawn._left) == (0 if is_masked else 255)
+    env, drawn._envs = drawn._envs, []
+    copied = pickle.loads(pickle.dumps(drawn))
+    drawn._envs = env
+    following = [copied._left.pop()[0].tolist() for _ in range(len(copied._left))]
+    assert [next(drawn)[0].tolist() for _ in following] == following
+    assert len({tuple(each) for each in following}) == (0 if is_masked else 4)
+    next(drawn)

@@ -117,9 +117,9 @@ def test_a_counting_env_counts():
     assert stepper.observation[0][:, 1:3].tolist() == [[2 * 2**32, 0]] * 4
 
 
-def test_a_step_of_a_counting_env_takes_its_time(monkeypatch):
+def test_a_step_of_a_counting_env_takes_its_time(within):
     now = iter(range(100))
-    monkeypatch.setattr(counting_module.time, "perf_counter", lambda: next(now))
+    within(counting_module, "time", perf_counter=lambda: next(now))
     stepper = Stepper(build(counting(2, step_s=5.0))).reset()
     stepper.step()
     assert next(now) == 6

@@ -6,10 +6,12 @@ from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 
 torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
 from torchrl import data, envs  # noqa: E402
@@ -18,9 +20,10 @@ from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 from collectx.batch import Leaf, as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
-from collectx.env.torchrl.conversion import Unrecognised, _to_action  # noqa: E402
+from collectx.env.torchrl.conversion import Conversion, Unrecognised, _to_action  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
 from collectx.env.torchrl.specs import RandomActions, choices_of  # noqa: E402
+from collectx.errors import ShapeError  # noqa: E402
 
 
 class Numbers(torchrlenvs.Toy):
@@ -284,3 +287,111 @@ def test_random_actions_are_drawn_for_many_steps_unless_a_mask_is_of_one(is_mask
     assert [next(drawn)[0].tolist() for _ in following] == following
     assert len({tuple(each) for each in following}) == (0 if is_masked else 4)
     next(drawn)
+
+
+def of_module(module, base=gymnasium.Env, **fields):
+    return type("Made", (base,), {"__module__": module, "__init__": lambda self: None, "render_mode": None, **fields})()
+
+
+def within_wrapper(module, env):
+    return of_module(module, gymnasium.Wrapper, env=env)
+
+
+CLASSIC, TOY = (of_module(f"gymnasium.envs.{name}.x") for name in ("classic_control", "toy_text"))
+LIGHT = [
+    (CLASSIC, True),
+    (TOY, True),
+    (of_module("gymnasium.envs.classic_control.x", render_mode="rgb_array"), False),
+    (of_module("gymnasium.envs.mujoco.x"), False),
+    (of_module("mine"), False),
+    (within_wrapper("gymnasium.wrappers.common", CLASSIC), True),
+    (within_wrapper("gymnasium.wrappers.x", within_wrapper("gymnasium.wrappers.y", TOY)), True),
+    (within_wrapper("gymnasium.wrappers.common", of_module("mine")), False),
+    (within_wrapper("mine", CLASSIC), False),
+    (within_wrapper("gymnasium.wrappers.common", within_wrapper("mine", CLASSIC)), False),
+]
+
+
+@pytest.mark.parametrize(("env", "is_light"), LIGHT)
+def test_which_envs_need_no_process(env, is_light):
+    assert Conversion(env, {}, 1, None, None, None, None, int).is_light is is_light
+
+
+def test_a_mask_of_one_action_makes_all_be_drawn_in_each_step():
+    masked = data.Categorical(3)
+    masked.update_mask(torch.tensor([False, True, False]))
+    leaves = [Leaf(("a",), (), torch.int64), Leaf(("b",), (2,), torch.float32)]
+    env = SimpleNamespace(full_action_spec=data.Composite(a=masked, b=data.Bounded(-1, 1, (2,))))
+    drawn = RandomActions([env, env], leaves)
+    for _ in range(5):
+        a, b = next(drawn)
+        assert (a.tolist(), b.shape, drawn._left) == ([1, 1], (2, 2), [])
+
+
+class Told(Numbers):
+    """Its steps write what they are told."""
+
+    def __init__(self, *results):
+        super().__init__()
+        self.results = iter(results)
+
+    def _step(self, tensordict):
+        return TensorDict(next(self.results), [])
+
+
+def flag(value):
+    return torch.tensor([value])
+
+
+ENDS = [
+    # what a step writes, and whether the episode is then terminated and truncated
+    ({"done": False}, False, False),
+    ({"done": True}, True, False),
+    ({"done": True, "terminated": False}, False, True),
+    ({"done": True, "terminated": True}, True, False),
+    ({"done": True, "terminated": False, "truncated": True}, False, True),
+    ({"done": True, "terminated": True, "truncated": True}, True, True),
+    ({"done": False, "terminated": True}, False, False),
+    ({"terminated": True}, True, False),
+    ({"terminated": False}, False, False),
+    ({"terminated": False, "truncated": True}, False, True),
+]
+
+
+@pytest.mark.parametrize(("written", "terminated", "truncated"), ENDS)
+def test_the_ends_that_a_step_writes(written, terminated, truncated):
+    ends = {name: flag(value) for name, value in written.items()}
+    ours = Ours(Told({"observation": torch.ones(1), "reward": torch.full((1,), 2.5), **ends}))
+    ours.group.reset(None, ours.seen)
+    assert ours.step(0).tolist() == [terminated or truncated]
+    assert [ours.frames["next", name][0][0, 0] for name in ("terminated", "truncated")] == [terminated, truncated]
+    assert ours.rewards[0].tolist() == [2.5]
+    # After an end, of a new episode; otherwise that of the step.
+    assert ours.seen[0].tolist() == [[0.0 if terminated or truncated else 1.0]]
+
+
+MISSING = [
+    ([{}], r"^step writes neither done nor terminated, so no episode would ever end$"),
+    ([{"done": flag(False), "reward": torch.zeros(2)}], r"^reward: expected 1 numbers, one for each env, got 2$"),
+    ([{"done": flag(False), "reward": None}], r"^reward: expected 1 numbers, one for each env, got 0$"),
+    (
+        [{"done": flag(False), "observation": torch.zeros(2)}],
+        r"^env 0 of the group returned observation of shape \(2,\), dtype float32, but its space has shape \(1,\)",
+    ),
+    (
+        [{"done": flag(False)}, {"done": flag(False), "observation": None}],
+        r"^observation: the first step of the env wrote it, but this step did not$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("results", "message"), MISSING)
+def test_what_a_step_must_write(results, message):
+    full = {"observation": torch.ones(1), "reward": torch.zeros(1)}
+    written = [{key: value for key, value in {**full, **each}.items() if value is not None} for each in results]
+    ours = Ours(Told(*written))
+    ours.group.reset(None, ours.seen)
+    for number in range(len(written) - 1):
+        ours.step(number)
+    with pytest.raises(ShapeError, match=message):
+        ours.step(1)

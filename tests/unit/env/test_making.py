@@ -365,3 +365,31 @@ def test_the_modes_of_vector_envs_and_their_names():
     }
     assert [vectors._parse_mode(name).value for name in names] == [*names.values()]
     assert vectors._parse_mode(None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "where"),
+    [
+        ("AsyncVectorEnv-7", None, "env 7 of the group"),
+        ("MainProcess", None, "the env"),
+        ("x-7", 2, "env 2 of the group"),
+    ],
+)
+def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
+    within(vectors, "multiprocessing", current_process=lambda: SimpleNamespace(name=name))
+    env = vectors.CheckedEnv(Paying("x"), index=index)
+    env.reset()
+    source = "" if where == "the env" else f" from {where}"
+    with pytest.raises(ShapeError, match=rf"^the reward must be one number, but is 'x'{source}\. Return"):
+        env.step(0)
+    env = vectors.CheckedEnv(Paying(), index=index)
+    env.observation_space = spaces.Box(0, 1, (2,))
+    env = vectors.CheckedEnv(env, index=index)
+    with pytest.raises(ShapeError, match=f"^{where} returned observation of shape"):
+        env.step(0)
+
+
+def test_gymnasiums_vector_envs_need_not_copy_what_the_adapter_copies(registered):
+    group = build(gym_vector(2, None, "sync", "Named-v0"))
+    assert not group._env.copy
+    group.close()

@@ -36,7 +36,7 @@ from collectx.worker.rollout_source import rollout_class
 PLAIN = RolloutOptions(check_finite=False)
 
 
-def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, ends_early=None):
+def make(cfg, policy, steps, stop=b"\0\1", spec=PLAIN, refresh=None, kind=None, ends_early=None):
     """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
     env = wrapped(build(cfg), spec)
     size = env.spec.num_envs
@@ -49,6 +49,7 @@ def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, en
 
 
 RAGGED = gym_vector(3, "next_step", "sync")
+TENSORS = replace(gym_vector(3), id=None, entry_point=partial(TensorCountingEnv, length=3))
 
 
 @pytest.mark.parametrize("lengths", [(3,), (5, 1), (7, 7, 7), (1, 9, 4, 19)])
@@ -86,9 +87,9 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
     assert sorted(lengths_told) == sorted(ended)
 
 
-@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED, TENSORS], ids=["one env", "lockstep", "ragged", "tensors"])
 def test_a_rollout_stops_between_two_steps(cfg):
-    rollout, _, rows = make(cfg, None, 4, stop=b"\1")
+    rollout, _, rows = make(cfg, None, 4, stop=b"\1\0")
     with pytest.raises(RolloutStopped):
         rollout.collect(rows, 0)
     rollout.close()
@@ -303,7 +304,6 @@ def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_
     assert [array.tolist() for array in other.take()] == [[2.0], [2]]
 
 
-TENSORS = replace(gym_vector(3), id=None, entry_point=partial(TensorCountingEnv, length=3))
 LAST = [False] * 3 + [True]
 
 

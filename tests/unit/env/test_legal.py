@@ -11,7 +11,7 @@ from worlds.masked import MaskedEnv
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
-from collectx.env.legal import LegalActions, can_be_masked, is_legal, legal_actions, network_inputs, sample
+from collectx.env.legal import LegalActions, can_be_masked, legal_actions, network_inputs, sample
 from collectx.errors import ShapeError, SpaceError
 from collectx.policy.random import random_actor
 
@@ -29,18 +29,6 @@ def spec(action_space, *observation, **fields):
 def choices():
     """Of one and of three values, and of two."""
     return spaces.MultiDiscrete([1, 3, 2], start=[0, 5, -1])
-
-
-def test_the_numbers_of_a_mask_belong_to_the_choices_in_their_order():
-    legal = LegalActions(spec(choices(), SEEN, MASK), MASK)
-    mask = torch.tensor([[1, 0, 1, 0, 0, 2]], dtype=torch.int8)
-    table = legal(mask)
-    assert table.tolist() == [[[True, False, False], [False, True, False], [False, True, False]]]
-    raw = torch.arange(9.0)[None]
-    restricted = legal.restrict(raw, table)
-    assert is_legal(restricted).tolist() == table.flatten(-2).tolist()
-    assert restricted[table.flatten(-2)].tolist() == [0.0, 4.0, 7.0]
-    assert (legal.draw(mask.expand(50, 6)) == torch.tensor([0, 6, 0])).all()
 
 
 @pytest.mark.parametrize(

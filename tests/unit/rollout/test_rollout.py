@@ -280,7 +280,8 @@ def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_
 @pytest.mark.parametrize(
     ("options", "incarnation", "expected"),
     [
-        ({}, 0, {"num_random_batches": 0, "check_finite": True, "refresh_each_step": False, "may_end_early": False}),
+        ({}, 0, {}),
+        ({"init_random_frames": 1}, 0, {"num_random_batches": 1}),
         ({"init_random_frames": 24}, 0, {"num_random_batches": 2}),
         ({"init_random_frames": 25}, 0, {"num_random_batches": 3}),
         ({"init_random_frames": 25}, 1, {"num_random_batches": 0}),
@@ -294,7 +295,7 @@ def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_
 def test_how_batches_begin_and_end_follows_from_the_configuration(options, incarnation, expected):
     """With two workers; a sync batch has 12 frames, an async one too, but of one worker."""
     made = RolloutOptions.of(config(**options).collector, incarnation)
-    assert {name: getattr(made, name) for name in expected} == expected
+    assert made == replace(RolloutOptions(True), **expected)
     assert RolloutOptions.of(config().collector, has_interruptor=True).may_end_early
 
 

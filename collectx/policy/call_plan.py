@@ -320,8 +320,8 @@ class Output:
 
     leaf: Leaf
     shape: tuple[int, ...]
-    is_reshaped: bool
     is_action: bool
+    is_reshaped: bool = False
     is_choice: bool = False
 
     def convert(self, value: torch.Tensor) -> torch.Tensor:
@@ -366,7 +366,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         if is_action and _is_choice(value, shape, leaf, spec):
             batch_shape = (size if dims <= 1 else (spec.num_envs,)) + leaf.shape
             _one_hot(value, leaf, batch_shape)
-            records.append(Output(leaf, batch_shape, False, True, is_choice=True))
+            records.append(Output(leaf, batch_shape, is_action=True, is_choice=True))
             continue
         if _without_last_ones(shape) != _without_last_ones(leaf.shape):
             hint = "" if leaf.shape else " For a discrete action, return its index (argmax), not logits or one-hot."
@@ -382,7 +382,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
                 f"{list(shape)} {leaf.dtype}, and a batch can store only one of the two. Write it under another key."
             )
         is_reshaped = dims > 1 or shape != leaf.shape
-        records.append(Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_reshaped, is_action))
+        records.append(Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_action, is_reshaped))
     return records
 
 

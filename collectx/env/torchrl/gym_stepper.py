@@ -32,8 +32,6 @@ class GymStepper:
             None if name is None else places.get((name,))
             for name in (conversion.step_count, conversion.episode_reward, conversion.is_init)
         )
-        self._steps = 0
-        self._sum = np.float32(0)
         self.reset_options: Mapping[str, Any] = {}
 
     def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:

@@ -126,14 +126,6 @@ class Paying(gymnasium.Env):
         return 1, self.reward, False, False, {}
 
 
-class Columns(SyncVectorEnv):
-    """Its rewards are `[E, 1]`, as those of an AsyncVectorEnv whose envs have rewards of shape (1,)."""
-
-    def step(self, actions):
-        observation, rewards, *rest = super().step(actions)
-        return observation, rewards[:, None], *rest
-
-
 @pytest.mark.parametrize("num_envs", [None, 1, 2])
 def test_an_observation_that_is_one_text(num_envs):
     with Collector(Text, frames_per_batch=6 * (num_envs or 1), num_envs=num_envs) as collector:
@@ -150,22 +142,6 @@ def test_an_observation_that_is_one_text(num_envs):
 def test_a_reward_with_one_element_is_a_number(num_envs, reward):
     with Collector(partial(Paying, reward), frames_per_batch=8, num_envs=num_envs) as collector:
         assert (collector.next()["next", "reward"] == 1.5).all()
-
-
-def test_rewards_of_a_vector_env_may_be_a_column():
-    with Collector(lambda: Columns([Paying] * 2), frames_per_batch=8) as collector:
-        assert (collector.next()["next", "reward"] == 1.5).all()
-
-
-@pytest.mark.parametrize(
-    ("reward", "got"),
-    [(np.ones(2), r"shape \(2,\)"), ([], r"shape \(0,\)"), ([1, [2]], "list of uneven"), ("x", "'x'")],
-)
-def test_another_reward_is_refused_as_one(reward, got):
-    words = rf"^the reward must be one number, but is .*{got}.* from env 0 of the group"
-    for create in (partial(Paying, reward), partial(SyncVectorEnv, [partial(Paying, reward)] * 2)):
-        with Collector(create, frames_per_batch=8) as collector, pytest.raises(ShapeError, match=words):
-            collector.next()
 
 
 def test_kept_infos():

@@ -11,7 +11,7 @@ from worlds.masked import MaskedEnv
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
-from collectx.env.legal import LegalActions, is_legal, legal_actions, network_inputs, sample
+from collectx.env.legal import LegalActions, can_be_masked, legal_actions, network_inputs, sample
 from collectx.errors import ShapeError, SpaceError
 from collectx.policy.random import random_actor
 
@@ -29,18 +29,6 @@ def spec(action_space, *observation, **fields):
 def choices():
     """Of one and of three values, and of two."""
     return spaces.MultiDiscrete([1, 3, 2], start=[0, 5, -1])
-
-
-def test_the_numbers_of_a_mask_belong_to_the_choices_in_their_order():
-    legal = LegalActions(spec(choices(), SEEN, MASK), MASK)
-    mask = torch.tensor([[1, 0, 1, 0, 0, 2]], dtype=torch.int8)
-    table = legal(mask)
-    assert table.tolist() == [[[True, False, False], [False, True, False], [False, True, False]]]
-    raw = torch.arange(9.0)[None]
-    restricted = legal.restrict(raw, table)
-    assert is_legal(restricted).tolist() == table.flatten(-2).tolist()
-    assert restricted[table.flatten(-2)].tolist() == [0.0, 4.0, 7.0]
-    assert (legal.draw(mask.expand(50, 6)) == torch.tensor([0, 6, 0])).all()
 
 
 @pytest.mark.parametrize(
@@ -154,3 +142,135 @@ def test_other_random_steps_are_as_before():
     before = space.sample()
     space.seed(3)
     assert np.array_equal(sample(space, np.zeros(3), {}), before)
+
+
+COUNTS = {
+    "Discrete": spaces.Discrete(3, start=2),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+    "MultiDiscrete of equal choices": spaces.MultiDiscrete([2, 2]),
+    "MultiDiscrete of one": spaces.MultiDiscrete([3]),
+    "a table of choices": spaces.MultiDiscrete([[2, 3], [1, 2]]),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_mask_is_read_and_obeyed(name):
+    """All masks of the values, against a loop over the choices; logits, checks and draws."""
+    space = COUNTS[name]
+    counts = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))).tolist()
+    starts = np.ravel(space.start).tolist()
+    size, width = sum(counts), max(counts)
+    mask = Leaf(("action_mask",), (size,), torch.int8)
+    of = spec(space, SEEN, mask)
+    legal = LegalActions(of, mask)
+    masks = torch.tensor([[int(bit) for bit in f"{number:0{size}b}"] for number in range(2**size)], dtype=torch.int8)
+    table = legal(masks)
+    assert table.shape == (2**size, len(counts), width)
+    expected = torch.zeros_like(table)
+    for row, bits in enumerate(masks.tolist()):
+        for choice, count in enumerate(counts):
+            first = sum(counts[:choice])
+            expected[row, choice, :count] = torch.tensor(bits[first : first + count]) > 0
+    assert torch.equal(table, expected)
+    some = expected.any(-1)
+    assert torch.equal(legal.or_all(table), expected | ~some[..., None])
+    raw = torch.arange(2.0**size)[:, None] + torch.arange(float(len(counts) * width))
+    assert torch.equal(legal.restrict(raw, table), torch.where(expected.flatten(1), raw, LOWEST))
+    possible = some.all(-1)
+    assert legal.check(table[possible]) is not None
+    both = torch.cat([table[possible][:1], table[possible][-1:], table[~possible][-1:], table[~possible][:1]])
+    with pytest.raises(ShapeError, match=r"^env 2 of 4: action_mask allows no action"):
+        legal.check(both)
+    torch.manual_seed(0)
+    drawn = torch.stack([legal.draw(masks[possible]) for _ in range(40)])
+    assert drawn.shape[2:] == space.shape
+    index = drawn.reshape(40, -1, len(counts)) - torch.tensor(starts)
+    for row, allowed in enumerate(expected[possible]):
+        for choice, values in enumerate(allowed):
+            seen = {*index[:, row, choice].tolist()}
+            assert seen <= {*values.nonzero()[:, 0].tolist()}
+            assert len(seen) > 1 or values.sum() == 1
+
+
+def test_a_mask_of_several_dimensions_is_flattened():
+    mask = Leaf(("action_mask",), (2, 3), torch.bool)
+    legal = LegalActions(spec(spaces.Discrete(6), SEEN, mask), mask)
+    values = torch.rand(4, 5, 2, 3) < 0.5
+    assert torch.equal(legal(values), values.flatten(2)[:, :, None])
+
+
+def agents(num_choices, shape, dims):
+    data = pytest.importorskip("torchrl.data")
+    action = Leaf(("agents", "action"), (num_choices,), torch.int64)
+    mask = Leaf(("agents", "action_mask"), shape, torch.bool)
+    forms = {action.key: data.Categorical(4, (num_choices,))}
+    nested = {("agents",): dims} if dims else {}
+    return EnvSpec(1, (mask,), (action,), spaces.Dict(), spaces.Dict(), action_spec=forms, nested_dims=nested), mask
+
+
+@pytest.mark.parametrize(
+    ("num_choices", "shape", "dims", "needs"),
+    [
+        (2, (2, 4), (2,), None),
+        (2, (8,), (2,), "needs [2, 4]"),
+        (4, (2, 8), (2,), None),
+        (4, (4, 4), (2,), "needs [2, 8]"),
+        (3, (2, 4), (2,), "can have none, unlike Discrete"),
+        (2, (8,), (), None),
+        (2, (2, 4), (), "needs [8]"),
+        (1, (4,), (), None),
+        (1, (2, 2), (), None),
+        (2, (4, 4), (), "use one Discrete(16) as action"),
+    ],
+)
+def test_the_masks_of_a_group_of_agents(num_choices, shape, dims, needs):
+    of, mask = agents(num_choices, shape, dims)
+    if needs is None:
+        assert LegalActions(of, mask)(torch.ones(1, *shape)).shape == (1, num_choices, 4)
+    else:
+        with pytest.raises(SpaceError) as raised:
+            LegalActions(of, mask)
+        assert needs in str(raised.value)
+        assert ("use one" in str(raised.value)) == (np.prod(shape) == 4**num_choices and num_choices > 1)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Discrete(2), True),
+        (spaces.MultiDiscrete([2]), True),
+        (spaces.Box(0, 1), False),
+        (spaces.MultiBinary(2), False),
+        (spaces.Dict(a=spaces.Box(0, 1), b=spaces.Discrete(2)), True),
+        (spaces.Tuple([spaces.Box(0, 1), spaces.MultiBinary(2)]), False),
+        (spaces.Tuple([]), False),
+        (None, False),
+    ],
+)
+def test_which_actions_may_have_masks(space, expected):
+    assert can_be_masked(space) is expected
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "expected"),
+    [
+        (spaces.Discrete(3, start=4), [0, 0, 1], {6}),
+        (spaces.Discrete(3), [0, 2, 0], {1}),
+        (spaces.Discrete(3), [0, 1], {0, 1, 2}),
+        (spaces.Discrete(3), [[0], [1], [0]], {1}),
+        (spaces.MultiDiscrete([2, 3]), [0, 1, 0, 0, 1], {(1, 2)}),
+        (spaces.MultiDiscrete([3]), [0, 1, 0], {(1,)}),
+        (spaces.MultiDiscrete([2, 2]), None, {(0, 0), (0, 1), (1, 0), (1, 1)}),
+        (spaces.MultiDiscrete([[2], [2]]), [0, 1, 0, 1], {((a,), (b,)) for a in (0, 1) for b in (0, 1)}),
+        (spaces.MultiBinary(1), [1], {(0,), (1,)}),
+    ],
+)
+@pytest.mark.parametrize("where", ["observation", "info", "both"])
+def test_samples_are_legal(space, mask, expected, where):
+    space.seed(0)
+    entry = {} if mask is None else {"action_mask": np.array(mask)}
+    other = {} if mask is None else {"action_mask": np.ones(np.shape(mask))}
+    observation, info = {"observation": (entry, {}), "info": (np.zeros(2), entry), "both": (entry, other)}[where]
+    drawn = [np.asarray(sample(space, observation, info)).tolist() for _ in range(60)]
+    hashable = lambda each: tuple(map(hashable, each)) if isinstance(each, list) else each  # noqa: E731
+    assert {hashable(each) for each in drawn} == expected

@@ -41,7 +41,7 @@ def test_masks_of_vector_envs():
 
 
 class Numbered(gymnasium.Env):
-    """Episodes of two steps, which say their number."""
+    """Episodes of two steps, which say their number; odd ones are truncated."""
 
     observation_space = action_space = gymnasium.spaces.Discrete(2)
     number = -1
@@ -52,7 +52,8 @@ class Numbered(gymnasium.Env):
 
     def step(self, action):
         self.t += 1
-        return 0, 0.0, self.t == 2, False, {"number": self.number}
+        is_over, is_odd = self.t == 2, self.number % 2 == 1
+        return 0, 0.0, is_over and not is_odd, is_over and is_odd, {"number": self.number}
 
 
 def test_only_the_first_episodes_of_an_env_count():
@@ -60,7 +61,7 @@ def test_only_the_first_episodes_of_an_env_count():
     env = CountedEpisodes(Numbered(), metrics, 3)
     for _ in range(5):
         env.reset()
-        while not env.step(0)[2]:
+        while not any(env.step(0)[2:4]):
             pass
     assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6]]
 
@@ -72,7 +73,7 @@ def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
     env = CountedVector(made, metrics, np.array([3, 1]))
     env.reset()
     for _ in range(12):
-        ended = env.step(np.zeros(2, int))[2]
+        ended = np.logical_or(*env.step(np.zeros(2, int))[2:4])
         if mode == "Disabled" and ended.any():
             env.reset(options={"reset_mask": ended})
     assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6 + 2]]
@@ -82,3 +83,51 @@ def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
 def test_what_has_no_mean_is_named(value):
     with pytest.raises(ShapeError, match=r"env\.metrics cannot average 'x'"):
         InfoMetrics(["x"]).add({"x": value})
+
+
+def test_sums_are_those_of_a_model():
+    """Infos of a vector of envs, with masks at each level, of frames and of steps that are none."""
+    draw, metrics = np.random.default_rng(0), InfoMetrics(["x", "a.b", "v"])
+    sums, counts = np.zeros((2, 3))
+    for number in range(80):
+        frames, ended, has = draw.random(4) < 0.8, draw.random(4) < 0.4, draw.random((3, 4)) < 0.6
+        inner, values = draw.random(4) < 0.7, draw.integers(0, 9, (4, 4)).astype(float)
+        values[draw.random((4, 4)) < 0.1] = np.nan
+        info = {"x": values[0], "_x": has[0], "a": {"b": values[1], "_b": inner}, "_a": has[1]}
+        info |= {"v": values[2:].T, "_v": has[2]} if number % 2 else {}
+        is_final = number % 3 == 0
+        final = {"x": values[3], "_x": draw.random(4) < 0.5}
+        if is_final:
+            metrics.add_same_step({**info, "final_info": final}, ended, frames)
+        else:
+            metrics.add_vector(info, frames)
+        for e in np.flatnonzero(frames):
+            entries = {0: values[0][e]} if has[0][e] else {}
+            entries |= {1: values[1][e]} if has[1][e] and inner[e] else {}
+            entries |= {2: np.mean(values[2:, e])} if number % 2 and has[2][e] else {}
+            if is_final and ended[e] and final["_x"][e]:
+                entries[0] = values[3][e]
+            for i, value in entries.items():
+                if np.isfinite(value):
+                    sums[i] += value
+                    counts[i] += 1
+    assert metrics.take().tolist() == [sums.tolist(), counts.tolist()]
+
+
+@pytest.mark.parametrize("num_episodes", [0, 1, 2])
+def test_a_reset_before_the_end_begins_another_episode(num_episodes):
+    metrics = InfoMetrics(["number"])
+    env = CountedEpisodes(Numbered(), metrics, num_episodes)
+    for _ in range(3):
+        env.reset()
+        env.step(0)
+    assert metrics.take().tolist() == [[sum(range(num_episodes))], [num_episodes]]
+    vector = CountedVector(
+        gymnasium.vector.SyncVectorEnv([Numbered] * 2, autoreset_mode="Disabled"), metrics, np.full(2, num_episodes)
+    )
+    for mask in (None, [True, True], [True, False]):
+        vector.reset(options=None if mask is None else {"reset_mask": np.array(mask)})
+        vector.step(np.zeros(2, int))
+    # The second env goes on with its second episode.
+    numbers = [number for number in (0, 0, 1, 1, 2, 1) if number < num_episodes]
+    assert metrics.take().tolist() == [[sum(numbers)], [len(numbers)]]

@@ -11,29 +11,6 @@ from collectx.errors import ShapeError, SpaceError
 PAIR = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
 
 
-def test_keys_shapes_and_dtypes():
-    pose = spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3, start=5)])
-    space = spaces.Dict({"camera": spaces.Box(0, 255, (4, 3), np.uint8), "pose": pose})
-    assert [(leaf.key, leaf.shape, leaf.dtype) for leaf in ObservationLeaves(space).leaves] == [
-        (("camera",), (4, 3), torch.uint8),
-        (("pose", "0"), (2,), torch.float64),
-        (("pose", "1"), (), torch.int64),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        (spaces.Dict({"inner": spaces.Graph(PAIR, None)}), r"the space Graph.* of .*inner cannot.* Turn it into a Box"),
-        (spaces.Tuple([spaces.Sequence(PAIR)]), r"the space Sequence.* of observation\.0 cannot.* Turn it into a Box"),
-        (spaces.Dict({}), "is empty"),
-    ],
-)
-def test_spaces_without_a_fixed_shape(space, message):
-    with pytest.raises(SpaceError, match=message):
-        ObservationLeaves(space)
-
-
 @pytest.mark.parametrize(("size", "dtype"), [(3, np.uint8), (1, np.uint8), (4, np.float32)])
 def test_values_of_one_env_that_do_not_fit(size, dtype):
     (leaf,) = ObservationLeaves(spaces.Box(0, 255, (4,), np.uint8)).leaves

@@ -64,21 +64,6 @@ def test_each_env_of_a_serial_env_is_made_with_its_own_keywords():
         env.close()
 
 
-@pytest.mark.parametrize(
-    ("make", "action", "observation"),
-    [
-        (torchrlenvs.walking, spaces.Discrete(2), spaces.Box),
-        (torchrlenvs.pushing, spaces.Box(-1.0, 1.0, (1,)), spaces.Box),
-        (torchrlenvs.counted_serial, spaces.Discrete(2), spaces.Box),
-    ],
-)
-def test_specs_are_spaces_of_one_env(make, action, observation):
-    env = TorchrlEnv([make()])
-    assert env.spec.action_space == action
-    assert isinstance(env.spec.observation_space, observation)
-    env.close()
-
-
 def test_an_action_without_a_space_of_gymnasium_is_drawn_from_its_spec():
     draw = TorchrlEnv([torchrlenvs.ManyKeys()]).spec.draw()
     moves, pushes = (torch.cat(values) for values in zip(*islice(draw, 600), strict=True))

@@ -1,19 +1,29 @@
-"""Envs of TorchRL that are stepped by their own `_step`: frames are those of `rollout`, and early resets reset all."""
+"""The steps of TorchRL's envs: those of their own `_step` are those of `rollout`, and those of the env of Gymnasium
+below are those of their own `_step`."""
 
+import pickle
 from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from tensordict import TensorDict
 
 torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
-from torchrl import envs  # noqa: E402
+from torchrl import data, envs  # noqa: E402
 from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 
-from collectx.batch import as_array  # noqa: E402
+from collectx.batch import Leaf, as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
+from collectx.env.torchrl.conversion import Conversion, Unrecognised, _to_action  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
+from collectx.env.torchrl.specs import RandomActions, choices_of  # noqa: E402
+from collectx.errors import ShapeError  # noqa: E402
 
 
 class Numbers(torchrlenvs.Toy):
@@ -156,3 +166,232 @@ def test_an_early_reset_is_of_all_agents_of_the_chosen_envs(name):
         np.testing.assert_array_equal(array[chosen], begun[chosen])
         np.testing.assert_array_equal(array[~chosen], went_on[~chosen])
     ours.group.close()
+
+
+def wrapped(create, *transforms):
+    return lambda: torchrlenvs.transformed(create(), *(make() for make in transforms)) if transforms else create()
+
+
+DOUBLE = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float64), n=spaces.Discrete(3), pair=spaces.MultiDiscrete([2, 3]))
+ALL = envs.StepCounter, envs.RewardSum, envs.InitTracker
+GYMNASIUM = {
+    "plain": torchrlenvs.walking,
+    "one-hot": torchrlenvs.one_hot,
+    "continuous": torchrlenvs.pushing,
+    "frames of three steps": wrapped(
+        partial(torchrlenvs.one_hot, frame_skip=3), partial(envs.StepCounter, 2), *ALL[1:]
+    ),
+    "a counter": wrapped(torchrlenvs.walking, partial(envs.StepCounter, 4)),
+    "a counter of one": wrapped(torchrlenvs.discrete, partial(envs.StepCounter, 1), envs.RewardSum),
+    "a counter without a limit": wrapped(torchrlenvs.discrete, *ALL),
+    "a sum": wrapped(torchrlenvs.nested_dict, partial(envs.RewardSum, ["reward"], ["total"])),
+    "a first frame": wrapped(torchrlenvs.nested_dict, envs.InitTracker, envs.DoubleToFloat),
+    "doubles": wrapped(
+        partial(torchrlenvs.sampled, DOUBLE, categorical_action_encoding=True), *ALL, envs.DoubleToFloat
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GYMNASIUM)
+def test_frames_of_the_env_below_are_those_of_the_envs_own_step(name, monkeypatch):
+    both = []
+    for is_direct in (True, False):
+        if not is_direct:
+            monkeypatch.setattr(TorchrlEnv, "_gym_steppers", Mock(side_effect=Unrecognised("not here")))
+        ours = Ours(GYMNASIUM[name]())
+        assert ours.spec.path == ("gymnasium" if is_direct else "torchrl: not here")
+        size = ours.spec.num_envs
+        ours.group.reset(range(5, 5 + size), ours.seen)
+        for number in range(25):
+            ours.step(number // 4, cut=number % 9 == 7)
+            if number == 15:
+                ours.group.reset(range(8, 8 + size), ours.seen)
+        ours.group.close()
+        both.append({**ours.frames, "reward": ours.rewards})
+    assert both[0].keys() == both[1].keys()
+    for key, frames in both[0].items():
+        np.testing.assert_array_equal(frames, both[1][key], err_msg=f"{key}")
+        assert [np.signbit(each).tolist() for each in frames] == [np.signbit(each).tolist() for each in both[1][key]]
+
+
+ACTIONS = {
+    "an index": (spaces.Discrete(3), (), torch.int64, 2),
+    "a float for an index": (spaces.Discrete(3), (), torch.float32, 2.0),
+    "an index from 1": (spaces.Discrete(3, start=1), (), torch.int64, 2),
+    "one-hot": (spaces.Discrete(3), (3,), torch.int64, [0, 0, 1]),
+    "one-hot of another size": (spaces.Discrete(3), (4,), torch.int64, [0, 0, 1, 0]),
+    "floats": (spaces.Box(-1, 1, (2,)), (2,), torch.float32, [0.5, -0.5]),
+    "floats of another shape": (spaces.Box(-1, 1, (2,)), (2, 1), torch.float32, [[0.5], [-0.5]]),
+    "indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.int64, [1, 2]),
+    "floats for indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.float32, [1.0, 2.0]),
+    "bits": (spaces.MultiBinary(2), (2,), torch.int8, [1, 0]),
+}
+
+
+def test_actions_for_gymnasium(expected):
+    def converted(space, shape, dtype, action):
+        base = SimpleNamespace(_env=SimpleNamespace(action_space=space), action_spec=SimpleNamespace(dtype=dtype))
+        try:
+            to_action = _to_action(base, [Leaf(("action",), shape, dtype)])
+        except Unrecognised as reason:
+            return str(reason)
+        given = np.array(action, numpy_dtype(Leaf(("action",), shape, dtype)))
+        found = to_action(given)
+        assert found is not given
+        return [type(found).__name__, np.asarray(found).tolist(), str(getattr(found, "dtype", ""))]
+
+    table = {name: converted(*case) for name, case in ACTIONS.items()}
+    leaves = [Leaf((name,), (), torch.int64) for name in ("action", "more")]
+    for name, given in (("another key", leaves[1:]), ("two", leaves)):
+        with pytest.raises(Unrecognised) as reason:
+            _to_action(SimpleNamespace(_env=SimpleNamespace(action_space=spaces.Discrete(2))), given)
+        table[name] = str(reason.value)
+    expected("gym_actions", table)
+
+
+CHOICES = [
+    (lambda: data.Categorical(3), (), [3], False),
+    (lambda: data.Categorical(3, (2,)), (2,), [3, 3], False),
+    (lambda: data.Categorical(3, (4, 2)), (2,), [3, 3], False),
+    (lambda: data.OneHot(3), (3,), [3], True),
+    (lambda: data.OneHot(3, (2, 3)), (2, 3), [3, 3], True),
+    (lambda: data.MultiOneHot((3, 2)), (5,), [3, 2], True),
+    (lambda: data.MultiOneHot((3, 2), (2, 5)), (2, 5), [3, 2, 3, 2], True),
+    (lambda: data.MultiCategorical((3, 2)), (2,), [3, 2], False),
+    (lambda: data.MultiCategorical((3, 2), (4, 2)), (2,), [3, 2], False),
+    (lambda: data.MultiCategorical((3, 2), (4, 2)), (4, 2), [3, 2] * 4, False),
+    (lambda: data.Bounded(0, 1, (2,)), (2,), [], False),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "counts", "is_one_hot"), CHOICES)
+def test_the_choices_of_an_action(make, shape, counts, is_one_hot):
+    spec = make()
+    found, one_hot = choices_of(spec, Leaf(("action",), shape, spec.dtype))
+    assert (found.tolist(), one_hot) == (counts, is_one_hot)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_random_actions_are_drawn_for_many_steps_unless_a_mask_is_of_one(is_masked):
+    env = torchrlenvs.masked() if is_masked else torchrlenvs.walking()
+    env.reset()
+    leaf = Leaf(("action",), (), torch.int64)
+    drawn = RandomActions([env] if is_masked else [env, torchrlenvs.walking()], [leaf])
+    (first,) = next(drawn)
+    assert first.shape == ((1,) if is_masked else (2,))
+    assert len(drawn._left) == (0 if is_masked else 255)
+    env, drawn._envs = drawn._envs, []
+    copied = pickle.loads(pickle.dumps(drawn))
+    drawn._envs = env
+    following = [copied._left.pop()[0].tolist() for _ in range(len(copied._left))]
+    assert [next(drawn)[0].tolist() for _ in following] == following
+    assert len({tuple(each) for each in following}) == (0 if is_masked else 4)
+    next(drawn)
+
+
+def of_module(module, base=gymnasium.Env, **fields):
+    return type("Made", (base,), {"__module__": module, "__init__": lambda self: None, "render_mode": None, **fields})()
+
+
+def within_wrapper(module, env):
+    return of_module(module, gymnasium.Wrapper, env=env)
+
+
+CLASSIC, TOY = (of_module(f"gymnasium.envs.{name}.x") for name in ("classic_control", "toy_text"))
+LIGHT = [
+    (CLASSIC, True),
+    (TOY, True),
+    (of_module("gymnasium.envs.classic_control.x", render_mode="rgb_array"), False),
+    (of_module("gymnasium.envs.mujoco.x"), False),
+    (of_module("mine"), False),
+    (within_wrapper("gymnasium.wrappers.common", CLASSIC), True),
+    (within_wrapper("gymnasium.wrappers.x", within_wrapper("gymnasium.wrappers.y", TOY)), True),
+    (within_wrapper("gymnasium.wrappers.common", of_module("mine")), False),
+    (within_wrapper("mine", CLASSIC), False),
+    (within_wrapper("gymnasium.wrappers.common", within_wrapper("mine", CLASSIC)), False),
+]
+
+
+@pytest.mark.parametrize(("env", "is_light"), LIGHT)
+def test_which_envs_need_no_process(env, is_light):
+    assert Conversion(env, {}, 1, None, None, None, None, int).is_light is is_light
+
+
+def test_a_mask_of_one_action_makes_all_be_drawn_in_each_step():
+    masked = data.Categorical(3)
+    masked.update_mask(torch.tensor([False, True, False]))
+    leaves = [Leaf(("a",), (), torch.int64), Leaf(("b",), (2,), torch.float32)]
+    env = SimpleNamespace(full_action_spec=data.Composite(a=masked, b=data.Bounded(-1, 1, (2,))))
+    drawn = RandomActions([env, env], leaves)
+    for _ in range(5):
+        a, b = next(drawn)
+        assert (a.tolist(), b.shape, drawn._left) == ([1, 1], (2, 2), [])
+
+
+class Told(Numbers):
+    """Its steps write what they are told."""
+
+    def __init__(self, *results):
+        super().__init__()
+        self.results = iter(results)
+
+    def _step(self, tensordict):
+        return TensorDict(next(self.results), [])
+
+
+def flag(value):
+    return torch.tensor([value])
+
+
+ENDS = [
+    # what a step writes, and whether the episode is then terminated and truncated
+    ({"done": False}, False, False),
+    ({"done": True}, True, False),
+    ({"done": True, "terminated": False}, False, True),
+    ({"done": True, "terminated": True}, True, False),
+    ({"done": True, "terminated": False, "truncated": True}, False, True),
+    ({"done": True, "terminated": True, "truncated": True}, True, True),
+    ({"done": False, "terminated": True}, False, False),
+    ({"terminated": True}, True, False),
+    ({"terminated": False}, False, False),
+    ({"terminated": False, "truncated": True}, False, True),
+]
+
+
+@pytest.mark.parametrize(("written", "terminated", "truncated"), ENDS)
+def test_the_ends_that_a_step_writes(written, terminated, truncated):
+    ends = {name: flag(value) for name, value in written.items()}
+    ours = Ours(Told({"observation": torch.ones(1), "reward": torch.full((1,), 2.5), **ends}))
+    ours.group.reset(None, ours.seen)
+    assert ours.step(0).tolist() == [terminated or truncated]
+    assert [ours.frames["next", name][0][0, 0] for name in ("terminated", "truncated")] == [terminated, truncated]
+    assert ours.rewards[0].tolist() == [2.5]
+    # After an end, of a new episode; otherwise that of the step.
+    assert ours.seen[0].tolist() == [[0.0 if terminated or truncated else 1.0]]
+
+
+MISSING = [
+    ([{}], r"^step writes neither done nor terminated, so no episode would ever end$"),
+    ([{"done": flag(False), "reward": torch.zeros(2)}], r"^reward: expected 1 numbers, one for each env, got 2$"),
+    ([{"done": flag(False), "reward": None}], r"^reward: expected 1 numbers, one for each env, got 0$"),
+    (
+        [{"done": flag(False), "observation": torch.zeros(2)}],
+        r"^env 0 of the group returned observation of shape \(2,\), dtype float32, but its space has shape \(1,\)",
+    ),
+    (
+        [{"done": flag(False)}, {"done": flag(False), "observation": None}],
+        r"^observation: the first step of the env wrote it, but this step did not$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("results", "message"), MISSING)
+def test_what_a_step_must_write(results, message):
+    full = {"observation": torch.ones(1), "reward": torch.zeros(1)}
+    written = [{key: value for key, value in {**full, **each}.items() if value is not None} for each in results]
+    ours = Ours(Told(*written))
+    ours.group.reset(None, ours.seen)
+    for number in range(len(written) - 1):
+        ours.step(number)
+    with pytest.raises(ShapeError, match=message):
+        ours.step(1)

@@ -9,7 +9,7 @@ from gymnasium import wrappers
 from gymnasium.wrappers import vector
 
 from collectx.env.sb3 import VecEnvAdapter
-from collectx.env.wrappers import layers, normalizers_of, note_of, statistics_of, with_statistics
+from collectx.env.wrappers import layers, normalizers_of, note_of, outputs_of, statistics_of, with_statistics
 
 
 def cartpole():
@@ -72,3 +72,24 @@ def test_of_torchrl():
     made = envs.TransformedEnv(envs.GymEnv("CartPole-v1"), transforms)
     assert normalizers_of([made]) == ("VecNormV2",)
     assert "normalize_observations=true and trainer.normalize_rewards=true" in note_of("VecNormV2")
+
+
+def test_what_a_user_should_know_of_a_normaliser(expected):
+    names = ("NormalizeObservation", "NormalizeReward", "VecNorm", "VecNormV2", "VecNormalize")
+    expected("notes", {name: [note_of(name), note_of(name, of_run=False)] for name in names})
+
+
+def test_where_wrappers_write():
+    def of(name, **fields):
+        return type(name, (SimpleNamespace,), {})(**fields)
+
+    inner = of("Monitor", results_writer=SimpleNamespace(file_handler=SimpleNamespace(name="m.csv")), env=of("Env"))
+    assert [*outputs_of(of("RecordVideo", video_folder="videos", env=inner))] == ["videos", "m.csv"]
+    assert [*outputs_of(of("Monitor", results_writer=None))] == [*outputs_of(of("Env", video_folder="videos"))] == []
+
+
+def test_layers_go_inwards_and_end():
+    a, b = SimpleNamespace(), SimpleNamespace()
+    a.env, b.base_env, b._env = b, None, a
+    assert [*layers(a)] == [a, b]
+    assert [*layers(None)] == []

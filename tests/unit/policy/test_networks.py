@@ -82,15 +82,15 @@ def test_a_gaussian_head_is_torchs_distribution():
     (log_std,) = head.parameters()
     with torch.no_grad():
         log_std.copy_(torch.linspace(-1, 0.5, log_std.numel()).reshape(log_std.shape))
-    raw = torch.randn(7, 6)
+    raw = torch.randn(5, 7, 6)
     action, log_prob = head.sample(raw)
     expected = Normal(raw, log_std.detach().reshape(-1).exp())
-    assert action.shape == (7, 2, 3)
-    torch.testing.assert_close(log_prob, expected.log_prob(action.reshape(7, 6)).sum(-1))
+    assert action.shape == (5, 7, 2, 3)
+    torch.testing.assert_close(log_prob, expected.log_prob(action.reshape(5, 7, 6)).sum(-1))
     evaluated, entropy = head.evaluate(raw, action)
     torch.testing.assert_close(evaluated, log_prob)
-    torch.testing.assert_close(entropy.expand(7), expected.entropy().sum(-1))
-    assert torch.equal(head.mode(raw), raw.reshape(7, 2, 3))
+    torch.testing.assert_close(entropy, expected.entropy().sum(-1))
+    assert torch.equal(head.mode(raw), raw.reshape(5, 7, 2, 3))
 
 
 def test_an_observation_becomes_one_row():

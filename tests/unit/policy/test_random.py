@@ -1,5 +1,6 @@
 """The distributions of random actions: those of Gymnasium's `sample`, from torch's generator."""
 
+import math
 import pickle
 
 import gymnasium as gym
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.policy.random import random_actor
+from collectx.policy.random import RandomPolicy, random_actor
 
 INF = np.inf
 
@@ -94,3 +96,105 @@ def test_a_copy_continues_the_draws_of_an_actor_and_a_reset_begins_others():
 )
 def test_small_actions_are_drawn_for_many_steps_at_once(elements, steps):
     assert steps_per_draw(elements) == steps
+
+
+def first_draw(space, dtype, uniform, normal=0.5):
+    """The first action, with these numbers in place of torch's."""
+    leaf = Leaf(("action",), space.shape, dtype)
+    seen = Leaf(("observation",), (1,), torch.float32)
+    actor = random_actor(EnvSpec(1, (seen,), (leaf,), spaces.Box(-1, 1, (1,)), space))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "rand", lambda size, dtype: torch.full(size, uniform, dtype=dtype))
+        patch.setattr(torch, "randn", lambda size, dtype: torch.full(size, normal, dtype=dtype))
+        (action,) = actor.act(())
+    assert (action.shape, action.dtype) == ((1, *space.shape), dtype)
+    return action[0].tolist()
+
+
+ALMOST_ONE = 1 - 2**-53
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "uniform", "expected"),
+    [
+        (spaces.MultiDiscrete([2, 5]), torch.int64, 0.0, [0, 0]),
+        (spaces.MultiDiscrete([2, 5]), torch.int64, 0.5, [1, 2]),
+        (spaces.MultiDiscrete([2, 5], start=[7, -1]), torch.int64, ALMOST_ONE, [8, 3]),
+        (spaces.Box(-3, 3, (1,), np.int8), torch.int8, 0.0, [-3]),
+        (spaces.Box(-3, 3, (1,), np.int8), torch.int8, ALMOST_ONE, [3]),
+        (spaces.Box(-128, 127, (1,), np.int8), torch.int8, ALMOST_ONE, [127]),
+        (spaces.Box(0, 255, (1,), np.uint8), torch.uint8, 0.5, [128]),
+        (spaces.Box(-2, 3, (2,), np.float32), torch.float32, 0.25, [-0.75, -0.75]),
+        (spaces.Box(np.float32([-2, 1]), np.float32([3, 1])), torch.float32, 0.0, [-2, 1]),
+        (FLOATS, torch.float32, 0.5, [0.5, 1 + math.log(2), 4 - math.log(2), 0.5]),
+        (FLOATS, torch.float32, 0.0, [-2, 1, 4, 0.5]),
+    ],
+    ids=str,
+)
+def test_actions_follow_from_the_numbers_that_torch_draws(space, dtype, uniform, expected):
+    assert first_draw(space, dtype, uniform) == pytest.approx(expected)
+
+
+class Seeded(Even):
+    """Samples the seed that it was given."""
+
+    def seed(self, seed=None):
+        self.given = seed
+
+    def sample(self):
+        return np.full(self.shape, self.given)
+
+
+def test_a_users_space_is_copied_and_seeded_once_by_torch():
+    space = Seeded((2,))
+    leaf, seen = Leaf(("action",), (2,), torch.int64), Leaf(("observation",), (1,), torch.float32)
+    spec = EnvSpec(3, (seen,), (leaf,), spaces.Box(-1, 1, (1,)), space)
+
+    def draw():
+        torch.manual_seed(5)
+        actor = random_actor(spec)
+        return [actor.act(())[0] for _ in range(3)]
+
+    first, second = draw(), draw()
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    (value,) = torch.stack(first).unique().tolist()
+    torch.manual_seed(5)
+    assert value == torch.randint(0, 2**31 - 1, ()).item()
+    assert first[0].shape == (3, 2)
+    assert not hasattr(space, "given")
+
+
+def test_only_the_parts_with_masks_are_drawn_among_legal_actions():
+    """The second part of the action has no mask, or both have one."""
+    data = pytest.importorskip("torchrl.data")
+    leaves = tuple(Leaf((name, "action"), (), torch.int64) for name in ("a", "b"))
+    masks = tuple(Leaf((name, "action_mask"), (3,), torch.bool) for name in ("a", "b"))
+    forms = {leaf.key: data.Categorical(3) for leaf in leaves}
+    for count in (1, 2):
+        drawn = [(torch.full((2,), 7), torch.full((2,), 8))]
+        spec = EnvSpec(
+            2,
+            masks[:count],
+            leaves,
+            spaces.Dict(),
+            spaces.Dict(),
+            draw=lambda drawn=drawn: iter(drawn),
+            action_spec=forms,
+        )
+        allowed = [torch.tensor([[True, False, False], [False, True, False]]), torch.tensor([[False, False, True]] * 2)]
+        first, second = random_actor(spec).act(allowed[:count])
+        assert first.tolist() == [0, 1]
+        assert second.tolist() == ([8, 8] if count == 1 else [2, 2])
+
+
+def test_a_random_policy_writes_what_its_spec_draws():
+    box = spaces.Box(-1, 1, (2,))
+    td = TensorDict(batch_size=[])
+    with pytest.raises(RuntimeError, match="RandomPolicy has no action_spec"):
+        RandomPolicy()(td)
+    assert RandomPolicy(box)(td)["action"].shape == (2,)
+    assert RandomPolicy(box, ("a", "b"))(td)["a", "b"].shape == (2,)
+    data = pytest.importorskip("torchrl.data")
+    spec = data.Composite(push=data.Bounded(-1, 1, (3,)))
+    assert RandomPolicy(spec)(td)["push"].shape == (3,)
+    assert RandomPolicy(spec["push"], "move")(td)["move"].shape == (3,)

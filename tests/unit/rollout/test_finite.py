@@ -65,6 +65,11 @@ ACTION, REWARD = ("action",), ("next", "reward")
         ([(REWARD, 0, 1, 0, np.nan), (ACTION, 1, 1, 0, np.nan)], "the policy for env 1 of"),
         ([(ACTION, 0, 1, 0, np.nan), (("observation",), 1, 1, 0, np.nan)], "env 1 of worker 5 returned nan in obs"),
         ([(ACTION, 1, 1, 0, np.nan), (ACTION, 0, 2, 0, np.inf)], "the policy for env 1 of worker 5 returned nan"),
+        # Of the values of an env, the first one.
+        (
+            [(ACTION, 0, 1, 0, np.nan), (ACTION, 0, 1, 1, np.inf)],
+            "the policy for env 0 of worker 5 returned nan in action (step 1 of the batch).",
+        ),
         ([(REWARD, 0, 3, 0, np.nan)], None),  # of a later batch
         ([(("observation",), 0, 0, 0, 3e38), (("observation",), 0, 1, 0, 3e38)], None),  # only the sum is infinite
     ],
@@ -92,6 +97,6 @@ def test_the_first_value_that_is_not_finite_is_named(kind, places, message):
 def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite():
     checked, arrays = check(OBSERVATION)
     checked.explain(0, ValueError("mine"))
-    arrays[ACTION][0, 1] = np.inf
+    arrays[ACTION][0, 1:] = [[np.inf], [np.nan]]
     with pytest.raises(ShapeError, match=r"the policy of worker 0 returned inf in action, and the env raised .*mine"):
         checked.explain(0, ValueError("mine"))

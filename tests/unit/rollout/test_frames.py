@@ -147,7 +147,7 @@ def test_batches_are_those_of_a_model(cfg, kind, form, options):
         episodes = Episodes(first, cfg.num_envs, TOTAL)
         if is_reset:
             env.spec, seeds = replace(env.spec, example_observation=first_observations(env, seeds)), None
-        return kind(env, actor, episodes, seeds, memoryview(b"\0"), options, None, ends_early), actor
+        return kind(env, actor, episodes, seeds, memoryview(b"\0\1"), options, None, ends_early), actor
 
     rollout, actor = make(is_reset=True)
     leaves, omitted = rollout._env.spec.observation, [("observation",)] if is_compact else []

@@ -36,7 +36,7 @@ from collectx.worker.rollout_source import rollout_class
 PLAIN = RolloutOptions(check_finite=False)
 
 
-def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, ends_early=None):
+def make(cfg, policy, steps, stop=b"\0\1", spec=PLAIN, refresh=None, kind=None, ends_early=None):
     """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
     env = wrapped(build(cfg), spec)
     size = env.spec.num_envs
@@ -49,6 +49,7 @@ def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, en
 
 
 RAGGED = gym_vector(3, "next_step", "sync")
+TENSORS = replace(gym_vector(3), id=None, entry_point=partial(TensorCountingEnv, length=3))
 
 
 @pytest.mark.parametrize("lengths", [(3,), (5, 1), (7, 7, 7), (1, 9, 4, 19)])
@@ -86,9 +87,9 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
     assert sorted(lengths_told) == sorted(ended)
 
 
-@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED, TENSORS], ids=["one env", "lockstep", "ragged", "tensors"])
 def test_a_rollout_stops_between_two_steps(cfg):
-    rollout, _, rows = make(cfg, None, 4, stop=b"\1")
+    rollout, _, rows = make(cfg, None, 4, stop=b"\1\0")
     with pytest.raises(RolloutStopped):
         rollout.collect(rows, 0)
     rollout.close()
@@ -258,33 +259,6 @@ def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
     rollout.close()
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 5, 12])
-def test_ids_returns_and_lengths_do_not_depend_on_where_batches_are_cut(cut):
-    done = np.zeros((12, 2), bool)
-    done[[0, 3, 4, 11], 0] = True
-    done[[6], 1] = True
-    reward = np.arange(24, dtype=np.float32).reshape(12, 2)
-    episodes = Episodes(first_env=2, num_envs=2, total_envs=6)
-    ids = np.zeros((12, 2), np.int64)
-    finished = []
-    for start in range(0, 12, cut):
-        part = slice(start, start + cut)
-        episodes.record(slice(None), reward[part], done[part], ids[part])
-        finished += zip(*map(np.ndarray.tolist, episodes.take()), strict=True)
-    assert ids[:, 0].tolist() == [2, 8, 8, 8, 14, 20, 20, 20, 20, 20, 20, 20]
-    assert ids[:, 1].tolist() == [3] * 7 + [9] * 5
-    assert finished == [(0.0, 1), (12.0, 3), (8.0, 1), (49.0, 7), (112.0, 7)]
-    assert [array.tolist() for array in episodes.take()] == [[], []]
-
-
-def test_returns_leave_out_rewards_that_are_not_finite():
-    episodes, ids = Episodes(first_env=0, num_envs=1, total_envs=1), np.zeros((4, 1), np.int64)
-    reward, done = np.array([[np.nan], [2], [np.inf], [5]], np.float32), np.array([[False], [True], [False], [True]])
-    episodes.record(slice(None), reward, done, ids)
-    assert [array.tolist() for array in episodes.take()] == [[2.0, 5.0], [2, 2]]
-    assert np.isnan(reward[0, 0])
-
-
 def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_forgotten():
     episodes, ids = Episodes(first_env=1, num_envs=2, total_envs=3, incarnation=2), np.zeros((2, 2), np.int64)
     reward, nothing = np.ones((2, 2), np.float32), np.zeros((2, 2), bool)
@@ -303,36 +277,11 @@ def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_
     assert [array.tolist() for array in other.take()] == [[2.0], [2]]
 
 
-TENSORS = replace(gym_vector(3), id=None, entry_point=partial(TensorCountingEnv, length=3))
-LAST = [False] * 3 + [True]
-
-
-@pytest.mark.parametrize("cfg", [counting(3, 3), TENSORS], ids=["lockstep", "tensors"])
-@pytest.mark.parametrize(("length", "steps"), [(99, 4), (3, 3)])
-def test_the_last_frames_of_a_batch_may_be_marked_truncated(cfg, length, steps):
-    """Trajectories go on, with the same ids; a batch that ends early is marked where it ends."""
-    ends = itertools.cycle([False] * (length - 1) + [True])
-    options = RolloutOptions(True, set_truncated=True)
-    rollout, slot, rows = make(cfg, None, 4, spec=options, ends_early=ends.__next__)
-    plain, expected, plain_rows = make(cfg, None, 4)
-    for _ in range(3):
-        report = rollout.collect(rows, 2)
-        assert (report.frames, report.policy_version) == (3 * steps, 2)
-        if steps == 4:
-            plain.collect(plain_rows, 2)
-            for key in (("collector", "traj_ids"), ("observation",), ("next", "terminated"), ("next", "reward")):
-                assert torch.equal(slot.tensors[key], expected.tensors[key])
-            over = expected.tensors["next", "done"][..., 0] | torch.tensor(LAST)
-            assert torch.equal(slot.tensors["next", "done"][..., 0], over)
-        marked = slot.tensors["next", "truncated"][:, :steps, 0]
-        assert marked[:, -1].all()
-        assert slot.tensors["next", "done"][:, steps - 1].all()
-
-
 @pytest.mark.parametrize(
     ("options", "incarnation", "expected"),
     [
-        ({}, 0, {"num_random_batches": 0, "check_finite": True, "refresh_each_step": False, "may_end_early": False}),
+        ({}, 0, {}),
+        ({"init_random_frames": 1}, 0, {"num_random_batches": 1}),
         ({"init_random_frames": 24}, 0, {"num_random_batches": 2}),
         ({"init_random_frames": 25}, 0, {"num_random_batches": 3}),
         ({"init_random_frames": 25}, 1, {"num_random_batches": 0}),
@@ -346,21 +295,8 @@ def test_the_last_frames_of_a_batch_may_be_marked_truncated(cfg, length, steps):
 def test_how_batches_begin_and_end_follows_from_the_configuration(options, incarnation, expected):
     """With two workers; a sync batch has 12 frames, an async one too, but of one worker."""
     made = RolloutOptions.of(config(**options).collector, incarnation)
-    assert {name: getattr(made, name) for name in expected} == expected
+    assert made == replace(RolloutOptions(True), **expected)
     assert RolloutOptions.of(config().collector, has_interruptor=True).may_end_early
-
-
-@pytest.mark.parametrize("cfg", [counting(1), counting(3)], ids=["one env", "lockstep"])
-def test_a_limit_of_frames_ends_trajectories_and_counts_them(cfg):
-    rollout, slot, rows = make(cfg, None, 8, spec=RolloutOptions(True, max_frames_per_traj=3))
-    rollout.collect(rows, 0)
-    count, following = slot.tensors["step_count",][..., 0], slot.tensors["next", "step_count"][..., 0]
-    assert count.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]] * cfg.num_envs
-    assert torch.equal(following, count + 1)
-    assert torch.equal(slot.tensors["next", "truncated"][..., 0], following == 3)
-    rollout.reset_some(np.ones(cfg.num_envs, bool))
-    rollout.collect(rows, 0)
-    assert slot.tensors["step_count",][:, 0, 0].tolist() == [0] * cfg.num_envs
 
 
 def test_a_reset_is_progress_and_begins_new_trajectories():

@@ -1,0 +1,402 @@
+"""Adapters of vector envs that are not Gymnasium's, and the counting env, step by step."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from configurations import counting
+from env_stepping import Stepper
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from user_code.tensorenv import TensorCountingEnv
+
+from collectx.config.schema.env import EnvPoolEnvConfig
+from collectx.env import build
+from collectx.env import counting as counting_module
+from collectx.env.base import StepArrays, first_observations
+from collectx.env.gym_vector import adapter
+from collectx.env.old_api import refuse
+from collectx.env.sb3 import as_vector_env, is_vec_env
+from collectx.env.tensor_vector import TensorVectorEnv, device_of
+from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
+
+
+class Vec:
+    """A VecEnv of three envs, of which env e ends after e + 2 steps; env 1 by its limit of time."""
+
+    num_envs = 3
+    observation_space, action_space = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
+
+    def __init__(self):
+        self.t, self.calls = np.zeros(3), []
+
+    def seed(self, seed):
+        self.calls.append(seed)
+
+    def reset(self):
+        self.t[:] = 0
+        return self.t[:, None].copy()
+
+    def step_async(self, actions):
+        self.calls.append(actions)
+
+    def step_wait(self):
+        self.t += 1
+        ended = self.t >= np.arange(3) + 2
+        infos = [{"terminal_observation": self.t[e : e + 1].copy()} if ended[e] else {} for e in range(3)]
+        infos[1]["TimeLimit.truncated"] = bool(ended[1])
+        infos[2]["TimeLimit.truncated"] = True
+        rewards = self.t.copy()
+        self.t[ended] = 0
+        return self.t[:, None].copy(), rewards, ended if self.t[0] else [*ended], infos
+
+    def env_is_wrapped(self, kind):
+        return [False] * 3
+
+    def close(self):
+        self.calls.append("closed")
+
+
+def test_a_vec_env_of_stable_baselines3():
+    vec = Vec()
+    vec.metadata = {"fps": 3}
+    env = as_vector_env(vec)
+    assert (env.num_envs, env.metadata) == (3, {"fps": 3, "autoreset_mode": AutoresetMode.SAME_STEP})
+    assert (env.observation_space.shape, env.action_space.nvec.tolist()) == ((3, 1), [2, 2, 2])
+    for seed in (None, 7, 2**32 - 4, 2**32 - 3, 2**32 + 1):
+        observation, info = env.reset(seed=seed)
+        assert (observation.tolist(), info) == ([[0], [0], [0]], {})
+    assert vec.calls == [7, 2**32 - 4, 0, 4]
+    rows = []
+    for _ in range(4):
+        observation, rewards, terminated, truncated, info = env.step("actions")
+        final = [None if each is None else each.tolist() for each in info.get("final_obs", ())]
+        rows.append([observation[:, 0].tolist(), rewards.tolist(), terminated.tolist(), truncated.tolist(), final])
+    assert rows == [
+        [[1, 1, 1], [1, 1, 1], [False] * 3, [False] * 3, []],
+        [[0, 2, 2], [2, 2, 2], [True, False, False], [False] * 3, [[2], None, None]],
+        [[1, 0, 3], [1, 3, 3], [False] * 3, [False, True, False], [None, [3], None]],
+        [[0, 1, 0], [2, 1, 4], [True, False, False], [False, False, True], [[2], None, [4]]],
+    ]
+    env.close(timeout=3)
+    assert vec.calls[-1] == "closed"
+    with pytest.raises(ConfigError, match=r"Leave out info_keys and metrics \(a, b\)\.$"):
+        as_vector_env(vec, ["a", "b"])
+    assert [is_vec_env(each) for each in (vec, Vec, env, 3)] == [True, False, False, False]
+    group = adapter(as_vector_env(Vec()), (), ())
+    stepper = Stepper(group).reset()
+    for _ in range(12):
+        stepper.step()
+    for e, frames in enumerate(stepper.frames):
+        assert [float(frame.after[0][0]) for frame in frames] == [1 + t % (e + 2) for t in range(12)]
+        assert [frame.ended for frame in frames] == [t % (e + 2) == e + 1 for t in range(12)]
+
+
+def test_a_counting_env_counts():
+    env = build(counting(4, 2, 5), 7, 2)
+    assert str(env.spec.observation_space.dtype) == "int64"
+    assert (env.spec.observation_space.low.min(), env.spec.observation_space.high.max()) == (-(2**63), 2**63 - 1)
+    assert env.spec.action_space == spaces.Discrete(2)
+    stepper = Stepper(env).reset()
+    for step in range(20):
+        stepper.step(cut=np.array([False, False, step == 9, False]))
+    for e, frames in enumerate(stepper.frames):
+        index, episode, count = 7 + e, 2 * 2**32, 0
+        for step, frame in enumerate(frames):
+            assert frame.before[0][:3].tolist() == [index, episode, count]
+            count += 1
+            assert frame.after[0][:3].tolist() == [index, episode, count]
+            filler = index * 1_000_003 + episode * 10_007 + count * 101
+            assert frame.after[0][3:].tolist() == [filler, filler + 7]
+            assert (frame.reward, frame.terminated, frame.truncated) == (count, count == 2 + index % 3, False)
+            if frame.ended or (step == 9 and e == 2):
+                episode, count = episode + 1, 0
+    stepper.reset()
+    assert stepper.observation[0][:, 1:3].tolist() == [[2 * 2**32, 0]] * 4
+
+
+def test_a_step_of_a_counting_env_takes_its_time(within):
+    now = iter(range(100))
+    within(counting_module, "time", perf_counter=lambda: next(now))
+    stepper = Stepper(build(counting(2, step_s=5.0))).reset()
+    stepper.step()
+    assert next(now) == 6
+    Stepper(build(counting(2))).reset().step()
+    assert next(now) == 7
+
+
+def test_first_observations_are_the_callers():
+    env = build(counting(2))
+    (first,) = first_observations(env, [1, 1]).values()
+    assert (first.shape, first.dtype, first[:, 0].tolist()) == ((2, 5), torch.int64, [0, 1])
+    tensors = adapter(TensorCountingEnv(2), (), ())
+    (first,) = first_observations(tensors, [1, 1]).values()
+    assert (first.device.type, first[:, 2].tolist()) == ("cpu", [0, 0])
+
+
+class Tensors(TensorCountingEnv):
+    """Lets a step return something else."""
+
+    closed = False
+
+    def __init__(self, change=lambda result: result, **options):
+        super().__init__(2, **options)
+        self.change = change
+
+    def step(self, actions):
+        return self.change(list(super().step(actions)))
+
+    def close(self, **options):
+        self.closed = True
+
+
+def changed(place, change):
+    def apply(result):
+        result[place] = change(result[place])
+        return result
+
+    return apply
+
+
+WRONG = [
+    (changed(0, lambda x: x.numpy()), r"observation: expected a tensor on cpu, got ndarray: a vector env with an"),
+    (changed(0, lambda x: x[:1]), r"observation: expected shape \[2, 5\], torch.int64, on cpu, got shape \[1, 5\]"),
+    (changed(0, lambda x: x.double()), r"observation: .* got shape \[2, 5\], torch.float64, on cpu"),
+    (changed(0, lambda x: x.to("meta")), r"observation: .* torch.int64, on meta"),
+    (changed(1, lambda x: x[:, None]), r"reward: expected shape \[2\], torch.float32, on cpu, got shape \[2, 1\]"),
+    (changed(2, lambda x: x.long()), r"terminated: expected shape \[2\], torch.bool, .* torch.int64"),
+    (changed(3, lambda x: x[:1]), r"truncated: expected shape \[2\]"),
+    (changed(4, lambda x: {"final_obs": x["final_obs"].double()}), r"observation: .* torch.float64"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_a_vector_env_of_tensors_must_return_what_its_space_says(change, message):
+    env = Tensors(change)
+    group = adapter(env, (), ())
+    out = arrays(group)
+    group.reset([5, 6], out.observation)
+    with pytest.raises(ShapeError, match=message):
+        group.step([torch.zeros(2, dtype=torch.int64)], out)
+    assert not env.closed
+    group.close()
+    assert env.closed
+
+
+def arrays(group):
+    observation = [torch.zeros(2, *leaf.shape, dtype=leaf.dtype) for leaf in group.spec.observation]
+    return StepArrays(observation, torch.zeros(2), *torch.zeros(3, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("key", ["final_obs", "final_observation", None])
+def test_steps_of_a_vector_env_of_tensors(key):
+    group = adapter(Tensors(length=2, final=key), (), ())
+    assert isinstance(group, TensorVectorEnv)
+    assert not group.spec.can_reset_early
+    out, action, seen = arrays(group), torch.zeros(2, dtype=torch.int64), []
+    group.reset(None, out.observation)
+    for _ in range(4):
+        assert group.step([action], out) is True
+        final = out.observation[0][:, 1:3].tolist()
+        group.reset_some(out.terminated, out.observation)
+        seen.append([final, out.observation[0][:, 1:3].tolist(), out.reward.tolist(), out.terminated.tolist()])
+        assert not out.truncated.any()
+    assert action.tolist() == [0, 0]
+    following = [[[0, 1], [0, 1]], [[1, 0], [0, 2]], [[1, 1], [1, 0]], [[2, 0], [1, 1]]]
+    finals = [[[0, 1], [0, 1]], [[0, 2], [0, 2]], [[1, 1], [0, 3]], [[1, 2], [1, 1]]]
+    assert [row[1] for row in seen] == following
+    assert [row[0] for row in seen] == (finals if key else following)
+    assert [row[2] for row in seen] == [[1, 1], [2, 2], [1, 3], [2, 1]]
+    assert [row[3] for row in seen] == [[False, False], [True, False], [False, True], [True, False]]
+    if key is None:
+        with pytest.raises(CollectxError, match=r"^env 0 of .* ended an episode without a final observation"):
+            group.check_final()
+    group.check_final()
+    # Those of a batch in which only the last env has ended.
+    if key is None:
+        group.reset(None, out.observation)
+        for _ in range(2):
+            group.step([action], out)
+        with pytest.raises(CollectxError, match=r"^env 0 of "):
+            group.check_final()
+        group.step([action], out)
+        with pytest.raises(CollectxError, match=r"^env 1 of "):
+            group.check_final()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"autoreset_mode": "disabled"}, r"returns tensors on cpu with autoreset mode Disabled. Use same_step"),
+        ({"info_keys": ["a"], "metrics": ["b"]}, r"Leave out info_keys and metrics \(a, b\), or add the values"),
+    ],
+)
+def test_what_envs_of_tensors_cannot_do_is_refused(options, message):
+    env = Tensors()
+    with pytest.raises(ConfigError, match=message):
+        adapter(env, options.pop("info_keys", ()), (), **options)
+    assert env.closed
+
+
+def test_the_device_of_a_vector_env():
+    devices = ["cpu", torch.device("cpu", 0), torch.device("meta"), None, 3]
+    found = [device_of(SimpleNamespace(device=device)) for device in devices]
+    assert [str(device) for device in found] == ["cpu", "cpu", "meta", "None", "None"]
+    assert device_of(SimpleNamespace()) is None
+
+
+OLD = [
+    # error, method, result, what is said
+    ("not enough values to unpack (expected 5, got 4)", "step", None, "step of e returned 4 values, as in Gym"),
+    ("not enough values to unpack (expected 5, got 3)", "step", None, None),
+    ("reset() got an unexpected keyword argument 'seed'", "reset", None, "reset of e has no argument seed, as"),
+    ("too many values to unpack (expected 2)", "reset", None, "reset of e returned an observation without an info, as"),
+    ("'x' has no attribute 'items'", "reset", None, "reset of e returned an observation without an info, as"),
+    ("other", "reset", None, None),
+    ("other", "reset", (1, {}), None),
+    ("other", "reset", (1, {}, 3), "reset of e returned an observation without an info, as"),
+    ("other", "reset", [1, {}], "reset of e returned an observation without an info, as"),
+    ("other", "step", (1, {}, 3), None),
+]
+
+
+@pytest.mark.parametrize(("text", "method", "result", "message"), OLD)
+def test_the_api_of_gym_before_gymnasium_is_named(text, method, result, message):
+    if message is None:
+        refuse(ValueError(text), method, "e", result)
+    else:
+        with pytest.raises(ShapeError, match=message):
+            refuse(ValueError(text), method, "e", result)
+
+
+class Pool:
+    """What the adapter uses of EnvPool. Member m ends after 2 + m % 3 steps, odd ones by their limit of time; the next
+    step resets it."""
+
+    _action_keys = ("env_id", "players.env_id", "action")
+    observation_space = None
+
+    def __init__(self, keys, seed, num_envs, **arguments):
+        self._state_keys, self.seeds, self.arguments = keys, seed, arguments
+        self.spec = SimpleNamespace(action_array_spec={"action": SimpleNamespace(dtype=np.dtype(np.int32))})
+        self.episode, self.t, self.ended = np.zeros(num_envs, int), np.zeros(num_envs, int), np.zeros(num_envs, bool)
+        self.taken, self.resets = {}, 0
+
+    def _reset(self, members):
+        self.resets += 1
+        self.episode[members] += 1
+        self.t[members] = 0
+        self.ended[members] = False
+        self.sent = members
+
+    def _send(self, arrays):
+        members, players, actions = arrays
+        assert (members.dtype, actions.dtype) == (np.int32, np.int32)
+        assert players is members
+        assert len({*members.tolist()}) == len(members)
+        for member, action in zip(members, actions, strict=True):
+            if self.ended[member]:
+                self._reset(member)
+                self.resets -= 1
+            else:
+                self.taken[int(member), int(self.episode[member]), int(self.t[member])] = int(action)
+                self.t[member] += 1
+                self.ended[member] = self.t[member] >= 2 + member % 3
+        self.sent = members
+
+    def _recv(self):
+        members = self.sent
+        state = {
+            "obs": np.stack([members, self.episode[members], self.t[members]], -1),
+            "reward": (100.0 * members + self.t[members]).astype(np.float32),
+            "done": self.ended[members].copy(),
+            "trunc": self.ended[members] & (members % 2 == 1),
+            "info:env_id": members.copy(),
+        }
+        return [state.get(key.partition("/")[0]) for key in self._state_keys]
+
+    def _to(self, state, *_):
+        return [{"x": state[self._state_keys.index("obs/x")]}]
+
+
+def pools(monkeypatch, keys=("reward", "obs", "trunc", "info:env_id", "done"), space=None):
+    """Puts an EnvPool of such pools in the place of the real one; returns the pools that it makes."""
+    made, space = [], space or spaces.Box(-(2**40), 2**40, (3,), np.int64)
+
+    def make(name, env_type, **arguments):
+        assert (name, env_type) == ("Task-v0", "gymnasium")
+        made.append(Pool(keys, **arguments))
+        return made[-1]
+
+    spec = SimpleNamespace(gymnasium_observation_space=space, gymnasium_action_space=spaces.Discrete(2))
+    module = SimpleNamespace(list_all_envs=lambda: ["Task-v0"], make_spec=lambda *_, **arguments: spec, make=make)
+    monkeypatch.setitem(sys.modules, "envpool", module)
+    return made
+
+
+def pooled(num_envs, **fields):
+    return build(EnvPoolEnvConfig(kind="envpool", num_envs=num_envs, id="Task-v0", num_threads=2, **fields))
+
+
+@pytest.mark.parametrize("num_envs", [1, 7, 8, 16])
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_each_env_of_an_envpool_goes_through_whole_episodes(num_envs, is_dict, monkeypatch):
+    box = spaces.Box(-(2**40), 2**40, (3,), np.int64)
+    keys = ("reward", "obs/x" if is_dict else "obs", "trunc", "info:env_id", "done")
+    made = pools(monkeypatch, keys, spaces.Dict(x=box) if is_dict else box)
+    stepper = Stepper(pooled(num_envs, kwargs={"frame": 4})).reset(range(5, 5 + num_envs))
+    (pool,) = made
+    assert pool.arguments == {"frame": 4, "num_threads": 2}
+    assert (pool.seeds[:num_envs], len(pool.episode)) == ([*range(5, 5 + num_envs)], num_envs + max(1, num_envs // 8))
+    assert len({*pool.seeds}) == len(pool.seeds)
+    draw, at, used = np.random.default_rng(0), [], set()
+    for _ in range(40):
+        at = [tuple(row) for row in stepper.observation[0].tolist()]
+        assert len({row[0] for row in at}) == num_envs
+        action = draw.integers(0, 2, num_envs)
+        out = stepper.step(action, cut=draw.random(num_envs) < 0.05)
+        for e, (member, episode, t) in enumerate(at):
+            if t == 0:
+                assert (member, episode) not in used
+                used.add((member, episode))
+            assert pool.taken[member, episode, t] == action[e]
+            assert out.observation[0][e].tolist() == [member, episode, t + 1]
+            is_over = t + 1 == 2 + member % 3
+            ends = [is_over and member % 2 == 0, is_over and member % 2 == 1]
+            assert [out.terminated[e], out.truncated[e]] == ends
+            assert out.reward[e] == 100 * member + t + 1
+            if not is_over and stepper.observation[0][e].tolist() == [member, episode, t + 1]:
+                continue
+            assert stepper.observation[0][e][2] == 0
+    # Spares take the places of envs that end.
+    assert pool.resets < len(used)
+    stepper.reset(range(num_envs))
+    assert len(made) == 2
+    stepper.env.reset(None, stepper.observation)
+    assert len(made) == 2
+    assert stepper.observation[0].tolist() == [[e, 2, 0] for e in range(num_envs)]
+    stepper.env.close()
+    assert stepper.env._pool is None
+
+
+def test_what_an_envpool_cannot_do_is_refused(monkeypatch):
+    pools(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "_action_keys", ("env_id", "players.env_id", "more", "action"))
+        with pytest.raises(SpaceError, match=r"does not support EnvPool's Task-v0, whose actions are"):
+            Stepper(pooled(2)).reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "_recv", lambda self: [*Pool_recv(self)[:3], self.sent[::-1], None])
+        with pytest.raises(CollectxError, match=r"returned the members \[2, 1, 0\] after \[0, 1, 2\] were sent"):
+            Stepper(pooled(2)).reset()
+    space = SimpleNamespace(
+        gymnasium_observation_space=spaces.Discrete(2), gymnasium_action_space=spaces.Tuple([spaces.Discrete(2)])
+    )
+    monkeypatch.setattr(sys.modules["envpool"], "make_spec", lambda *_, **arguments: space)
+    with pytest.raises(SpaceError, match=r"env=envpool supports one action, not the parts of Tuple"):
+        pooled(2)
+
+
+Pool_recv = Pool._recv

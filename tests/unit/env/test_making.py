@@ -1,0 +1,395 @@
+"""How envs are made: what is called with which arguments, what is closed, and what is said if it fails."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+from configurations import counting, gym, gym_vector
+from env_stepping import Stepper
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from user_code.spaceenv import SpaceEnv
+
+from collectx.env import build, gym_factory, read_spec, user_env
+from collectx.env import gym_vector as vectors
+from collectx.env.gym import reward_number
+from collectx.env.gym_factory import common_outputs, explain_errors, wrapper
+from collectx.env.numbers import SPACES, EnvNumbers
+from collectx.errors import ConfigError, ShapeError
+from collectx.user_objects import UserEnvConfig
+
+REWARDS = [
+    # a reward, and the number that is stored, or what is said
+    (0.5, 0.5),
+    (np.float64(0.1), 0.1),
+    (np.float16(0.5), 0.5),
+    (3, 3.0),
+    (True, 1.0),
+    (np.bool_(True), 1.0),
+    (np.int8(-3), -3.0),
+    (2**24, 2.0**24),
+    (-(2**24), -(2.0**24)),
+    (2**24 + 1, "the reward 16777217 from env 1 of the group would be rounded to 16777216, because"),
+    (2**24 + 2, 2.0**24 + 2),
+    (-(2**24) - 1, "the reward -16777217 from env 1 of the group would be rounded to -16777216, because"),
+    (2**127, 2.0**127),
+    (2**128, "would be rounded to inf, because rewards are stored as float32. To allow this, return float(reward)"),
+    (np.uint64(2**63), 2.0**63),
+    ([1.5], 1.5),
+    (np.array([[2]]), 2.0),
+    (np.array(3, np.uint8), 3.0),
+    (np.array([2**24 + 1]), "the reward 16777217 from env 1 of the group would be rounded to 16777216"),
+    (
+        np.ones(2),
+        "but is shape (2,), dtype float64 from env 1 of the group. Return a float from step, such as the sum of",
+    ),
+    ([], "but is shape (0,), dtype float64 from env 1 of the group. Return a float from step"),
+    ([1, [2]], "but is list of uneven shape from env 1 of the group. Return a float from step"),
+    ("x", "but is 'x' from env 1 of the group. Return a float from step"),
+    (["x"], "but is shape (1,), dtype <U1 from env 1 of the group. Return a float from step"),
+    (["x", "y"], "dtype <U1 from env 1 of the group. Return a float from step, such as the sum of several objectives"),
+    (None, "but is None from env 1 of the group. Return a float from step"),
+    (1j, "but is 1j from env 1 of the group. Return a float from step"),
+]
+
+
+class Paying(gymnasium.Env):
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, reward=0.0):
+        self.reward = reward
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 1, self.reward, False, False, {}
+
+
+class Behind(VectorEnv):
+    """Its rewards are those that it is given."""
+
+    single_observation_space = single_action_space = spaces.Discrete(2)
+
+    def __init__(self, rewards):
+        self.num_envs, self.rewards, self.metadata = 2, rewards, {"autoreset_mode": AutoresetMode.DISABLED}
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return np.zeros(2, int), {}
+
+    def step(self, actions):
+        return np.ones(2, int), self.rewards, np.zeros(2, bool), np.zeros(2, bool), {}
+
+
+def stepped(create):
+    cfg = UserEnvConfig(kind="python", num_envs=0, create=create, kwargs={})
+    return Stepper(build(cfg)).reset().step().reward
+
+
+@pytest.mark.parametrize(("reward", "expected"), REWARDS, ids=lambda value: repr(value)[:30])
+def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
+    """Of a single env, and of env 1 of a vector env."""
+    several = [0.0, reward]
+    with_bound = partial(SyncVectorEnv, [Paying, partial(Paying, reward)], autoreset_mode=AutoresetMode.DISABLED)
+    if isinstance(expected, str):
+        of_one = expected.replace(" from env 1 of the group", "")
+        for message, call in ((of_one, lambda: reward_number(reward)), (expected, lambda: reward_number(reward, 1))):
+            with pytest.raises(ShapeError, match=re.escape(message)):
+                call()
+        for create in (lambda: Behind(several), with_bound):
+            with pytest.raises(ShapeError, match=re.escape(expected)):
+                stepped(create)
+        with pytest.raises(ShapeError, match=re.escape(expected.replace("env 1", "env 0"))):
+            stepped(partial(Paying, reward))
+    else:
+        assert (reward_number(reward), reward_number(reward, 1)) == (expected, expected)
+        assert type(reward_number(reward)) is float
+        assert stepped(partial(Paying, reward)).tolist() == [np.float32(expected)]
+        for create in (lambda: Behind(several), with_bound):
+            assert stepped(create).tolist() == [0, np.float32(expected)]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        (np.array([1.5, 2]), [1.5, 2]),
+        (np.array([1, 2]), [1, 2]),
+        (np.array([[1.5], [2]]), [1.5, 2]),
+        ((1, 2.5), [1, 2.5]),
+        ([np.array([1]), 2], [1, 2]),
+        (np.ones((2, 2)), "reward: expected shape (2,), one value for each env, got shape (2, 2): the vector env must"),
+        (np.ones(3), "reward: expected shape (2,), one value for each env, got shape (3,)"),
+        (1.5, "reward: expected shape (2,), one value for each env, got shape ()"),
+        (np.array([1, 2**24 + 1]), "the reward 16777217 from env 1 of the group would be rounded"),
+        (np.array([0.5, "x"], object), "the reward must be one number, but is 'x' from env 1 of the group"),
+    ],
+    ids=str,
+)
+def test_the_rewards_of_a_users_vector_env(rewards, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ShapeError, match=re.escape(expected)):
+            stepped(lambda: Behind(rewards))
+    else:
+        assert stepped(lambda: Behind(rewards)).tolist() == expected
+
+
+def test_a_users_vector_env_gets_one_seed_and_gymnasiums_one_for_each():
+    for create, expected in ((lambda: Behind(np.zeros(2)), 4), (partial(SyncVectorEnv, [Paying] * 2), [4, 5])):
+        group = build(UserEnvConfig(kind="python", num_envs=0, create=create, kwargs={}))
+        seeds = []
+        group._env.reset = lambda *, seed, seeds=seeds: (seeds.append(seed), (np.zeros(2, int), {}))[1]
+        group.reset(np.array([4, 5]), [np.zeros(2, np.int64)])
+        group.reset(None, [np.zeros(2, np.int64)])
+        assert seeds == [expected, None]
+        assert type(np.ravel(seeds[0])[0].item()) is int
+
+
+class Named(SpaceEnv):
+    """Keeps the keyword arguments of each of its instances."""
+
+    made: list
+
+    def __init__(self, **kwargs):
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)), 3)
+        type(self).made.append(self)
+        self.kwargs, self.closed = kwargs, 0
+
+    def close(self):
+        self.closed += 1
+
+
+class Numbered(Named):
+    def __init__(self, env_index, worker_index=None, **kwargs):
+        super().__init__(env_index=env_index, worker_index=worker_index, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def no_envs():
+    Named.made = []
+
+
+NUMBERS = EnvNumbers(5, 2, 1)
+OF_EACH = [
+    (gym(2, entry_point=Named, at="{env_index}", n=3), [{"at": 5, "n": 3}, {"at": 6, "n": 3}]),
+    (gym(1, entry_point=Numbered), [{"env_index": 5, "worker_index": 2}]),
+    (gym(1, entry_point=Numbered, env_index=8), [{"env_index": 8, "worker_index": 2}]),
+    (gym(1, entry_point=partial(Numbered, worker_index=9)), [{"env_index": 5, "worker_index": 9}]),
+    (replace(gym_vector(2, None, "sync"), id=None, entry_point=Named, kwargs={"at": "{worker_index}"}), None),
+    (gym_vector(2, None, "sync", "Named-v0"), [{"size": 4}] * 2),
+]
+
+
+@pytest.fixture
+def registered():
+    gymnasium.register("Named-v0", entry_point=Named, kwargs={"size": 4})
+    yield
+    gymnasium.envs.registration.registry.pop("Named-v0")
+
+
+@pytest.mark.parametrize(("cfg", "kwargs"), OF_EACH)
+def test_envs_are_made_with_their_numbers(cfg, kwargs, registered):
+    if kwargs is None:
+        made = []
+        cfg.entry_point = lambda num_envs, at: made.append([num_envs, at]) or SyncVectorEnv([Named] * num_envs)
+        build(cfg, numbers=NUMBERS).close()
+        assert made == [[2, 2]]
+        return
+    group = build(cfg, numbers=NUMBERS)
+    made = Named.made[-len(kwargs) :]
+    assert [env.kwargs for env in made] == kwargs
+    group.close()
+    assert [env.closed for env in made] == [1] * len(kwargs)
+
+
+@pytest.mark.parametrize(
+    ("create", "num_envs", "made", "is_single", "closed"),
+    [
+        (Named, 0, 1, True, 1),
+        (Named, 1, 1, False, 1),
+        (Named, 3, 3, False, 1),
+        (lambda: SyncVectorEnv([Named] * 2), 0, 2, False, 1),
+    ],
+)
+def test_envs_of_a_users_function(create, num_envs, made, is_single, closed):
+    group = build(UserEnvConfig(kind="python", num_envs=num_envs, create=create, kwargs={}))
+    assert group.spec.num_envs == made
+    assert group.spec.is_single is is_single
+    group.close()
+    assert [env.closed for env in Named.made[-made:]] == [closed] * made
+
+
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_an_env_that_a_user_passes_is_not_closed(is_vector):
+    env = SyncVectorEnv([Named] * 2) if is_vector else Named()
+    group = build(UserEnvConfig(kind="python", num_envs=0, create=env, kwargs={}))
+    group.close()
+    assert not any(each.closed for each in Named.made)
+
+
+def test_the_spec_is_read_of_one_env_where_envs_are_independent(registered):
+    read_spec(gym(4, entry_point=Named))
+    assert len(Named.made) == 1
+    assert Named.made[0].closed == 1
+    before = len(Named.made)
+    assert read_spec(gym_vector(4, None, "sync", "Named-v0")).num_envs == 4
+    assert len(Named.made) - before == 1
+    assert read_spec(counting(0)).num_envs == 0
+
+
+def test_mujoco_is_told_before_envs_are_made(monkeypatch):
+    told = []
+    for module in (gym_factory, vectors, user_env):
+        monkeypatch.setattr(module, "show_once", lambda: told.append(len(Named.made)))
+    build(gym(1, entry_point=Named))
+    build(replace(gym_vector(2), id=None, entry_point=lambda num_envs: SyncVectorEnv([Named] * num_envs)))
+    build(UserEnvConfig(kind="python", num_envs=0, create=Named, kwargs={}))
+    assert told == [0, 1, 3]
+    torchrlenvs = pytest.importorskip("user_code.torchrlenvs")
+    from collectx.config.schema.env import TorchrlEnvConfig
+    from collectx.env.torchrl import group
+
+    monkeypatch.setattr(group, "show_once", lambda: told.append("torchrl"))
+    assert torchrlenvs.walking
+    build(TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_code.torchrlenvs:walking")).close()
+    assert told[-1] == "torchrl"
+
+
+class Blank(gymnasium.Env):
+    def __init__(self, name=None):
+        if name:
+            setattr(self, name, spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("name", [None, "observation_space", "action_space"])
+def test_an_env_without_a_space_is_named(name):
+    lacks = "action_space" if name == "observation_space" else "observation_space"
+    with pytest.raises(ConfigError, match=rf"^Blank has no {lacks}\. Set observation_space and action_space in its"):
+        build(gym(1, entry_point=partial(Blank, name)))
+
+
+OUTPUTS = [
+    ({}, {}, ["videos"]),
+    ({"folder": "{env_index}"}, {}, []),
+    ({"folder": "{worker_index % 2}"}, {}, []),
+    ({"video_folder": "v"}, {}, []),
+    ({"filename": "v"}, {}, []),
+    ({"folder": "v"}, {}, ["videos"]),
+    ({}, {"wrappers": [{"RecordVideo": {"video_folder": "v"}}]}, []),
+    ({}, {"wrappers": ["ClipAction"]}, ["videos"]),
+]
+
+
+def record(**kwargs):
+    return None
+
+
+def record_by_index(env_index, **kwargs):
+    return None
+
+
+@pytest.mark.parametrize(("kwargs", "fields", "expected"), OUTPUTS)
+def test_paths_to_which_each_env_writes(kwargs, fields, expected):
+    recording = type("RecordVideo", (SimpleNamespace,), {})(video_folder="videos")
+    cfg = replace(gym(2, entry_point=record, **kwargs), **fields)
+    assert common_outputs(cfg, [recording, recording]) == expected
+    assert common_outputs(replace(cfg, entry_point=record_by_index), [recording]) == []
+    assert common_outputs(replace(cfg, id="CartPole-v1", entry_point=None), [recording]) == []
+    assert common_outputs(counting(2), [recording]) == common_outputs(cfg, []) == []
+
+
+@pytest.mark.parametrize(
+    ("item", "kwargs"),
+    [
+        ("ClipAction", {}),
+        ({"TimeLimit": {"max_episode_steps": 4}}, {"max_episode_steps": 4}),
+        ({"_target_": "TimeLimit", "max_episode_steps": 4}, {"max_episode_steps": 4}),
+        ({"TimeLimit": None}, {}),
+        ({}, None),
+        ({"TimeLimit": 4}, None),
+        ({"TimeLimit": {}, "ClipAction": {}}, None),
+    ],
+)
+def test_a_wrapper_is_a_name_with_arguments(item, kwargs):
+    if kwargs is None:
+        with pytest.raises(ConfigError, match=r"^env\.wrappers\[0\]=.* is neither a name nor"):
+            wrapper(item, "env.wrappers[0]")
+    else:
+        assert wrapper(item, "env.wrappers[0]").args[1] == kwargs
+
+
+def test_errors_of_a_users_wrapper_are_its_own_and_those_of_gymnasiums_name_the_option():
+    def broken(env):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        build(replace(gym(1, entry_point=Named), wrappers=[broken]))
+    assert not isinstance(raised.value, ConfigError)
+    assert isinstance(
+        build(replace(gym(1, entry_point=Named), wrappers=["ClipAction"])).user_envs[0], gymnasium.Wrapper
+    )
+    with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]=TimeLimit cannot wrap <Named"):
+        build(replace(gym(1, entry_point=Named), wrappers=[{"TimeLimit": {"max_episode_steps": -1}}]))
+
+
+def test_an_argument_that_is_not_one_of_the_env_is_named_only_if_the_configuration_has_it():
+    cfg = gym(1, entry_point=lambda: None, size=3)
+    for name, is_named in (("size", True), ("width", False)):
+        error = TypeError(f"make() got an unexpected keyword argument '{name}'")
+        kind, words = (ConfigError, "size is not") if is_named else (TypeError, "width")
+        with pytest.raises(kind, match=words), explain_errors(cfg):
+            raise error
+
+
+def test_an_error_of_making_an_env_names_its_numbers():
+    def broken():
+        raise ValueError("mine")
+
+    for numbers, which in ((SPACES, "an env whose spaces the trainer reads"), (NUMBERS, "env 5 of worker 2")):
+        with pytest.raises(ValueError, match="mine") as raised:
+            build(gym(1, entry_point=broken), numbers=numbers)
+        (note,) = raised.value.__notes__
+        assert re.sub("with .*", "", note) == f"raised while making {which}, "
+
+
+def test_the_modes_of_vector_envs_and_their_names():
+    names = {
+        "next_step": "NextStep",
+        "SameStep": "SameStep",
+        "DISABLED": "Disabled",
+        AutoresetMode.DISABLED: "Disabled",
+    }
+    assert [vectors._parse_mode(name).value for name in names] == [*names.values()]
+    assert vectors._parse_mode(None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "where"),
+    [
+        ("AsyncVectorEnv-7", None, "env 7 of the group"),
+        ("MainProcess", None, "the env"),
+        ("x-7", 2, "env 2 of the group"),
+    ],
+)
+def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
+    within(vectors, "multiprocessing", current_process=lambda: SimpleNamespace(name=name))
+    env = vectors.CheckedEnv(Paying("x"), index=index)
+    env.reset()
+    source = "" if where == "the env" else f" from {where}"
+    with pytest.raises(ShapeError, match=rf"^the reward must be one number, but is 'x'{source}\. Return"):
+        env.step(0)
+    env = vectors.CheckedEnv(Paying(), index=index)
+    env.observation_space = spaces.Box(0, 1, (2,))
+    env = vectors.CheckedEnv(env, index=index)
+    with pytest.raises(ShapeError, match=f"^{where} returned observation of shape"):
+        env.step(0)
+
+
+def test_gymnasiums_vector_envs_need_not_copy_what_the_adapter_copies(registered):
+    group = build(gym_vector(2, None, "sync", "Named-v0"))
+    assert not group._env.copy
+    group.close()

@@ -1,0 +1,163 @@
+"""The wrappers of env groups: their leaves, what they write, and what a saved group may contain."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from configurations import counting
+from env_stepping import Stepper
+from gymnasium import spaces
+
+from collectx.batch import Leaf
+from collectx.env import build
+from collectx.env.base import Env, EnvSpec
+from collectx.errors import ConfigError, NotRestorable
+from collectx.policy.recurrent import StateSpec
+from collectx.rollout.options import RolloutOptions
+from collectx.rollout.wrappers import RecurrentStateEnv, TimeLimitEnv, keep_options, wrapped
+
+STEP_COUNT = Leaf(("step_count",), (1,), torch.int64)
+SEEN = Leaf(("observation",), (1,), torch.float32)
+ACTION = Leaf(("action",), (), torch.int64)
+SPEC = EnvSpec(2, (SEEN,), (ACTION,), spaces.Box(0, 1, (1,)), spaces.Discrete(2))
+RAGGED, EARLY = replace(SPEC, ragged=True, can_reset_early=False), replace(SPEC, can_reset_early=False)
+COUNTED = replace(SPEC, observation=(SEEN, STEP_COUNT))
+LIMIT, EACH, SOON = ({"max_frames_per_traj": 3}, {"reset_at_each_iter": True}, {"may_end_early": True})
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "refused"),
+    [
+        (SPEC, {}, None),
+        (SPEC, LIMIT, None),
+        (SPEC, LIMIT | EACH | SOON, None),
+        (EARLY, {}, None),
+        (EARLY, SOON, None),
+        (RAGGED, {"set_truncated": True}, None),
+        (RAGGED, SOON, ["preemptive_threshold, interruptor: this vector env spends steps on resets, "]),
+        (EARLY, LIMIT, ["collector.max_frames_per_traj=3 cannot be used: this vector env resets its envs by itself"]),
+        (EARLY, EACH, ["collector.reset_at_each_iter="]),
+        (EARLY, LIMIT | EACH, ["collector.max_frames_per_traj=3 cannot", "collector.reset_at_each_iter="]),
+        (COUNTED, {}, None),
+        (COUNTED, LIMIT, ["collector.max_frames_per_traj=3 cannot be used: the env already observes step_count"]),
+    ],
+)
+def test_the_spec_with_the_options_of_a_rollout(spec, options, refused):
+    options = RolloutOptions(True, **options)
+    if refused is None:
+        found, added = options.env_spec(spec), (STEP_COUNT,) * (options.max_frames_per_traj is not None)
+        assert found == replace(spec, observation=(*spec.observation, *added))
+    else:
+        with pytest.raises(ConfigError) as raised:
+            options.env_spec(spec)
+        problems = [*map(str, raised.value.problems)]
+        assert len(problems) == len(refused)
+        for problem, begin in zip(problems, refused, strict=True):
+            assert problem.startswith(begin), problem
+
+
+class Group(Env):
+    """Two envs, the second of which ends after two steps. In a ragged group, its next step is a reset. It observes its
+    steps, and the state `h`, to which it writes 5; it tells what it wrote."""
+
+    def __init__(self, ragged):
+        observed = (SEEN, Leaf(("h",), (2,), torch.float32))
+        self.spec = replace(SPEC, observation=observed, ragged=ragged, can_reset_early=not ragged)
+        self.t, self.closed = np.zeros(2), False
+
+    def reset(self, seeds, out):
+        self.restart(np.ones(2, bool), out)
+
+    def restart(self, ended, out):
+        self.t[ended] = 0
+        out[0][ended] = 0
+        out[1][ended] = 5
+
+    def step(self, action, out):
+        assert len(out.observation) == 2
+        resets = self.t >= [9, 2] if self.spec.ragged else np.zeros(2, bool)
+        out.frame[:] = ~resets
+        self.t = np.where(resets, 0, self.t + 1)
+        out.observation[0][:, 0] = self.t
+        out.observation[1][:] = 5
+        out.reward[:] = self.t
+        out.terminated[:] = (self.t >= [9, 2]) & ~resets
+        return bool(out.terminated.any())
+
+    def close(self):
+        self.closed = True
+
+
+STATES = [
+    StateSpec(Leaf(("h",), (2,), torch.float32), None, True),
+    StateSpec(Leaf(("c",), (2,), torch.float32), torch.tensor([1.0, 2.0]), True),
+    StateSpec(Leaf(("is_init",), (1,), torch.bool), torch.ones(1, dtype=torch.bool), False),
+]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_states_of_a_policy_begin_anew_with_each_episode(ragged):
+    group = Group(ragged)
+    env = RecurrentStateEnv(group, STATES)
+    assert [leaf.key[0] for leaf in env.spec.observation] == ["observation", "h", "c", "is_init"]
+    assert env.group is group
+    stepper, seen = Stepper(env).reset(), []
+    assert [array[1].tolist() for array in stepper.observation] == [[0], [5, 5], [1, 2], [True]]
+    for _ in range(5):
+        # The policy writes its states below `next`, before the env steps.
+        stepper.step()
+        seen.append([array[1].tolist() for array in stepper.observation[1:]] + [bool(stepper.out.frame[1])])
+        assert [array[0].tolist() for array in stepper.observation[1:]] == [[0, 0], [0, 0], [False]]
+    during, begun = [[0, 0], [0, 0], [False], True], [[5, 5], [1, 2], [True], not ragged]
+    assert seen == ([during, during, begun, during, during] if ragged else [during, begun, during, begun, during])
+    env.close()
+    assert group.closed
+
+
+def test_a_limit_cuts_the_agents_that_tell_their_ends():
+    cuts = [Leaf(("agents", name), (2,), torch.bool) for name in ("done", "terminated", "truncated")]
+    spec = replace(SPEC, observation=(SEEN, *cuts), agents_ends=tuple(cuts))
+    group = Group(ragged=False)
+    group.spec = spec
+    group.step = lambda action, out: False
+    group.restart = lambda ended, out: None
+    env = wrapped(group, RolloutOptions(True, max_frames_per_traj=2))
+    assert wrapped(group, RolloutOptions(True)) is group
+    stepper = Stepper(env).reset()
+    env._frames[1] = 1
+    out = stepper.step()
+    assert out.truncated.tolist() == [False, True]
+    assert [array.tolist() for array in out.observation[1:4]] == [
+        [[False] * 2, [True] * 2],
+        [[False] * 2, [False] * 2],
+        [[False] * 2, [True] * 2],
+    ]
+    assert out.observation[4].tolist() == [[1], [2]]
+    assert env._frames.tolist() == [1, 0]
+
+
+def limited(frames, count=1):
+    env = build(counting(1))
+    for _ in range(count):
+        env = TimeLimitEnv(env, replace(env.spec, observation=(*env.spec.observation, STEP_COUNT)), frames)
+    return env
+
+
+def test_a_saved_group_gets_the_current_options_if_it_has_the_same_wrappers():
+    loaded = limited(9)
+    loaded._frames[:] = 4
+    keep_options(loaded, limited(3))
+    assert (loaded._max_frames, loaded._frames.tolist()) == (3, [4])
+    plain = build(counting(1))
+    keep_options(plain, build(counting(1)))
+    for saved, current in (
+        (limited(3), plain),
+        (plain, limited(3)),
+        (limited(3), limited(3, 2)),
+        (limited(3, 2), limited(3)),
+    ):
+        with pytest.raises(NotRestorable, match="the saved options gave the envs other wrappers"):
+            keep_options(saved, current)
+    with pytest.raises(NotRestorable, match="other wrappers"):
+        keep_options(limited(3), RecurrentStateEnv(build(counting(1)), STATES[1:]))

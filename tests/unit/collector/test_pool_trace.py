@@ -84,6 +84,10 @@ class Story:
     def joined(self, worker):
         self.pool.handle_joined(Joined(worker, {"host": "here", "pid": 1}))
 
+    def loaded(self, worker):
+        """Its state contains all settings."""
+        self.pool.records[worker].settings_version = self.pool.settings.version
+
     def reset(self, worker, seed=None):
         self.pool.records[worker].reset = Reset(seed)
 
@@ -164,7 +168,16 @@ STORIES = {
     # A state that cannot be loaded into its envs ends the run; one that is loaded only in part begins new episodes.
     "states": (
         {"first": lambda worker: [LOAD]},
-        ["setting('a')", "reset(0)", "first(0)", "reset(1)", "first(1, 'a lock')", "first(1, None, WRONG)"],
+        [
+            "setting('a')",
+            "reset(0)",
+            "loaded(0)",
+            "first(0)",
+            "reset(1)",
+            "loaded(1)",
+            "first(1, 'a lock')",
+            "first(1, None, WRONG)",
+        ],
     ),
     # An inference server: asked with the workers, told of dropped ones, never replaced.
     "server": (

@@ -3,6 +3,7 @@
 from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +111,7 @@ def test_the_stamp_is_the_last_number_of_a_message():
         set_stamp(buffer, 258)
         assert (buffer.tolist()[-8:], buffer.sum().item(), stamp_of(buffer)) == ([2, 1] + [0] * 6, 3, 258)
         assert len(buffer) == len(received_message(nbytes, "cpu")) == size
+        assert isinstance(stamp_view(buffer), np.ndarray)  # which is faster
 
 
 @pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 30.0), (30.0, 30.0), (31.0, 31.0), (float("inf"), 86400.0)])

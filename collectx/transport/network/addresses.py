@@ -87,8 +87,9 @@ def _bind(addresses: Sequence[str], port: int, interface: str | None, attempts: 
                 if interface is not None and _is_link_local(address):
                     target = *target, 0, socket.if_nametoindex(interface)
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                servers.append(stack.enter_context(socket.create_server(target, family=family, backlog=_BACKLOG)))
-                common = servers[-1].getsockname()[1]
+                server = stack.enter_context(socket.create_server(target, family=family, backlog=_BACKLOG))
+                common = server.getsockname()[1]
+                servers.append(server)
         except OSError:
             if port or attempts == 1:
                 raise

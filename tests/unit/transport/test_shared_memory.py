@@ -192,6 +192,7 @@ def test_who_is_late_where_an_inference_server_acts(waiting, owing, blamed, monk
         transport = SharedMemoryTransport(batch_spec(3), supervisor, channel)
         links = [transport.link(index, 5 if index < 3 else None) for index in range(4)]
         assert [link.worker for link in links] == [0, 1, 2, -1]
+        assert [supervisor.workers[index].counts is not None for index in range(4)] == [True, True, True, False]
         assert [link._inference is not None for link in links] == [True, True, True, False]
         for worker in waiting:
             channel._waiting[worker] = 1

@@ -380,6 +380,18 @@ def test_a_walk_of_both_ends(options, most_sending, monkeypatch):
         assert all(torch.equal(memory, content) for memory, content in walk.kept)
 
 
+def test_weights_that_arrive_after_a_grant_are_used(monkeypatch):
+    monkeypatch.setattr(ends, "Admission", Admission)
+    with ExitStack() as stack:
+        walk = Walk(0, stack)
+        walk.join(0)
+        walk.grant(0)
+        link = walk.workers[0].link
+        assert isinstance(link.acquire(), Fill)
+        walk.publish(None)
+        assert link.refresh(lambda buffer: None, -1) == 1
+
+
 def plain(report):
     arrays = [array.tolist() for array in (report.returns, report.lengths, report.metrics)]
     added = {key: value.tolist() for key, value in report.added.items()}

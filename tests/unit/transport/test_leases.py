@@ -147,3 +147,17 @@ def test_memory_is_returned_only_where_there_are_spare_regions(num_regions, is_d
         expected = [(each.data_ptr(), size, advice) for each, size in zip(regions, sizes, strict=False)]
         assert found == (expected if is_discarded else [])
         calls.clear()
+
+
+def test_a_batch_that_is_dropped_after_the_end_returns_its_memory(monkeypatch):
+    calls, pool = [], leases()
+    monkeypatch.setattr(
+        leases_module, "_libc", lambda: SimpleNamespace(madvise=lambda *what: calls.append(what[0].value))
+    )
+    kept = deliver(pool, 1)
+    place = kept.data_ptr()
+    pool.close()
+    assert len(calls) == 2
+    assert place not in calls
+    del kept
+    assert calls[2:] == [place]

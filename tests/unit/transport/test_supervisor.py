@@ -426,6 +426,20 @@ def test_how_long_events_are_waited_for(supervisor, elapsed_s, timeout_s, waits_
     assert len(errors) == (elapsed_s is not None and elapsed_s >= 60.0)
 
 
+def test_the_time_that_events_wait_counts(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    supervisor.granted(0)
+
+    def select(limit):
+        supervisor.now += limit
+        return []
+
+    supervisor._selector = SimpleNamespace(select=select, close=supervisor._selector.close)
+    found = [len(list(supervisor.events())) for _ in range(61)]
+    assert found == [0] * 59 + [1, 1]
+
+
 def test_counters_are_read_once_a_second(supervisor):
     supervisor = supervisor()
     supervisor.connect(0)

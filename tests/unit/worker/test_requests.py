@@ -174,12 +174,12 @@ def batch():
 
 
 def test_hooks_change_a_batch_and_add_to_it():
-    calls, written = [], []
+    calls, written, score = [], [], torch.full((2, 3, 4), 5.0)
 
     def after(seen):
         seen["action"] = torch.ones(2, 3)
         seen["next", "reward"] += 2
-        seen["own", "score"] = torch.full((2, 3, 4), 5.0)
+        seen["own", "score"] = score
 
     made = batch()
     hooks = Hooks(pre_collect_hook=lambda: calls.append(None), post_collect_hook=after, write_batch=written.append)
@@ -187,7 +187,9 @@ def test_hooks_change_a_batch_and_add_to_it():
     one.before_batch()
     added = one.after_batch(0, 3)
     assert (len(calls), made["action"].unique().tolist(), made["next", "reward"].unique().tolist()) == (1, [1.0], [2.0])
+    score.fill_(6.0)  # as a hook that uses its memory again
     assert {key: value.shape for key, value in added.items()} == {("own", "score"): (2, 3, 4)}
+    assert added["own", "score"].unique().tolist() == [5.0]
     assert [*made.keys()] == ["action", "next"]
     assert written[0]["own", "score"].unique().tolist() == [5.0]
     one.set_hook("post_collect_hook", Hooks())

@@ -18,6 +18,7 @@ from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill, Request, Reset
 from collectx.transport.inline import InlineTransport
 from collectx.user_objects import Hooks, UserPolicyConfig
+from collectx.worker import rollout_source
 from collectx.worker.inference.rollout import split
 from collectx.worker.rollout_source import RolloutSource
 from collectx.worker.spec import ConfigOverrides
@@ -195,3 +196,15 @@ def test_groups_of_separate_envs_take_turns():
     for num_envs, count in ((1, 1), (2, 2), (3, 2)):
         spec = SpecMaker(config(env=counting(num_envs)), (), num_envs).make(0, 0)
         assert len(spec.groups) == (count if spec.cfg.env.are_separate else 1)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_an_inline_policy_on_another_device_is_copied(is_here, monkeypatch):
+    monkeypatch.setattr(rollout_source, "is_on_device", lambda policy, device: is_here)
+    policy = Constant(0.0)
+    made = Made({**ENVS, "policy": UserPolicyConfig(kind="python", policy=policy)})
+    with closing(made.source):
+        made.publish(1.0)
+        made.fill()
+    assert made.lines[-1] == f"    actions {[0] if is_here else [1]}"
+    assert policy.weight.item() == 0.0

@@ -106,7 +106,7 @@ class RequestHandler:
 
     def envs(self) -> Any:
         """Returns the user's env; a list for several envs."""
-        return self._envs[0] if len(self._envs) == 1 else [*self._envs]
+        return _one_or_all([*self._envs])
 
     def ready(self) -> None:
         """Does nothing: a reply shows that the envs and the policy are made."""
@@ -121,7 +121,7 @@ class RequestHandler:
                 f"{path!r} is {what} in the worker's env: calling or changing a copy here would not change the env. "
                 "Ask for data by its path. To call methods and to change envs, use call, set_attr or map_fn('env.NAME')"
             )
-        return values[0] if len(values) == 1 else values
+        return _one_or_all(values)
 
     def change(self, changes: Sequence[tuple[str, str, Any]]) -> list[Any]:
         """Makes settings in the envs; returns the results of the last setting, one per env, as plain data. `changes`
@@ -227,6 +227,11 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{path} is {type(module).__name__}, not a module with weights")
     module.load_state_dict(weights)
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    """Returns the only value; the list if there are several."""
+    return values.pop() if len(values) == 1 else values
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:

@@ -69,13 +69,16 @@ def listening_sockets(addresses: Sequence[str], port: int, interface: str | None
 def _bind(addresses: Sequence[str], port: int, interface: str | None, attempts: int = 10) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
         servers: list[socket.socket] = []
+        common = port
         try:
             for address in addresses:
-                target: tuple[Any, ...] = address, servers[0].getsockname()[1] if servers else port
+                target: tuple[Any, ...] = address, common
                 if interface is not None and _is_link_local(address):
                     target = *target, 0, socket.if_nametoindex(interface)
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                servers.append(stack.enter_context(socket.create_server(target, family=family, backlog=_BACKLOG)))
+                server = stack.enter_context(socket.create_server(target, family=family, backlog=_BACKLOG))
+                common = server.getsockname()[1]
+                servers.append(server)
         except OSError:
             if port or attempts == 1:
                 raise

@@ -253,12 +253,13 @@ class NetworkTransport:
         if len(memories) > 1:
             runs = self._layout.runs(0, self.spec.rows)
             return concatenate(self.spec, [(memory, runs) for memory in memories])
-        return batch_memory.copy(memories[0]) if copy else memories[0]
+        (memory,) = memories
+        return batch_memory.copy(memory) if copy else memory
 
     def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
         if len(parts) > 1:
             return None
-        self._leased.add((parts[0].worker, parts[0].slot))
+        self._leased |= {(part.worker, part.slot) for part in parts}
         return self.gather(parts, copy=False)
 
     def release(self, parts: Sequence[Arrival]) -> None:

@@ -1,6 +1,5 @@
 """Refusals of devices and of what workers ask of their launcher, in YAML and in Python, before anything starts."""
 
-import os
 import re
 
 import pytest
@@ -9,9 +8,8 @@ from user_code.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
 from collectx.config.schema.launcher import RpcBackendConfig
-from collectx.errors import ConfigError, LauncherError, RendezvousError
+from collectx.errors import ConfigError, LauncherError
 from collectx.run import preflight
-from collectx.worker.entry import set_visible_device
 
 RAY = {"kind": "ray", "place": "ray"}
 
@@ -84,16 +82,6 @@ def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
         cls([cartpole] * 2, frames_per_batch=20, **keywords)
     problems = caught.value.problems
     assert [start for start in starts if not any(problem.startswith(start) for problem in problems)] == [], problems
-
-
-def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
-    set_visible_device(None)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
-    with pytest.raises(RendezvousError, match=r"should see cuda:2, but its host provides CUDA_VISIBLE_DEVICES=5,3"):
-        set_visible_device("cuda:2")
-    set_visible_device("cuda:1")
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 @pytest.mark.difference("`RayCollector` without an address")

@@ -8,15 +8,14 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.worker_record import FailurePolicy, WorkerRecord
 from collectx.errors import JobEnded, WorkerDied, worker_of
 from collectx.transport.base import Departure, Joined, Reply, Request, Reset
+from collectx.worker.spec import ProcessHistory
 
 READY, LOAD = Request("ready"), Request("load", (7,))
 ERRORS = {"DIED": WorkerDied("killed"), "ENDED": JobEnded("preempted"), "WRONG": ValueError("wrong")}
 FACTS = ["ready", "starting", "askable", "num_alive", "num_awaited"]
 FACTS += ["must_wait_for_workers", "ready_of_started", "stepping_of_started"]
 # What is told of a worker where it differs from this.
-NEW = {
-    name: value for name, value in vars(WorkerRecord(0, 0)).items() if name not in ("index", "num_frames", "is_server")
-}
+NEW = {name: value for name, value in vars(WorkerRecord(0)).items() if name not in ("index", "num_frames", "is_server")}
 
 
 class Told:
@@ -52,12 +51,11 @@ class Story:
             self.told,
             policy,
             self.event,
-            num_workers,
-            2,
-            {1: 4},
-            first,
-            5,
-            first_restart_counts={0: 3},
+            num_workers=num_workers,
+            min_workers=2,
+            histories={0: ProcessHistory(restart_count=3), 1: ProcessHistory(4)},
+            first_requests=first,
+            seed=5,
             **options,
         )
         self.lines, self._known = self.told.lines, {}
@@ -83,6 +81,10 @@ class Story:
 
     def joined(self, worker):
         self.pool.handle_joined(Joined(worker, {"host": "here", "pid": 1}))
+
+    def loaded(self, worker):
+        """Its state contains all settings."""
+        self.pool.records[worker].settings_version = self.pool.settings.version
 
     def reset(self, worker, seed=None):
         self.pool.records[worker].reset = Reset(seed)
@@ -164,7 +166,16 @@ STORIES = {
     # A state that cannot be loaded into its envs ends the run; one that is loaded only in part begins new episodes.
     "states": (
         {"first": lambda worker: [LOAD]},
-        ["setting('a')", "reset(0)", "first(0)", "reset(1)", "first(1, 'a lock')", "first(1, None, WRONG)"],
+        [
+            "setting('a')",
+            "reset(0)",
+            "loaded(0)",
+            "first(0)",
+            "reset(1)",
+            "loaded(1)",
+            "first(1, 'a lock')",
+            "first(1, None, WRONG)",
+        ],
     ),
     # An inference server: asked with the workers, told of dropped ones, never replaced.
     "server": (

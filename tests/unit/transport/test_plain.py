@@ -25,3 +25,15 @@ def test_arrays_come_back_after_a_message_that_executes_nothing():
 def test_anything_else_is_refused(value):
     with pytest.raises(TypeError, match="only numbers, strings, None, tensors, arrays of numbers, and dicts"):
         packed(value)
+
+
+def test_a_copy_does_not_share_memory():
+    tensor, array = torch.zeros(2, requires_grad=True), np.zeros(2)
+    copies = packed([tensor, array])
+    assert not copies[0].requires_grad
+    with torch.no_grad():
+        tensor += 1
+    array += 1
+    assert copies[0].tolist() == unpacked(copies)[1].tolist() == [0.0, 0.0]
+    assert packed(np.bool_(True)) != packed(True)
+    assert unpacked({"\0array": torch.ones(()), "other": 1})["other"] == 1

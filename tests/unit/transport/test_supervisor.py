@@ -14,9 +14,11 @@ from user_code.toyworker import batch_spec
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
+from collectx.transport.handles import death_error
 from collectx.transport.peer import JoinState, Peer
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
+from collectx.transport.timers import PeerTimers
 
 
 class Job:
@@ -392,3 +394,195 @@ def test_a_handle_without_a_sentinel_is_not_watched(supervisor):
     assert made.worker(0).handle is handle
     assert made.poll() == []
     made.worker(0).handle = None
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "timeout_s", "waits_s"),
+    [
+        # Seconds since a grant, None without one; the argument; how long the selector may wait.
+        (None, None, 86400.0),
+        (None, 3.0, 3.0),
+        (None, 1e9, 86400.0),
+        (0.0, None, 1.0),
+        (0.0, 0.25, 0.25),
+        (59.25, None, 0.75),
+        (60.0, None, 0.0),
+        (64.0, 3.0, 0.0),
+    ],
+)
+def test_how_long_events_are_waited_for(supervisor, elapsed_s, timeout_s, waits_s):
+    supervisor, waited = supervisor(), []
+    supervisor.connect(0)
+    if elapsed_s is not None:
+        supervisor.granted(0)
+        for _ in range(64):  # as otherwise the rest would not count
+            supervisor.now = min(supervisor.now + 1.0, 100.0 + elapsed_s)
+            supervisor._timers.advance()
+    supervisor._selector = SimpleNamespace(
+        select=lambda limit: waited.append(limit) or [], close=supervisor._selector.close
+    )
+    errors = list(supervisor.events(timeout_s))
+    assert waited == [waits_s]
+    assert len(errors) == (elapsed_s is not None and elapsed_s >= 60.0)
+
+
+def test_the_time_that_events_wait_counts(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    supervisor.granted(0)
+
+    def select(limit):
+        supervisor.now += limit
+        return []
+
+    supervisor._selector = SimpleNamespace(select=select, close=supervisor._selector.close)
+    found = [len(list(supervisor.events())) for _ in range(61)]
+    assert found == [0] * 59 + [1, 1]
+
+
+def test_counters_are_read_once_a_second(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    peer, looks = supervisor.worker(0), []
+    peer.read_counts = lambda: looks.append(supervisor.now - 100.0) or (0, len(looks))
+    supervisor.granted(0)
+    looks.clear()
+    for now in (0.5, 0.9, 1.0, 1.5, 2.0, 3.5, 4.4, 4.5):
+        supervisor.now = 100.0 + now
+        supervisor.poll()
+    assert sorted(set(looks)) == [1.0, 2.0, 3.5, 4.5]
+    assert supervisor.has_outstanding
+    supervisor.reply(0)
+    assert not supervisor.has_outstanding
+
+
+def test_what_is_known_of_a_task_is_that_of_the_newest(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    peer = supervisor.worker(0)
+
+    def known():
+        return peer.num_outstanding, peer.limit, peer.began_s, peer.progressed_s, peer.progress
+
+    found = [known()]
+    for now, step in (
+        (2.0, "granted"),
+        (3.0, "step"),
+        (4.0, "granted"),
+        (5.0, "delivered"),
+        (6.0, "reply"),
+        (7.0, "step"),
+    ):
+        supervisor.now = 100.0 + now
+        getattr(supervisor, step)(0)
+        found.append(known())
+    start, late = ("collector.start_timeout_s", 60.0), ("collector.worker_timeout_s", 20.0)
+    assert found == [
+        (0, None, 0.0, None, None),
+        (1, start, 2.0, None, None),
+        (1, late, 2.0, 2.0, (1, 0)),
+        (2, late, 2.0, 2.0, (1, 0)),
+        (1, late, 5.0, None, None),
+        (0, None, 5.0, None, None),
+        (0, None, 5.0, None, None),
+    ]
+    supervisor.granted(0)
+    supervisor.progressed(peer, (0, 1))
+    assert (peer.began_s, peer.progressed_s) == (7.0, 7.0)
+    supervisor.now = 108.0
+    supervisor._timers.advance()
+    assert not supervisor.progressed(peer, (0, 1))
+    assert not supervisor.progressed(peer, None)
+    assert supervisor.progressed(peer, (0, 2))  # it has reset an env, and not stepped yet
+    assert (peer.began_s, peer.progressed_s) == (8.0, 8.0)
+
+
+def test_a_removed_worker_leaves_nothing_behind(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(3)
+    job, peer = supervisor.run(3), supervisor.worker(3)
+    supervisor.granted(3)
+    waits = []
+    job.join = waits.append
+    assert len(supervisor._selector.get_map()) == 3
+    supervisor.remove(peer)
+    assert len(supervisor._selector.get_map()) == 1
+    assert (peer.state, peer.connection, peer.reader, peer.handle) == (JoinState.GONE, None, None, None)
+    assert not supervisor.has_outstanding
+    assert 0.19 < waits[0] <= 0.2
+    assert supervisor.ends[3].poll(5)
+    supervisor.remove(peer)
+    # Where closing may take less time than that, so may the end of a worker.
+    supervisor._close_timeout_s = 0.1
+    supervisor.connect(4)
+    job = supervisor.run(4)
+    waits.clear()
+    job.join = waits.append
+    supervisor.remove(supervisor.worker(4))
+    assert 0.05 < waits[0] <= 0.1
+
+
+def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
+    supervisor, waits = supervisor(), []
+    for index in range(2):
+        supervisor.connect(index)
+        job = supervisor.run(index)
+        job.join = lambda timeout=None: waits.append(timeout)
+    supervisor.worker(2)
+    supervisor.close()
+    assert all(end.poll(5) for end in supervisor.ends.values())
+    assert [59.0 < wait <= 60.0 for wait in waits[:2]] == [True, True]
+    assert [wait <= 1.0 for wait in waits[2:]] == [True] * 4
+    assert [supervisor.worker(index).handle.num_signals for index in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("handle", "has_joined", "error", "text"),
+    [
+        ({"pid": None, "ended_by": "SLURM"}, True, None, "JobEnded: w is gone: SLURM has ended its job."),
+        ({"pid": None}, False, None, "WorkerDied: w ended before it joined the trainer."),
+        (None, False, None, "WorkerDied: w ended before it joined the trainer."),
+        (None, True, EOFError("x"), "WorkerDied: w is gone: its connection"),
+        ({"pid": None}, True, OSError("reset"), "WorkerDied: w is gone (reset): its connection"),
+        (
+            {"pid": 7, "exitcode": None},
+            True,
+            None,
+            "WorkerDied: w (pid 7) is still running but closed its connection without",
+        ),
+        ({"pid": 7, "exitcode": 0}, True, None, "w (pid 7) ended with exit code 0 without"),
+        (
+            {"pid": 7, "exitcode": 1},
+            True,
+            None,
+            'env, or a script that makes a collector outside of its `if __name__ == "__',
+        ),
+        ({"pid": 7, "exitcode": 2}, True, None, "or crashed in native code of the env."),
+        ({"pid": 7, "exitcode": -9}, True, None, "w (pid 7) was killed by signal 9 without reporting"),
+    ],
+)
+def test_how_a_worker_ended(handle, has_joined, error, text):
+    joined = []
+    handle = handle and SimpleNamespace(**handle, join=joined.append)
+    found = death_error("w", has_joined, handle, 5.0, error)
+    assert text in f"{type(found).__name__}: {found}"
+    assert joined == ([5.0] if handle and handle.pid else [])
+
+
+def test_the_clock_of_timers_stands_still_while_nobody_looks():
+    now = [10.0]
+    timers = PeerTimers(5.0, lambda: now[0])
+    peers = [Peer(index) for index in range(3)]
+    for peer, limit_s in zip(peers, (60.0, 20.0, 60.0), strict=True):
+        now[0] += 1.0
+        timers.start(peer, (f"option {limit_s:g}", limit_s))
+    assert (timers.now_s, timers.next()) == (3.0, (22.0, peers[1]))
+    now[0] += 100.0
+    timers.advance()
+    assert timers.now_s == 8.0
+    timers.stop(peers[1])
+    timers.stop(peers[1])
+    assert (timers.next(), timers.are_running) == ((61.0, peers[0]), True)
+    for peer in (peers[0], peers[2]):
+        timers.stop(peer)
+    assert (timers.next(), timers.are_running, peers[0].limit) == (None, False, None)

@@ -15,6 +15,7 @@ from torch import nn
 from collectx.errors import ShapeError
 from collectx.transport.base import Request
 from collectx.user_objects import Hooks
+from collectx.worker import requests
 from collectx.worker.requests import RequestHandler, is_data, load_into, reply_without_state, resolve
 
 
@@ -174,12 +175,12 @@ def batch():
 
 
 def test_hooks_change_a_batch_and_add_to_it():
-    calls, written = [], []
+    calls, written, score = [], [], torch.full((2, 3, 4), 5.0)
 
     def after(seen):
         seen["action"] = torch.ones(2, 3)
         seen["next", "reward"] += 2
-        seen["own", "score"] = torch.full((2, 3, 4), 5.0)
+        seen["own", "score"] = score
 
     made = batch()
     hooks = Hooks(pre_collect_hook=lambda: calls.append(None), post_collect_hook=after, write_batch=written.append)
@@ -187,7 +188,9 @@ def test_hooks_change_a_batch_and_add_to_it():
     one.before_batch()
     added = one.after_batch(0, 3)
     assert (len(calls), made["action"].unique().tolist(), made["next", "reward"].unique().tolist()) == (1, [1.0], [2.0])
+    score.fill_(6.0)  # as a hook that uses its memory again
     assert {key: value.shape for key, value in added.items()} == {("own", "score"): (2, 3, 4)}
+    assert added["own", "score"].unique().tolist() == [5.0]
     assert [*made.keys()] == ["action", "next"]
     assert written[0]["own", "score"].unique().tolist() == [5.0]
     one.set_hook("post_collect_hook", Hooks())
@@ -210,3 +213,39 @@ def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
         reply_without_state(link, Request(name, ()))
     assert link[:3] == [(None, None)] * 3
     assert "getattr_env: the worker runs a collector" in str(link[3][1])
+
+
+def test_a_profile_ends_by_itself_or_early(monkeypatch):
+    calls, steps = [], [True, False]
+
+    class Profiling:
+        def __init__(self, worker, config):
+            calls.append((worker, config))
+
+        def step(self):
+            calls.append("step")
+            return steps.pop(0)
+
+        def end(self):
+            calls.append("end")
+
+    monkeypatch.setattr(requests, "Profiling", Profiling)
+    made = handler(batch=batch())
+    made.end_profile()
+    made.profile("config")
+    for _ in range(3):
+        made.after_batch(0, 3)
+    assert calls == [(0, "config"), "step", "step"]
+    made.end_profile()
+    made.profile("config")
+    for _ in range(2):
+        made.end_profile()
+    assert calls[3:] == [(0, "config"), "end"]
+
+
+def test_the_first_that_is_no_data_is_named():
+    envs = [SimpleNamespace(made=each) for each in (1, print, object())]
+    with pytest.raises(TypeError, match="'made' is a method in the worker's env"):
+        handler(*envs).getattr_env("made")
+    with pytest.raises(TypeError, match="'made' is object in the worker's env"):
+        handler(*reversed(envs)).getattr_env("made")

@@ -65,3 +65,10 @@ def test_the_collectors_own_ids_are_kept_apart_and_old_trajectories_forgotten():
     for number in range(10, 14):
         trajectories.take(slot([[0]], [[number]]), True)
     assert [trajectories.take(slot([[1]], [[number]]), True)[1].tolist() for number in (9, 10)] == [[1], [2]]
+
+
+def test_four_trajectories_of_each_env_are_remembered():
+    trajectories = _Trajectories(3, Placement(0, 0, 1, 0))
+    for number in range(10):
+        trajectories.take(slot([[0]] * 3, [[3 * number], [3 * number + 1], [3 * number + 2]]), True)
+    assert [*trajectories._running] == [*range(18, 30)]

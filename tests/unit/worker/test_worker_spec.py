@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from configurations import config, counting, mlp
+from configurations import config, counting, gym, mlp
 
 from collectx.collector.compose import SpecMaker
 from collectx.config.schema.launcher import RpcBackendConfig
+from collectx.config.schema.policy import PolicyConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.user_objects import Hooks, UserObjects, UserPolicyConfig
-from collectx.worker.spec import ConfigOverrides, Placement, ProcessHistory
+from collectx.worker.spec import ConfigOverrides, ProcessHistory
 
 
 @pytest.mark.parametrize("kind", ["single", "distributed_sync", "rpc", "ray"])
@@ -30,17 +32,45 @@ def test_user_objects_travel_another_way():
     assert spec.first_version == 0
 
 
-def test_where_workers_stand_in_the_run():
+def test_where_workers_stand_in_the_run(expected):
+    """Of workers that are collectors, also an added one and the processes of that; and of an inference server."""
     cfg = replace(
-        config("rpc", num_workers_per_collector=3),
+        config("rpc", env=counting(2), num_workers_per_collector=3),
         backend=RpcBackendConfig(kind="rpc", visible_devices=["cpu", "cuda:1"]),
     )
-    added = SpecMaker(cfg, (), 1).make(3, ProcessHistory(11)).placement
-    assert added == Placement(
-        worker=3, index=1, num_workers=6, incarnation=11, visible_device="cuda:1", env_index=9, worker_index=9
-    )
-    inner = SpecMaker(config(num_workers=3), (), 1, outer=added).make(2, ProcessHistory()).placement
-    assert inner == Placement(worker=2, index=11, num_workers=6, incarnation=11, env_index=11, worker_index=11)
+    outer = SpecMaker(cfg, (), 2)
+    made = {
+        f"worker {worker}": outer.make(worker, ProcessHistory(life, life + 1))
+        for worker, life in ((0, 0), (1, 2), (3, 11))
+    }
+    inner = SpecMaker(config(env=counting(2), num_workers=3), (), 2, outer=made["worker 3"].placement)
+    made |= {
+        f"process {worker} of worker 3": inner.make(worker, ProcessHistory(life)) for worker, life in ((0, 0), (2, 1))
+    }
+    served = SpecMaker(config(env=counting(5), num_workers=3), (), 5)
+    made |= {"inference server": served.make_server(3), "worker that it serves": served.make(2, ProcessHistory())}
+    lines = [
+        f"{name}: {each.placement}\n    {each.placement.numbers}, rows {each.groups}" for name, each in made.items()
+    ]
+    expected("placements", "\n".join(lines))
+
+
+def test_what_a_worker_is_told_of_the_configuration(expected):
+    """Of a run's options, those of a worker; and what replaces them in some."""
+    knobs = {"num_threads": 3, "pin_cores": True, "policy_device": "cuda:1", "storing_device": "cpu"}
+    cfg = config("distributed", env=gym(2), policy=mlp(), seed=7, **knobs)
+    cfg.trainer = TrainerConfig(kind="ppo", digest=True)
+    devices = replace(cfg.devices, policy_device="cpu")
+    overrides = [
+        ConfigOverrides(),
+        ConfigOverrides(env=gym(3), policy=PolicyConfig(kind="random"), devices=devices, exploration_type="mode"),
+    ]
+    maker = SpecMaker(cfg, overrides, 2, infos={"mask": 1})
+    plain, other = (maker.make(worker, ProcessHistory()).to_json()["cfg"] for worker in (0, 1))
+    changed = {group: value for group, value in other.items() if value != plain[group]}
+    changed["collector"] = changed["collector"]["exploration_type"]
+    given = {group: plain[group] for group in ("backend", "launcher", "devices", "trainer", "seed", "inference")}
+    expected("configurations", {"given": given, "changed": changed})
 
 
 def test_random_actions_are_those_of_the_first_incarnation():

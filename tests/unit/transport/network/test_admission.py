@@ -168,7 +168,7 @@ def test_what_a_worker_says_when_it_joins(joining, timeout_s, keepalive_s):
     assert (made._progress_every_s, made._secret, made.preempted[0]) == (1.0, SECRET, 0)
 
 
-def test_why_a_worker_does_not_join(joining, monkeypatch):
+def test_why_a_worker_does_not_join(joining, monkeypatch, within):
     ours, _, _ = joining
     ours.send_bytes(b'{"refused": "no such worker"}')
     with pytest.raises(RendezvousError, match="the trainer refused: no such worker"):
@@ -180,7 +180,7 @@ def test_why_a_worker_does_not_join(joining, monkeypatch):
         broken = SimpleNamespace(send_bytes=lambda message: None, recv_bytes=SimpleNamespace(side=error))
         broken.recv_bytes = lambda error=error: (_ for _ in ()).throw(error)
         monkeypatch.setattr(link, "connect", lambda *arguments, broken=broken: (broken, "here"))
-        monkeypatch.setattr(link.time, "monotonic", lambda: 0.0)
+        within(link, "time", monotonic=lambda: 0.0)
         with pytest.raises(RendezvousError, match=words):
             join_trainer(ENDPOINT, 3, {}, 60.0)
 

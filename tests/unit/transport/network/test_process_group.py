@@ -3,11 +3,20 @@
 from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from collectx.transport.network import p2p
 from collectx.transport.network.gloo import _GlooReceive
-from collectx.transport.network.p2p import stamp_view
+from collectx.transport.network.p2p import (
+    PairConfig,
+    message_buffer,
+    received_message,
+    set_stamp,
+    stamp_of,
+    stamp_view,
+)
 from collectx.transport.network.process_group import ConnectionStore, GroupPair, connect
 
 
@@ -81,8 +90,8 @@ def test_a_store_gives_both_processes_the_values_of_both():
         here.set("a", b"one")
         there.set("b", bytearray(b""))
         assert (there.check(["a"]), here.check(["a"])) == (False, True)
-        assert [there.get("a"), here.get("b"), here.get("a")] == [b"one", b"", b"one"]
         there.wait(["a", "b"])
+        assert [there.get("a"), here.get("b"), here.get("a")] == [b"one", b"", b"one"]
         assert there.check(["a", "b"])
         assert not there.check(["a", "c"])
         here.set("late", b"2")
@@ -94,3 +103,22 @@ def test_a_store_gives_both_processes_the_values_of_both():
         with pytest.raises(RuntimeError, match="the pair was made without c"):
             there.get("c")
         assert not theirs.poll()
+
+
+def test_the_stamp_is_the_last_number_of_a_message():
+    for nbytes, size in ((0, 64), (1, 128), (64, 128), (65, 192)):
+        buffer = message_buffer(nbytes)
+        set_stamp(buffer, 258)
+        assert (buffer.tolist()[-8:], buffer.sum().item(), stamp_of(buffer)) == ([2, 1] + [0] * 6, 3, 258)
+        assert len(buffer) == len(received_message(nbytes, "cpu")) == size
+        assert isinstance(stamp_view(buffer), np.ndarray)  # which is faster
+
+
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 30.0), (30.0, 30.0), (31.0, 31.0), (float("inf"), 86400.0)])
+def test_a_pair_is_made_within_a_limit(timeout_s, limit_s, monkeypatch):
+    calls = []
+    made = SimpleNamespace(make=lambda *arguments: calls.append(arguments[1:]) or "pair")
+    monkeypatch.setattr(p2p, "implementation", lambda group, name: calls.append((group, name)) or made)
+    monkeypatch.setattr(p2p, "set_receive_timeout", lambda connection, seconds: calls.append(seconds))
+    assert PairConfig(timeout_s).make_pair("line", 1, "here") == "pair"
+    assert calls == [limit_s, ("backend", "gloo"), ("line", 1, "here"), None]

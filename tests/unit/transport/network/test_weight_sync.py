@@ -1,10 +1,12 @@
 """Which weights each remote worker is sent, and from which memory. Pairs are stand-ins."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from user_code.toyworker import batch_spec, writer
 
+from collectx.transport.messages import unpack_version
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
 from collectx.transport.network.remote_peer import RemotePeer
@@ -64,3 +66,27 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
                 sync.acknowledge(worker)
     assert all(workers[index].weights_version == expected[index] for index in range(3))
     assert len(buffers) < 12  # each is used again
+
+
+def test_named_versions_are_sent_one_after_the_other_and_once(monkeypatch):
+    """One transfer at a time: worker 1 is granted three slots before its first weights can be sent."""
+    monkeypatch.setattr(weight_sync, "_MIN_CONCURRENT", 1)
+    monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
+    workers = {index: RemotePeer(index, state=JoinState.JOINED, pair=Channel()) for index in range(2)}
+    told = []
+    spec = replace(SPEC, grants_name_version=True)
+    sync = WeightSync(spec, workers, lambda peer, message: told.append((peer.index, unpack_version(message))))
+    for version, granted in ((0, [0, 1, 1]), (1, [1])):
+        assert sync.publish({None: writer(version)}) == version
+        sync.keep(version)
+        for index in granted:
+            sync.send_version(workers[index], version)
+    assert [weights.version for weights in workers[1].versions] == [0, 1]
+    for index in (0, 1, 1):
+        assert workers[index].pair.sent[-1][1][0] == workers[index].weights_version
+        sync.acknowledge(workers[index])
+    assert told == [(0, 0), (1, 0), (1, 1)]
+    sync.send_version(workers[1], 1)
+    assert told[3:] == []
+    with pytest.raises(ValueError, match="HAVE without WEIGHTS"):
+        sync.acknowledge(workers[0])

@@ -1,0 +1,151 @@
+"""Inline workers: what the trainer's end does with grants, requests, errors and interruptions."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from user_code.toyworker import batch_spec, writer
+
+from collectx.errors import WorkerDied
+from collectx.transport.base import Arrival, Departure, Fill, Request, Reset, SlotReport
+from collectx.transport.inline import InlineTransport
+
+REPORT = SlotReport(0, 6, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
+
+
+def worker(link, seen):
+    """Fills and answers what it acquires; told "fail" it fails, told "end" it ends, told "raise" it raises."""
+    while True:
+        acquired = link.acquire()
+        seen.append((acquired, link.pointer))
+        match acquired:
+            case Request(name="fail"):
+                link.fail(KeyError("gone wrong"))
+            case Request(name="end"):
+                return
+            case Request(name="raise"):
+                raise OSError("not here")
+            case Request(name="interrupt"):
+                link.put_back(acquired, KeyboardInterrupt())
+            case Request(name=name):
+                link.reply(name.upper(), None)
+            case Fill(slot=slot):
+                link.send(slot, REPORT)
+        yield
+
+
+@pytest.fixture
+def made():
+    transport = InlineTransport(replace(batch_spec(3), num_spare=1))
+    seen = {index: [] for index in range(3)}
+    for index in range(3):
+        transport.attach(index, worker(transport.link(index), seen[index]))
+    return transport, seen
+
+
+def test_events_come_in_the_order_of_what_was_asked(made):
+    transport, seen = made
+    assert (transport.num_stepping, transport.carries_objects) == (None, True)
+    with pytest.raises(RuntimeError, match="no worker owes a batch or a reply"):
+        transport.receive()
+    transport.grant(1, 1)
+    transport.send_request(0, Request("a"))
+    transport.grant(1, 0, Reset(3))
+    transport.send_request(1, Request("b"))
+    found = [transport.receive() for _ in range(4)]
+    assert found[0] == Arrival(1, 1, REPORT)
+    assert (found[1].worker, found[1].value, found[1].error) == (0, "A", None)
+    assert found[2] == Arrival(1, 0, REPORT)
+    assert (found[3].worker, found[3].value) == (1, "B")
+    # A worker knows regions, the first of which are the slots: two for each worker.
+    assert seen[1] == [(Fill(3), 0), (Fill(2, Reset(3)), 0), (Request("b"), 0)]
+    assert seen[0] == [(Request("a"), -2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("fail", KeyError("gone wrong")),
+        ("raise", OSError("not here")),
+        ("end", WorkerDied("worker 1 ended with an error")),
+    ],
+)
+def test_a_lost_worker_owes_nothing_and_the_others_go_on(made, name, error):
+    transport, _ = made
+    for request in (Request(name), Request("never")):
+        transport.send_request(1, request)
+    transport.grant(2, 0)
+    departure, arrival = transport.receive(), transport.receive()
+    assert (type(departure), departure.worker, type(departure.error)) == (Departure, 1, type(error))
+    assert str(error) in str(departure.error)
+    assert arrival == Arrival(2, 0, REPORT)
+    with pytest.raises(RuntimeError, match="no worker owes"):
+        transport.receive()
+
+
+def test_what_ctrl_c_interrupts_is_done_later():
+    transport, interrupts = InlineTransport(batch_spec(1)), [True, False]
+    link = transport.link(0)
+
+    def interrupted():
+        while True:
+            acquired = link.acquire()
+            if interrupts.pop(0):
+                link.put_back(acquired, KeyboardInterrupt())
+            elif isinstance(acquired, Fill):
+                link.send(acquired.slot, REPORT)
+                seen.append(acquired)
+            else:
+                link.reply(acquired)
+            yield
+
+    seen = []
+    transport.attach(0, interrupted())
+    for reset, expected in ((None, Reset()), (Reset(3), Reset(3))):
+        transport.grant(0, 0, reset)
+        with pytest.raises(KeyboardInterrupt):
+            transport.receive()
+        assert transport.receive() == Arrival(0, 0, REPORT)
+        assert seen.pop() == Fill(0, expected)
+        interrupts[:] = [True, False]
+    transport.send_request(0, Request("a"))
+    with pytest.raises(KeyboardInterrupt):
+        transport.receive()
+    assert transport.receive().value == Request("a")
+
+
+def test_named_weights_are_those_of_the_grant():
+    transport, read = InlineTransport(replace(batch_spec(1, weights_nbytes=4), grants_name_version=True)), []
+    link = transport.link(0)
+    for value in (5, 6):
+        version = transport.publish({None: writer(value)})
+        transport.grant(0, value - 5, version=version)
+    assert [link.acquire(), link.refresh(lambda buffer: read.append(buffer[0].item()), -1)] == [Fill(0), 0]
+    assert [link.acquire(), link.refresh(lambda buffer: read.append(buffer[0].item()), 0)] == [Fill(1), 1]
+    assert read == [5, 6]
+    assert transport.newest_weights().tolist() == [6] * 4
+
+
+def test_a_closed_transport_closes_its_workers_and_returns_memory(made):
+    transport, _ = made
+    closed = []
+
+    def open_worker():
+        try:
+            yield
+        finally:
+            closed.append(1)
+
+    for index in range(3):
+        running = open_worker()
+        next(running)
+        transport.attach(index, running)
+    transport.slab.leases.memory((0, 0)).fill_(3)
+    kept = transport.lease([Arrival(0, 0, REPORT)])
+    transport.release([Arrival(0, 0, REPORT)])
+    transport.slab.leases.memory((2, 1)).fill_(4)
+    transport.close()
+    transport.close()
+    assert closed == [1] * 3
+    assert transport.slab.leases.memory((2, 1)).unique().tolist() == [0]
+    assert kept.unique().tolist() == [3]

@@ -1,0 +1,210 @@
+"""The batches of workers, as a whole: which frames are where, with which versions and ids, and how each batch began."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+from configurations import config, counting
+from torch import nn
+
+from collectx import env as envs
+from collectx.batch import POLICY_VERSION, TRAJ_IDS
+from collectx.collector import batch_of
+from collectx.collector.compose import SpecMaker
+from collectx.errors import ShapeError
+from collectx.policy.flat_weights import FlatWeights
+from collectx.rollout.loop import RolloutStopped
+from collectx.transport.base import Fill, Request, Reset
+from collectx.transport.inline import InlineTransport
+from collectx.user_objects import Hooks, UserPolicyConfig
+from collectx.worker import rollout_source
+from collectx.worker.inference.rollout import split
+from collectx.worker.rollout_source import RolloutSource
+from collectx.worker.spec import ConfigOverrides, ProcessHistory
+
+ENVS = {"env": counting(2, 3, 3), "frames_per_batch": 20}
+
+
+class Constant(nn.Module):
+    """Acts with its weight."""
+
+    def __init__(self, value=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((), value))
+
+    def forward(self, observation):
+        return self.weight.long().expand(observation.shape[:-1])
+
+
+SHARED = Constant(1.0)
+CASES = {
+    "two envs": ({**ENVS}, {}),
+    "second worker, third life": ({**ENVS}, {"worker": 1, "incarnation": 2}),
+    "one env": ({"env": counting(1, 3, 3), "frames_per_batch": 8}, {}),
+    "fewer steps": ({**ENVS}, {"steps": 2}),
+    "ends early": ({**ENVS}, {"should_end": True}),
+    "preemptive": ({**ENVS, "preemptive_threshold": 0.5}, {}),
+    "resets each time": ({**ENVS, "reset_at_each_iter": True}, {}),
+    "time limit": ({**ENVS, "max_frames_per_traj": 2}, {}),
+    "checked": ({**ENVS, "check_finite": True}, {}),
+    "the trainer's policy": ({**ENVS, "policy": UserPolicyConfig(kind="python", policy=SHARED)}, {}),
+    "a policy of its own": ({**ENVS, "policy": UserPolicyConfig(kind="python", factory=Constant)}, {}),
+    "that keeps its weights": (
+        {**ENVS, "policy": UserPolicyConfig(kind="python", factory=lambda: Constant(1.0))},
+        {"keeps_weights": True},
+    ),
+}
+
+
+class Made:
+    """A worker in this process, and lines about its batches."""
+
+    def __init__(self, knobs, worker=0, incarnation=0, should_end=False, is_inline=True, hooks=None, **overrides):
+        cfg = config("multi_sync", **knobs)
+        spec = envs.read_spec(cfg.env, isinstance(cfg.policy, UserPolicyConfig))
+        policy = cfg.policy.policy or cfg.policy.factory() if isinstance(cfg.policy, UserPolicyConfig) else None
+        self.transport, self.lines = InlineTransport(batch_of(cfg, policy, spec)), []
+        self.end = self.left = 3
+        overrides |= {"should_end": self.should_end} if should_end else {}
+        maker = SpecMaker(cfg, [ConfigOverrides(hooks=hooks or Hooks(), **overrides)] * 2, spec.num_envs)
+        self.spec, self.link = maker.make(worker, ProcessHistory(incarnation)), self.transport.link(worker)
+        self.source = RolloutSource(self.spec, self.link, is_inline)
+
+    def should_end(self):
+        self.left -= 1
+        return self.left == 0
+
+    def publish(self, value):
+        write = FlatWeights(Constant(value)).write if self.transport.spec.weights_nbytes else lambda buffer: None
+        self.transport.publish({None: write})
+        self.source.refresh()
+
+    def fill(self, reset=None):
+        self.left = self.end
+        report = self.source.fill(Fill(0, reset))
+        tensors = self.link.slots[0].tensors
+        self.lines.append(
+            f"{reset}: version {report.policy_version}, {report.frames} frames, returns {report.returns.tolist()}, "
+            f"lengths {report.lengths.tolist()}"
+        )
+        steps = report.frames // self.spec.num_envs
+        for row in range(len(tensors[TRAJ_IDS])):
+            frames = zip(
+                tensors["observation",][row, :steps].tolist(),
+                tensors["next", "observation"][row, :steps].tolist(),
+                tensors["next", "done"][row, :steps, 0].tolist(),
+                strict=True,
+            )
+            # Env, episode and step of each frame; what follows an end.
+            texts = [f"{'.'.join(map(str, now))}{f' ({after[2]})' if done else ''}" for now, after, done in frames]
+            ids, versions = (tensors[key][row, :steps].unique().tolist() for key in (TRAJ_IDS, POLICY_VERSION))
+            self.lines.append(f"    {', '.join(texts)}; ids {ids}, versions {versions}")
+        if isinstance(self.spec.cfg.policy, UserPolicyConfig):
+            self.lines.append(f"    actions {tensors['action',][:, :steps].unique().tolist()}")
+
+
+def test_the_batches_of_workers(expected):
+    lines = []
+    for name, (knobs, options) in CASES.items():
+        made = Made(knobs, **options)
+        with closing(made.source):
+            made.publish(0.0)
+            made.fill()
+            made.fill()
+            if name == "preemptive":
+                made.transport.preempt(True)
+            SHARED.weight.data.fill_(0.0)
+            made.publish(1.0)
+            made.fill(Reset())
+            made.fill(Reset(4, True))
+            SHARED.weight.data.fill_(1.0)
+        lines += [f"# {name}", *made.lines]
+    expected("batches", "\n".join(lines))
+
+
+def test_a_worker_calls_hooks_and_tells_what_was_added():
+    calls = []
+    after = lambda batch: calls.append([*batch.shape]) or batch.set("score", torch.ones(2, batch.shape[-1]))  # noqa: E731
+    hooks = Hooks(
+        init_fn=lambda: calls.append("init"), pre_collect_hook=lambda: calls.append("before"), post_collect_hook=after
+    )
+    made = Made(ENVS, hooks=hooks, should_end=True)
+    with closing(made.source):
+        made.publish(0.0)
+        report = made.source.fill(Fill(0))
+        made.left = 100
+        whole = made.source.fill(Fill(0))
+        assert calls == ["init", "before", [2, report.frames // 2], "before", [2, 5]]
+        assert [each.added["score",].shape[1] for each in (report, whole)] == [report.frames // 2, 5]
+        assert report.metrics.shape == (2, 0)
+        for request in (Request("ready"), Request("get_attr", ("spec",)), Request("state")):
+            made.source.reply(request)
+        replies = [made.transport._events.popleft() for _ in range(3)]
+        assert [type(reply.error).__name__ for reply in replies] == ["NoneType", "TypeError", "NoneType"]
+        assert sorted(replies[2].value) == ["generators", "rollout"]
+        made.transport.interrupt()
+        with pytest.raises(RolloutStopped):
+            made.source.fill(Fill(0))
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+def test_an_inline_worker_leaves_the_generators_of_the_trainer_alone(is_inline):
+    before = torch.random.get_rng_state()
+    made = Made(ENVS, is_inline=is_inline)
+    with closing(made.source):
+        made.publish(0.0)
+        made.fill()
+        made.source.reply(Request("state"))
+    assert torch.equal(torch.random.get_rng_state(), before) is is_inline
+
+
+def test_a_worker_whose_envs_do_not_fit_is_refused():
+    made = Made(ENVS)
+    made.source.close()
+    for changes, words in (
+        ({"env": counting(3, 3, 3)}, "worker 0 made 3 envs, but worker 0 made 2"),
+        ({"env": counting(2, 3, 4)}, r"worker 0 writes observation as \[4\] torch.int64, but .* as \[3\] torch.int64"),
+    ):
+        spec = replace(made.spec, cfg=replace(made.spec.cfg, **changes))
+        with pytest.raises(ShapeError, match=words):
+            RolloutSource(spec, made.transport.link(0), True)
+
+
+def test_the_weights_of_a_worker_are_a_copy():
+    made = Made({**ENVS, "policy": UserPolicyConfig(kind="python", factory=Constant)})
+    with closing(made.source):
+        made.publish(7.0)
+        weights = made.source._state_dict()
+        assert {name: value.item() for name, value in weights.items()} == {"weight": 7.0}
+        weights["weight"].fill_(1.0)
+        assert made.source._state_dict()["weight"].item() == 7.0
+    made = Made(ENVS)
+    with closing(made.source):
+        assert made.source._state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_groups", "bounds"),
+    [(1, 1, [(0, 1)]), (4, 2, [(0, 2), (2, 4)]), (5, 2, [(0, 2), (2, 5)]), (3, 3, [(0, 1), (1, 2), (2, 3)])],
+)
+def test_envs_are_split_into_groups(num_envs, num_groups, bounds):
+    assert [(rows.start, rows.stop) for rows in split(num_envs, num_groups)] == bounds
+
+
+def test_groups_of_separate_envs_take_turns():
+    for num_envs, count in ((1, 1), (2, 2), (3, 2)):
+        spec = SpecMaker(config(env=counting(num_envs)), (), num_envs).make(0, ProcessHistory())
+        assert len(spec.groups) == (count if spec.cfg.env.are_separate else 1)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_an_inline_policy_on_another_device_is_copied(is_here, monkeypatch):
+    monkeypatch.setattr(rollout_source, "is_on_device", lambda policy, device: is_here)
+    policy = Constant(0.0)
+    made = Made({**ENVS, "policy": UserPolicyConfig(kind="python", policy=policy)})
+    with closing(made.source):
+        made.publish(1.0)
+        made.fill()
+    assert made.lines[-1] == f"    actions {[0] if is_here else [1]}"
+    assert policy.weight.item() == 0.0

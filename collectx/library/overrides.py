@@ -41,7 +41,8 @@ def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[ConfigOverr
             each.policy, each.keeps_weights = _policy(keywords, keywords.policy, factory), True
         overrides.append(each)
     if isinstance(keywords, SingleKeywords) and keywords.interruptor is not None:
-        overrides[0].should_end = keywords.interruptor.collection_stopped
+        (single,) = overrides
+        single.should_end = keywords.interruptor.collection_stopped
     return overrides
 
 

@@ -142,8 +142,8 @@ class StandIn(SimpleNamespace):
 @pytest.mark.parametrize(
     ("runs", "experiment", "created", "logged"),
     [
-        ((), None, ("1", {"collectx": "abc"}, "one"), [("new", 0), ("new", 1), ("new", 31)]),
-        ((), "mine", ("new mine", {"collectx": "abc"}, "one"), [("new", 0), ("new", 1), ("new", 31)]),
+        ((), None, ("1", {"collectx": "abc"}, "one"), [("new", 0), ("new", 1), ("new", 30), ("new", 31)]),
+        ((), "mine", ("new mine", {"collectx": "abc"}, "one"), [("new", 0), ("new", 1), ("new", 30), ("new", 31)]),
         (("old",), None, None, [("old", 31)]),
     ],
 )
@@ -154,7 +154,7 @@ def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, within, runs,
     monkeypatch.setitem(sys.modules, "mlflow.entities", client.entities)
     config = {f"option.{number}": number for number in range(250)}
     logger = MlflowLogger(experiment, "one", config=config, run_id="abc")
-    for step in (0, 1, 31):
+    for step in (0, 1, 30, 31):
         logger.log({NAME: 1.0}, step)
     logger.close()
     assert (client.logged, client.ended, getattr(client, "created", None)) == (logged, [logged[0][0]], created)
@@ -163,7 +163,7 @@ def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, within, runs,
     assert client.params == ([] if runs else [(f"option.{number}", str(number)) for number in range(250)])
 
 
-@pytest.mark.parametrize(("summary", "logged"), [({}, [0, 1, 31]), ({"frames": 30}, [31])])
+@pytest.mark.parametrize(("summary", "logged"), [({}, [0, 1, 30, 31]), ({"frames": 30}, [31])])
 def test_wandb_gets_every_step_that_it_does_not_have(monkeypatch, summary, logged):
     calls = []
 
@@ -177,7 +177,7 @@ def test_wandb_gets_every_step_that_it_does_not_have(monkeypatch, summary, logge
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **keywords: keywords))
     logger = WandbLogger("folder", CONFIG, "abc", project="mine")
-    for step in (0, 1, 31):
+    for step in (0, 1, 30, 31):
         logger.log({NAME: 1.0}, step)
     logger.close()
     settings = {"console": "off", "silent": True}

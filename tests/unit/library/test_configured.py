@@ -12,6 +12,7 @@ import collectx
 from collectx.errors import ConfigError
 from collectx.library import base, configuration, rules
 from collectx.library.configuration import fit_frames
+from collectx.library.overrides import overrides_of_added
 from collectx.replay import ReplayBuffer
 
 ATTRIBUTES = (
@@ -304,6 +305,16 @@ def test_jobs_that_were_submitted_before_match_the_collector(jobs, keywords, mes
         found = error.problems
     assert len(found) == len(messages)
     assert all(text.startswith(begin) for text, begin in zip(found, messages, strict=True)), found
+
+
+def test_an_added_worker_has_the_device_of_the_first(configured):
+    collector = configured("MultiSyncCollector", [cartpole, other], policy, policy_device=["cpu", "meta"])
+    kwargs = {"create_env_kwargs": {"x": 1}, "exploration_type": "MODE"}
+    added = overrides_of_added(collector._keywords, collector._cfg, other, kwargs)
+    assert shown(added) == (
+        "ConfigOverrides(hooks=Hooks(), env=UserEnvConfig(kind=python, create=other, kwargs={x: 1}), "
+        "devices=DevicesConfig(policy_device=cpu), exploration_type=mode)"
+    )
 
 
 def test_whole_configurations(configured, expected, monkeypatch):

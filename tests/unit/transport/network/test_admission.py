@@ -350,3 +350,22 @@ def test_a_filtered_port_is_open_while_a_peer_is_expected():
         ListenerFilter([made.fileno()]).allow()
         assert is_open()
     assert listener_filter._inode(10**6) is None
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_batch_that_cannot_be_sent_is_an_error_unless_the_trainer_is_gone(is_closed):
+    def send(buffer):
+        raise RuntimeError("broken")
+
+    ours, theirs = Pipe()
+    with ours, theirs:
+        pair = Idle()
+        pair.send = send
+        made = NetworkLink(0, theirs, pair, batch_spec(1), SECRET, 60.0)
+        if is_closed:
+            ours.close()
+        else:
+            ours.send_bytes(messages.pack_grant(0, None))  # so that it does not wait for the trainer's end
+        with contextlib.nullcontext() if is_closed else pytest.raises(RuntimeError, match="broken"):
+            made.send(0, None)
+        assert made.stop[0] is is_closed

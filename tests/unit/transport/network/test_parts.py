@@ -279,3 +279,15 @@ def test_how_long_the_trainer_sleeps():
         trainer._joined = lambda joined=joined: joined
         assert trainer.publish({}) == 4
     assert limits[2:] == [{}, 0.0, {}]
+
+
+def test_only_a_slot_alone_is_leased_until_it_is_released():
+    trainer = Trainer()
+    trainer._memory = {(0, 0): torch.zeros(1000, dtype=torch.uint8), (0, 1): torch.ones(1000, dtype=torch.uint8)}
+    first, second = (Arrival(0, slot, None) for slot in (0, 1))
+    assert trainer.lease([first, second]) is None
+    leased = trainer.lease([second])
+    assert (len(leased), leased.unique().tolist()) == (trainer._layout.nbytes, [1])
+    trainer.release([first])
+    trainer.release([second])
+    assert [*trainer._memory] == [(0, 0)]

@@ -50,7 +50,7 @@ def batch():
 )
 def test_what_is_added_to_batches(knobs, offset, settings, is_concatenated, versions, has_mask, monkeypatch):
     masked = []
-    monkeypatch.setattr(stream, "mask", lambda batch, steps: masked.append(steps))
+    monkeypatch.setattr(stream, "add_mask", lambda batch, steps: masked.append(steps))
     core = Core(batch(), batch(), WrittenBatch(6), settings=settings)
     made = Stream(core, config(**knobs).collector, is_concatenated=is_concatenated)
     made.version_offset = offset
@@ -63,7 +63,7 @@ def test_what_is_added_to_batches(knobs, offset, settings, is_concatenated, vers
             found[SETTINGS_VERSION][0, 0] += 1  # of one frame alone
             assert found[SETTINGS_VERSION][0].tolist() == [settings[0] + 1, settings[0], settings[0]]
     assert made.collect() == WrittenBatch(6)
-    made.mask(batch(), (2, 3))
+    made.mark_gaps(batch(), (2, 3))
     assert masked == ([(3, 1), (3, 1), (2, 3)] if has_mask else [])
     made.forget()
     assert made.state(False) == {"collector": "state False", "assembler": None}

@@ -199,7 +199,7 @@ def test_who_is_late_where_an_inference_server_acts(waiting, owing, blamed, monk
         for worker in owing:
             transport.grant(worker, 0)
         restarted = []
-        monkeypatch.setattr(supervisor, "restart_timer", lambda peer: restarted.append(peer.index))
+        monkeypatch.setattr(supervisor, "renew_timer", lambda peer: restarted.append(peer.index))
         monkeypatch.setattr(
             supervisor, "timeout_error", lambda peer, limit: WorkerTimeout(f"late {peer.index} {limit}")
         )

@@ -182,7 +182,7 @@ class Trainer(NetworkTransport):
             has_message=lambda peer: peer.has_delivered,
             **{
                 name: lambda *arguments, name=name: told.append((name, *arguments[1:]))
-                for name in ("progressed", "restart_timer", "replied", "delivered", "remove")
+                for name in ("progressed", "renew_timer", "replied", "delivered", "remove")
             },
         )
         self._weight_sync = SimpleNamespace(
@@ -197,7 +197,7 @@ def test_a_batch_has_no_more_frames_than_a_slot(frames, is_right):
     report = SlotReport(3, frames, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
     trainer._handle_message(peer, messages.pack_full(1, report))
     assert len(trainer._announced) == is_right
-    assert trainer.told == ([("restart_timer",)] if is_right else ["withdrawn", ("remove",)])
+    assert trainer.told == ([("renew_timer",)] if is_right else ["withdrawn", ("remove",)])
     if not is_right:
         assert str(trainer._received[0].error) == (
             f"worker 0 is gone: it sent an invalid message (ValueError('{frames} frames'))"

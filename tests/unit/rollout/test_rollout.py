@@ -309,3 +309,20 @@ def test_a_reset_is_progress_and_begins_new_trajectories():
     assert slot.tensors["collector", "traj_ids"].unique().tolist() == [3, 4, 5]
     assert (report.frames, rollout.acts_randomly, rollout.groups) == (12, False, [rollout.group])
     assert rollout.take_metrics().shape == (2, 0)
+
+
+@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED, TENSORS], ids=["one env", "lockstep", "ragged", "tensors"])
+def test_an_env_is_stepped_with_flags_that_are_not_set(cfg, monkeypatch):
+    """As `StepArrays` says; episodes end, and the slot of an earlier batch is filled again."""
+    rollout, _, rows = make(cfg, None, 30)
+    step, seen = rollout._env.step, []
+
+    def checked(action, out):
+        seen.append([bool(flag.any()) for flag in (out.terminated, out.truncated)] + [bool(out.frame.all())])
+        return step(action, out)
+
+    monkeypatch.setattr(rollout._env, "step", checked)
+    for number in range(2):
+        rollout.collect(rows, number)
+    assert len(seen) >= 60
+    assert seen == [[False, False, True]] * len(seen)

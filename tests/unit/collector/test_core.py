@@ -81,7 +81,16 @@ class Story:
         workers.expect = lambda *arguments: None
         workers.start = lambda worker, *arguments: self.lines.append(f"    start {worker}") or f"process of {worker}"
         policy = FailurePolicy(mode, 1, min_workers=1)
-        self.pool = WorkerPool(workers, schedule, policy, self.event, num_workers, 1, {}, first, 5)
+        self.pool = WorkerPool(
+            workers,
+            schedule,
+            policy,
+            self.event,
+            num_workers=num_workers,
+            min_workers=1,
+            first_requests=first,
+            seed=5,
+        )
         options = {"total_frames": -1, "zero_copy": False, "storing_device": None} | delivery
         spec = DeliverySpec(slots, (2,), {}, schedule.stacked, **options)
         self.core = CollectorCore(self.transport, schedule, spec, self.pool)

@@ -10,9 +10,9 @@ from composed_overrides import composed
 from rich.console import Console
 
 from collectx.config.derived import expected_frames
-from collectx.errors import ShapeError, WorkerDied, printable
+from collectx.errors import ShapeError, WorkerDied, printable, text_of, worker_of
 from collectx.run import RunFolder
-from collectx.run.folder.result import ALL_DELIVERED, Result, Status, failure_of
+from collectx.run.folder.result import ALL_DELIVERED, Failure, Result, Status, type_name
 from collectx.run.statistics import Curve, PartRates, RateWindow, Statistics, View
 from collectx.run.terminal import display
 from collectx.run.terminal.display import (
@@ -352,7 +352,13 @@ def test_errors_of_collectx_are_named_without_their_module():
 def ended(folder, status, reason, batches=1, errors=()):
     numbers = {"frames": 1234, "batches": batches, "wall_s": 5.25, "checkpoint_s": 0.0, "start_s": 1.0}
     numbers |= {"frames_per_s": 617.0, "mean_return": None, "num_episodes": 0, "digest": None}
-    return Result(status, reason, **numbers, failures=tuple(map(failure_of, errors)), folder=folder)
+    return Result(
+        status,
+        reason,
+        **numbers,
+        failures=tuple(Failure(type_name(each), text_of(each), worker_of(each)) for each in errors),
+        folder=folder,
+    )
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])

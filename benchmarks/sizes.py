@@ -1,6 +1,6 @@
 """How fast collectors are with large observations and large weights, each beside its physical limit.
 
-    python -m benchmarks.sizes --plot docs/images
+    python -m benchmarks.sizes [--plot FOLDER]
 
 observations  share of two bare loops at once: shared memory (`multi_async`) and gloo on loopback (`distributed`). The
               limit: each observation of a batch is also copied once (one memcpy of the batch, on the core that steps),

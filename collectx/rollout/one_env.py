@@ -10,7 +10,7 @@ The policy reads and writes the slot directly, because policy and env may keep a
 step.
 
 With one CartPole-v1 and an MLP, this loop reaches 0.87 of the speed of the bare loop, and the loop for several envs
-0.75; with random actions, 0.75 and 0.57 (docs/explanation/performance.md, "One env per worker").
+0.75; with random actions, 0.75 and 0.57 (processor time, the loops in turn).
 """
 
 from __future__ import annotations

@@ -46,7 +46,12 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             {},
             ["split_trajs=True ... replay buffer"],
         ),
-        (rules._batches, {"replay_buffer": 3}, {}, ["replay_buffer=int ... `extend`"]),
+        (
+            rules._batches,
+            {"replay_buffer": 3},
+            {},
+            ["replay_buffer must be a ReplayBuffer, or another object with a method `extend`, but got int."],
+        ),
         (rules._batches, {"replay_buffer": ADDING, "extend_buffer": False}, {}, []),
         (
             rules._batches,

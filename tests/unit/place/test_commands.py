@@ -172,7 +172,7 @@ def test_commands_and_answers_of_slurm(called, expected):
     [
         ("", "NoMessage: scancel: exit status 1"),
         (" one \ntwo.", "LauncherError: one; two."),
-        ("a banner\nsbatch: fatal: no more", "LauncherError: sbatch: fatal: no more"),
+        ("a banner\nsbatch: fatal: no more", "LauncherError: no more"),
         ("Invalid partition name.", "LauncherError: Invalid partition name. Choose another partition with"),
         (
             "Invalid QOS specification",

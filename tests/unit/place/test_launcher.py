@@ -146,8 +146,17 @@ def test_the_steps_of_replacements_and_of_kills(monkeypatch, tmp_path, expected,
     environment |= {f"SLURM_CPUS_PER_TASK{part}": "2"}
     monkeypatch.setattr(job.commands, "hostnames", lambda names: names.split(","))
     monkeypatch.setattr(job.nodes, "seems_lost", lambda node: node in lost)
-    launcher = job.JobTasksLauncher(cfg, ["work"], environment, tmp_path, 0, lambda worker: tmp_path, "/run", group)
-    homes = [launcher._home(worker) for worker in range(4)]
+    launcher = job.JobTasksLauncher(
+        cfg,
+        command=["work"],
+        environment=environment,
+        job_log=tmp_path,
+        log_begin=0,
+        log=lambda worker: tmp_path,
+        run="/run",
+        group=group,
+    )
+    homes = [launcher.node_of(worker) for worker in range(4)]
     nodes = {}
     for lost_nodes in ([], ["n1"], ["n2", "n3"], ["n1", "n2", "n3"]):
         lost.clear()

@@ -114,7 +114,7 @@ def test_what_this_machine_lacks(monkeypatch):
     assert "nowhere0" in second
     assert place_of(composed(WORKERS)).unreachable() == []
     (text,) = place_of(examine(f"{REMOTE} launcher=submitit")[0]).missing()
-    assert text.startswith("launcher=submitit cannot be used: this machine has no sbatch on its PATH.")
+    assert text.startswith("`launcher=submitit` cannot be used: this machine has no sbatch on its PATH.")
 
 
 def test_ranks_of_a_job_need_pmix(monkeypatch):

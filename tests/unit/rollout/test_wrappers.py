@@ -67,9 +67,9 @@ class Group(Env):
         self.t, self.closed = np.zeros(2), False
 
     def reset(self, seeds, out):
-        self.restart(np.ones(2, bool), out)
+        self.reset_some(np.ones(2, bool), out)
 
-    def restart(self, ended, out):
+    def reset_some(self, ended, out):
         self.t[ended] = 0
         out[0][ended] = 0
         out[1][ended] = 5

@@ -65,7 +65,7 @@ def registered(monkeypatch, known):
         (
             "env.id=Gone-v0",
             [
-                "env.id=Gone-v0 cannot be made: no Gone-v0 If a module registers it, name the module too: "
+                "env.id=Gone-v0 cannot be made: no Gone-v0. If a module registers it, name the module too: "
                 "env.id=MODULE:Gone-v0"
             ],
         ),

@@ -12,6 +12,7 @@ from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.errors import RendezvousError
 from collectx.user_objects import Sealed, UserObjects
 from collectx.worker import entry
+from collectx.worker.spec import ProcessHistory
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_remote_worker_joins_and_runs(calls, monkeypatch, environment, job, is
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     knobs = {"num_workers_per_collector": 2} if is_nested else {}
-    spec = SpecMaker(config("distributed", env=counting(), **knobs), (), 1).make(1, 0)
+    spec = SpecMaker(config("distributed", env=counting(), **knobs), (), 1).make(1, ProcessHistory())
     link = SimpleNamespace(connection="line", report_progress=lambda: calls.append("progress"))
     build = print if is_nested else None
 
@@ -75,7 +76,7 @@ def test_a_worker_that_sees_one_gpu_calls_it_the_first(calls, monkeypatch, visib
     cfg = config("rpc", policy_device=policy_device)
     devices = None if visible is None else [visible] * 2
     cfg.backend = RpcBackendConfig(kind="rpc", interface=None, port=None, tensorpipe={}, visible_devices=devices)
-    message = SpecMaker(cfg, (), 1).make(0, 0).to_json()
+    message = SpecMaker(cfg, (), 1).make(0, ProcessHistory()).to_json()
     link = SimpleNamespace(connection="line", report_progress=lambda: None)
     monkeypatch.setattr(entry, "join_trainer", lambda *arguments: (message, link))
     monkeypatch.setattr(entry, "run_until_stopped", lambda there, make: make())
@@ -85,7 +86,7 @@ def test_a_worker_that_sees_one_gpu_calls_it_the_first(calls, monkeypatch, visib
 
 
 def test_workers_of_this_machine_run_at_once(calls, monkeypatch):
-    spec = SpecMaker(config(), (), 1).make(0, 0)
+    spec = SpecMaker(config(), (), 1).make(0, ProcessHistory())
     link = SimpleNamespace(report_progress=lambda: calls.append("progress"), put_back="put back")
     monkeypatch.setattr(entry, "run_until_stopped", lambda there, make: make())
     monkeypatch.setattr(entry, "run_worker_loop", lambda there, make, put_back: (there is link, make(), put_back))

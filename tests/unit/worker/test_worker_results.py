@@ -22,7 +22,7 @@ from collectx.user_objects import Hooks, UserCollector, UserEnvConfig, UserPolic
 from collectx.worker import profiling
 from collectx.worker.nested import NestedSource, nested_options
 from collectx.worker.profiling import ProfileConfig, Profiling
-from collectx.worker.spec import ConfigOverrides, Placement, env_seed, env_seeds, policy_seed
+from collectx.worker.spec import ConfigOverrides, Placement, ProcessHistory, env_seed, env_seeds, policy_seed
 from collectx.worker.user_collector import UserCollectorSource
 
 PLACEMENTS = [Placement(0, 0, 2), Placement(1, 1, 2), Placement(0, 0, 2, 1), Placement(2, 1, 2, 7)]
@@ -35,7 +35,7 @@ def test_the_seeds_of_envs_and_policies(expected):
     for each in PLACEMENTS:
         name = f"worker {each.worker}, index {each.index}.{each.incarnation}"
         result[f"policy of {name}"] = [policy_seed(5, each), policy_seed(5, each, True)]
-        result[f"envs of {name}"] = env_seeds(maker.make(each.worker, each.incarnation), 5)
+        result[f"envs of {name}"] = env_seeds(maker.make(each.worker, ProcessHistory(each.incarnation)), 5)
     expected("seeds", result)
     assert env_seed(0, 0) != env_seed(1, 0)
 
@@ -129,7 +129,7 @@ def test_the_batches_of_a_users_collector(expected):
     )
     cfg = config("distributed", env=env, policy=UserPolicyConfig(kind="python", factory=lambda: policy), seed=5)
     made = UserCollector(Mine, {"extra": 1}, 2)
-    spec = SpecMaker(cfg, [ConfigOverrides(hooks=hooks, user_collector=made)] * 2, 2).make(1, 1)
+    spec = SpecMaker(cfg, [ConfigOverrides(hooks=hooks, user_collector=made)] * 2, 2).make(1, ProcessHistory(1))
     source = UserCollectorSource(spec, made, link)
     mine = source._collector
 
@@ -197,7 +197,9 @@ def test_a_reset_that_a_users_collector_lacks_is_refused():
 
     link, made = Link(), UserCollector(Plain)
     env = UserEnvConfig(kind="python", create=dict)
-    spec = SpecMaker(config("distributed", env=env), [ConfigOverrides(user_collector=made)] * 2, 2).make(0, 0)
+    spec = SpecMaker(config("distributed", env=env), [ConfigOverrides(user_collector=made)] * 2, 2).make(
+        0, ProcessHistory()
+    )
     source = UserCollectorSource(spec, made, link)
     plain = source._collector
     assert (plain.env, plain.policy, plain.keywords) == (dict, None, {"frames_per_batch": 6, "total_frames": -1})
@@ -266,7 +268,7 @@ class Inner:
 
 def test_a_worker_that_is_a_collector(expected, monkeypatch):
     cfg = config("distributed", env=counting(1), policy=mlp(), num_workers_per_collector=2, frames_per_batch=6)
-    spec = SpecMaker(cfg, (), 1).make(1, 2)
+    spec = SpecMaker(cfg, (), 1).make(1, ProcessHistory(2))
     inner, built = Inner(), []
 
     def build(cfg, policy, env_spec, overrides, outer):

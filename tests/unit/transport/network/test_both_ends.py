@@ -137,7 +137,9 @@ class Walk:
         self.draw, self.stack = random.Random(seed), stack
         self.spec = replace(batch_spec(3, weights_nbytes=8), **options)
         self.supervisor = Supervisor(60.0, 60.0, 0.0, lambda index, handle: f"worker {index}")
-        self.transport = NetworkTransport(self.spec, self.supervisor, Endpoint(("127.0.0.1",), 1, SECRET), 60.0)
+        self.transport = NetworkTransport(
+            self.spec, self.supervisor, Endpoint(("127.0.0.1",), 1, SECRET), timeout_s=60.0
+        )
         stack.callback(self.transport.close)
         self.workers, self.kept = {}, []
         # The value of each version for all workers, and the newest version of each worker.

@@ -50,7 +50,7 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             rules._batches,
             {"replay_buffer": 3},
             {},
-            ["replay_buffer must be a ReplayBuffer, or another object with a method `extend`, but got int."],
+            ["replay_buffer must be a ReplayBuffer, ... `extend`, but got int."],
         ),
         (rules._batches, {"replay_buffer": ADDING, "extend_buffer": False}, {}, []),
         (

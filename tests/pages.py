@@ -4,7 +4,8 @@
     ```python title="F"    saved as F; without a title it is run
     ```yaml title="F"      saved as F, as every other language with a title is
 
-A command that ends with another exit status than 0 has it in a comment: `$ collectx run seed=x  # exit status 2`.
+`<!-- exit status: 2 -->` above a block: its last command ends with this status instead of 0. So does a comment behind
+any command, which readers see: `$ collectx run seed=x  # exit status 2`.
 `python tests/pages.py PAGE...` replaces the numbers in what the page prints by those of a new run.
 
 `<!-- not run: REASON -->` above a block leaves it out; `<!-- hidden` above a block and `-->` below it run it, but the
@@ -27,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 # Generated pages have no file; STATUS.md is not part of the site.
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "STATUS.md"})]
 _BLOCK = re.compile(
-    r"^(?P<skip><!-- not run: [^>]+ -->\n)?(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"^(?P<skip><!-- not run: [^>]+ -->\n)?(?:<!-- exit status: (?P<status>\d+) -->\n)?"
+    r"(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
     r"(?P<text>.*?)^(?P=indent)```",
     re.MULTILINE | re.DOTALL,
 )
@@ -44,6 +46,7 @@ class Block:
         title: the file that it is saved as, or None.
         text: without indentation.
         skipped: whether it is not run.
+        status: the exit status of its last command.
     """
 
     line: int
@@ -51,6 +54,7 @@ class Block:
     title: str | None
     text: str
     skipped: bool
+    status: int
 
     @property
     def is_run(self) -> bool:
@@ -90,6 +94,7 @@ def blocks(page: Path) -> list[Block]:
             found["title"],
             re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
             bool(found["skip"]),
+            int(found["status"] or 0),
         )
         for found in _BLOCK.finditer(text)
     ]
@@ -120,6 +125,8 @@ def run(page: Path, folder: Path, timeout_s: float) -> list[str]:
                 (["bash", "-c", _STATUS.sub("", command)], int((_STATUS.search(command) or [0, 0])[1]), lines)
                 for command, lines in block.commands()
             ]
+            if block.status:
+                steps[-1] = (steps[-1][0], block.status, steps[-1][2])
         at = block.line
         for words, status, lines in steps:
             done = subprocess.run(

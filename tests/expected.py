@@ -24,8 +24,8 @@ class Expected:
     is_update: bool = False
 
     def __call__(self, name: str, result: object) -> None:
-        """Compares text, or what JSON can say, with the file NAME.txt or NAME.json."""
-        file = self.folder / (f"{name}.txt" if isinstance(result, str) else f"{name}.json")
+        """Compares text, or what JSON can say, with the file NAME.txt or NAME.json, with hyphens for spaces."""
+        file = self.folder / f"{name.replace(' ', '-')}.{'txt' if isinstance(result, str) else 'json'}"
         text = (result if isinstance(result, str) else lines(result)).rstrip("\n") + "\n"
         if self.is_update:
             file.parent.mkdir(exist_ok=True)

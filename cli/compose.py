@@ -146,7 +146,8 @@ class Composer:
 
 
 def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
-    """Returns Hydra's loader for the packaged choices and the user's, also within another Hydra application."""
+    """Returns Hydra's loader for the packaged choices and the user's. Works inside of another application of Hydra
+    too."""
     instance = GlobalHydra.instance()
     running = instance.hydra
     instance.clear()
@@ -206,7 +207,8 @@ def _explained(error: BaseException) -> str:
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
-    """Checks a composed configuration that includes Hydra's part, and imports none of the code that it names."""
+    """Checks types and rules of a composed configuration that includes Hydra's part. Imports none of the code that it
+    names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
     texts = [*(_text(problem, node.hydra) for problem in problems), *_two_launchers(node.hydra, cfg)]
@@ -267,7 +269,8 @@ def folder_of(node: DictConfig, key: str) -> str:
 
 
 def _why_unresolved(error: OmegaConfBaseException) -> str:
-    """Returns a predicate with OmegaConf's reason; for an unknown resolver also how to register one."""
+    """Returns a predicate with what OmegaConf says about an interpolation; for an unknown resolver also how to register
+    one."""
     text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
     text = f"cannot be resolved: {text}"
     if isinstance(error, UnsupportedInterpolationType):
@@ -333,7 +336,8 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
 
 
 def _plain(node: DictConfig, key: str) -> Any:
-    """Returns a value as plain data, with interpolations resolved; in a group one by one, as each may fail."""
+    """Returns the value of a key as plain data, with interpolations resolved; in a group one by one, so that each can
+    fail alone."""
     if OmegaConf.is_missing(node, key):
         return UNSET
     try:

@@ -37,7 +37,8 @@ _CLASS_OPTIONS = {
 
 
 def quoted(value: object) -> str:
-    """Returns `value` in quotes: without them, Hydra would read `a=1,b=2`, a point's folder, as two values."""
+    """Returns `value` in quotes, for an override: without them, Hydra would read `a=1,b=2`, the folder of a point, as
+    two values."""
     text = str(value).replace("'", "\\'")
     return f"'{text}'"
 

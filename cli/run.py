@@ -177,7 +177,8 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
 
 
 def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
-    """Adds the outcomes of points that other processes run; says which outlive the command."""
+    """Adds the outcomes of points that other processes run, or have run; says which keep running after the command
+    ends."""
     known = {run.folder for run in task.outcomes}
     others = [folder for folder in folders if folder not in known]
     outcomes = [

@@ -162,7 +162,8 @@ def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def sample(overrides: Sequence[Override]) -> list[str]:
-    """Returns one point of the search space: the first value of each list, the middle of each interval."""
+    """Returns the overrides of one point of the search space: the first value of each list, the middle of each
+    interval."""
     return [_first(override) if override.is_sweep_override() else str(override.input_line) for override in overrides]
 
 

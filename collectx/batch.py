@@ -144,7 +144,8 @@ def batch_leaves(
 
 @functools.cache
 def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the integer dtype of the size of a dtype that numpy lacks, such as bfloat16; otherwise None."""
+    """Returns the integer dtype of the same size as a dtype that numpy lacks, such as bfloat16; None for a dtype that
+    numpy knows."""
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
@@ -153,7 +154,8 @@ def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Returns a tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from a device."""
+    """Returns a tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from another
+    device."""
     dtype = same_size_integer(tensor.dtype)
     return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
 
@@ -193,7 +195,8 @@ class Layout:
         return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in offsets]
 
     def slot(self, memory: torch.Tensor) -> Slot:
-        """Returns the leaves as views of `memory`, contiguous uint8 of `nbytes`, which the caller keeps."""
+        """Returns the leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps
+        ownership."""
         return Slot(self.tensors(memory, (self.rows, self.steps)))
 
     def tensors(self, memory: torch.Tensor, batch_size: tuple[int, ...]) -> dict[Key, torch.Tensor]:
@@ -243,7 +246,8 @@ _T = TypeVar("_T")
 
 
 class PerSlot(dict[int, _T]):
-    """What a worker needs for each slot, made when it is first needed, and kept for the last `LIMIT` slots."""
+    """What a worker needs for each slot that it fills, by slot number: made when it is first needed, and kept for the
+    last `LIMIT` slots."""
 
     LIMIT = 64
 

@@ -205,7 +205,8 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
-        """Returns `error` as it can be pickled: itself; its type, arguments and plain attributes; or only its text."""
+        """Returns `error` in the first form that can be pickled: as it is; its type, arguments and plain attributes; or
+        only its text."""
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         kind, message = type(error), text_of(error)
         # The second form is for exceptions with an unusual constructor or with a lock; the third for long ones.

@@ -75,7 +75,8 @@ class BatchMemory:
         self._free: deque[torch.Tensor] = deque(maxlen=self.MAX_FREE)
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Returns `[nbytes]` uint8 of undefined content, which the caller owns, and any thread may free."""
+        """Returns `[nbytes]` uint8 of undefined content. It belongs to the caller, and any thread may free it. GPU
+        memory comes from torch."""
         if nbytes < self.MIN_BYTES or device.type != "cpu":
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         try:
@@ -102,7 +103,8 @@ _fence = threading.Lock()
 
 
 def barrier() -> None:
-    """Keeps the processor from moving memory accesses past this call, by taking and releasing a lock."""
+    """Keeps the processor from reordering memory accesses before and after this call, by taking and releasing a
+    lock."""
     for _ in range(2):
         with _fence:
             pass

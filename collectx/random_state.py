@@ -58,7 +58,8 @@ def load_generators(saved: dict[str, Any]) -> None:
 
 
 def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
-    """Seeds some global generators by `seed`, below 2**32. NumPy's is a new one; the old one stays."""
+    """Seeds some of the global generators; `seed` is below 2**32. NumPy gets a new bit generator, so that the current
+    one stays unchanged."""
     if "torch" in names:
         torch.manual_seed(seed)
     if "numpy" in names:
@@ -106,7 +107,8 @@ class HeldGenerators:
 
 
 class SeedWatch:
-    """Notices if code has seeded, not only used, global generators since it was made, or since `renew`."""
+    """Notices if code has seeded global generators since this object was made, or since `renew`. Drawing does not
+    count."""
 
     def __init__(self) -> None:
         self.renew()

@@ -73,7 +73,8 @@ def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
 
 
 def _order(traj_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the sorted trajectory ids, their numbers of frames, and the places of these in order of time."""
+    """Returns the sorted trajectory ids; their numbers of frames; and the places of the frames, in order of id and
+    time."""
     ids, lengths = torch.unique(traj_ids, return_counts=True)
     # A stable sort keeps the frames of a trajectory in order of time.
     return ids, lengths, torch.argsort(traj_ids, stable=True)

@@ -152,7 +152,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                     self._handle_event()
 
     def wait_until_filled(self) -> None:
-        """Blocks until the workers have filled their granted slots. Raises the errors of `next`."""
+        """Blocks until the workers have filled their granted slots, whose batches are delivered later. Raises the
+        errors of `next`."""
         with self.owner:
             while self._has_granted_slots:
                 self._handle_event()
@@ -179,7 +180,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """Returns the parts of the next batch, the same until they are counted; None while it is incomplete."""
+        """Returns the parts of the next batch, None while it is incomplete. Returns the same parts until they are
+        counted."""
         if self._next_parts is None:
             self._next_parts = self._schedule.next_batch()
         return self._next_parts

@@ -272,7 +272,8 @@ def _worker_config(cfg: RunConfig) -> RunConfig:
 
 
 def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
-    """Returns the workers' stand-in for the server's policy; None if they act themselves."""
+    """Returns the workers' stand-in for a policy that the inference server calls; None if the workers act
+    themselves."""
     is_served = isinstance(cfg.inference, ServerInferenceConfig) and not isinstance(actor, RandomActor)
     return ServedActor(actor.leaves, actor.states) if is_served else None
 

@@ -264,7 +264,8 @@ class WorkerPool:
         worker.settings_version = settings.version
 
     def report_setting(self, setting: Setting, num_batches: int) -> None:
-        """Logs that the workers have applied a setting, after `num_batches` batches."""
+        """Logs that the workers have applied a setting. `num_batches` is the number of batches that the run has
+        delivered."""
         self._events(
             "setting", kind=setting.kind, of=setting.name, settings_version=setting.version, batches=num_batches
         )

@@ -89,7 +89,8 @@ def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
 
 
 def save_batch(parts: Iterable[Arrival], memory: torch.Tensor, settings: Sequence[int]) -> dict[str, Any]:
-    """Returns a batch as plain data and tensors: its bytes, and worker, report and settings of each part."""
+    """Returns a batch as plain data and tensors: its bytes, and the worker, report and settings version of each
+    part."""
     saved = []
     for part in parts:
         report = {field.name: getattr(part.report, field.name) for field in fields(SlotReport)}

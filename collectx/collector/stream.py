@@ -19,7 +19,7 @@ class Stream:
     """Yields the batches of the collector `core`, or with `collector.trajs_per_batch` complete trajectories.
 
     Args:
-        prefix: text before option names in the messages of `say`.
+        prefix: text before option names in these messages.
         is_concatenated: whether the parts of a batch are joined without missing frames, so that batches need no mask.
 
     Attributes:

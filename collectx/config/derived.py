@@ -36,7 +36,8 @@ def total_batches(collector: CollectorConfig) -> int | None:
 
 
 def expected_batches(cfg: RunConfig) -> int | None:
-    """Number of batches unless the trainer ends the run: by `total_frames` and `run.max_batches`; None: no limit."""
+    """Number of batches of a run unless its trainer ends it: those of `total_frames`, at most `run.max_batches`; None:
+    no limit."""
     return min((each for each in (total_batches(cfg.collector), cfg.run.max_batches) if each is not None), default=None)
 
 

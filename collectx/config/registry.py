@@ -98,7 +98,8 @@ KINDS: dict[str, dict[str, Kind]] = {
 
 
 def schemas(group: str) -> dict[str, Any]:
-    """Returns the dataclasses of a group by kind; of `devices`, without kinds, by its default choice."""
+    """Returns the dataclasses of a group by kind; of `devices`, which knows no kinds, by the name of its default
+    choice."""
     return {name: kind.schema for name, kind in KINDS[group].items()} or {"cpu": launcher.DevicesConfig}
 
 
@@ -134,7 +135,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:
-    """Returns the section that `dataclasses.asdict` turned into `values`."""
+    """Returns the section of which `dataclasses.asdict` made `values`: `group_from_dict("env", asdict(cfg.env))` equals
+    `cfg.env`."""
     if values.get("kind") == "python":
         return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
     return _from_dict(schemas(group)[values.get("kind", "cpu")], values)

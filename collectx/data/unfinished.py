@@ -72,7 +72,8 @@ class UnfinishedEpisodes:
         return to_tensordict(tensors, [length], dims=self._run.dims)
 
     def completed(self, frames: TensorDictBase) -> TensorDictBase | None:
-        """Returns all frames of the episode that ends with `frames`; None if none of them are stored here."""
+        """Returns all frames of the episode that ends with `frames`; None if no earlier frames of it are stored
+        here."""
         index = int(frames[TRAJ_IDS][0])
         if index not in self._lengths:
             return None

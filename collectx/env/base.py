@@ -199,7 +199,8 @@ class Env(ABC):
         raise NotImplementedError(f"{type(self).__name__}: only the resets of Gymnasium's envs take options")
 
     def reset_kwargs(self, **options: Any) -> dict[str, Any]:
-        """Returns the keyword arguments of a reset: `reset_options` and these, in new dicts that an env may change."""
+        """Returns the keyword arguments of a reset: `reset_options` and these options. The dicts are new, because an
+        env may change them."""
         options = {**self.reset_options, **options}
         return {"options": options} if options else {}
 

@@ -80,5 +80,6 @@ def frame(index: np.ndarray, episode: np.ndarray, step: np.ndarray, size: int) -
 
 
 def episode_length(index: np.ndarray, shortest: int) -> np.ndarray:
-    """Returns the number of steps per episode of the envs with these global indices."""
+    """Returns the number of steps per episode of the envs with these global indices; `shortest` is
+    `env.episode_length`."""
     return shortest + index % 3

@@ -309,7 +309,8 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns rewards `[E, 1]`, of an AsyncVectorEnv, as `[E]`. Raises `ShapeError` for other shapes."""
+    """Returns rewards `[E, 1]` as `[E]`, because an AsyncVectorEnv keeps a dimension of 1. Raises `ShapeError` for
+    other shapes."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
             f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "
@@ -319,7 +320,8 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _explain(error: Exception) -> None:
-    """Raises `ShapeError` if Gymnasium's VectorEnv could not store a reward, as its own message does not."""
+    """Raises `ShapeError` if Gymnasium's VectorEnv could not store a reward, because its own message does not say
+    so."""
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
@@ -371,7 +373,8 @@ def _make_checked(
 
 
 def _context(name: str | None) -> str:
-    """Returns the start method of an AsyncVectorEnv's processes, which share one import of this module."""
+    """Returns the start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of
+    them."""
     name = name or next(each for each in ("forkserver", "spawn") if each in multiprocessing.get_all_start_methods())
     if name == "forkserver":
         multiprocessing.get_context(name).set_forkserver_preload([__name__])

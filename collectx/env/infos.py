@@ -76,7 +76,8 @@ class InfoKeys:
         return values
 
     def batched_values(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
-        """Returns a new array `[num_envs, *shape]` for each of `leaves`, from the info of a vector env."""
+        """Returns an array `[num_envs, *shape]` for each of `leaves`, from the info of a vector env. The caller owns
+        them."""
         values: list[np.ndarray] = []
         for name, entry in self._entries.items():
             is_present = np.full(num_envs, name in info)
@@ -126,13 +127,15 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
 
 
 def lacks_mask(group: Env, exclude: Sequence[str]) -> bool:
-    """Whether a mask of legal actions must be searched in the infos, as `exclude` does not name it."""
+    """Whether a mask of legal actions must be searched in the infos of a group. `exclude` is `env.exclude_keys`; names
+    the mask to leave it out."""
     is_possible = group.spec.device is None and may_return_mask(next(iter(group.user_envs), None))
     return is_possible and ACTION_MASK not in exclude and mask_of(group.spec) is None
 
 
 def may_return_mask(env: Any) -> bool:
-    """Whether the infos of an env may contain masks: those of Gymnasium's envs with discrete actions."""
+    """Whether the infos of an env may contain masks of legal actions: those of Gymnasium's envs with discrete
+    actions."""
     name = "single_action_space" if isinstance(env, VectorEnv) else "action_space"
     return isinstance(env, gymnasium.Env | VectorEnv) and can_be_masked(getattr(env, name, None))
 

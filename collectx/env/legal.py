@@ -56,7 +56,8 @@ class LegalActions(nn.Module):
         self._is_checked = not spec.ragged
 
     def forward(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns which values masks `[..., *shape]` allow: `[..., choices, width]` bool."""
+        """Returns, for masks `[..., *shape]`, whether each value of each choice is legal: `[..., choices, width]`
+        bool."""
         legal = mask.bool()
         if self._num_dims > 1:
             legal = legal.flatten(-self._num_dims)
@@ -113,7 +114,8 @@ def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def legal_actions(spec: EnvSpec) -> LegalActions | None:
-    """Returns the reader of an env's masks, see `LegalActions`; None if the env returns no masks."""
+    """Returns the reader of an env's masks; None if the env returns no masks. Raises `SpaceError`, see
+    `LegalActions`."""
     mask = mask_of(spec)
     return None if mask is None else LegalActions(spec, mask)
 
@@ -124,7 +126,8 @@ def is_legal(raw: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(legal: torch.Tensor) -> torch.Tensor:
-    """Returns the index, int64, of a random true entry along the last dimension; 0 if none is true."""
+    """Returns the index of a random true entry along the last dimension, int64, drawn with torch's generator; 0 if none
+    is true."""
     return torch.rand(legal.shape, device=legal.device).masked_fill_(~legal, -1.0).argmax(-1)
 
 

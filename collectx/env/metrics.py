@@ -42,7 +42,8 @@ class InfoMetrics:
                 self._add(i, name, value)
 
     def add_vector(self, info: Mapping[str, Any], frames: np.ndarray) -> None:
-        """Adds the info of a vector env's step, for the envs for which it was a frame: `frames`, `[E]` bool."""
+        """Adds the info of a step of a vector env. `frames`, `[E]` bool, are the envs for which the step was a
+        frame."""
         for i, (name, path) in enumerate(self._paths):
             value, mask = _entry(info, path, frames)
             if mask.any():

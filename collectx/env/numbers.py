@@ -81,7 +81,8 @@ class EnvNumbers:
         return {name: number for name, number in vars(self).items() if name in parameters and name not in is_set}
 
     def arguments(self, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the keyword arguments of a call of `target`: `kwargs`, and the numbers that it takes."""
+        """Returns the keyword arguments of a call of `target`: `kwargs` of a configuration, and the numbers that it
+        takes."""
         return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
 
     @contextmanager

@@ -61,7 +61,8 @@ class VecEnvAdapter(VectorEnv):
 
 
 def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
-    """Returns `env`, or a VecEnv's adapter; that raises `ConfigError` if `info_keys` is not empty."""
+    """Returns `env`; for a VecEnv, its adapter. Raises `ConfigError` if `env` is a VecEnv, and `info_keys` is not
+    empty."""
     if not is_vec_env(env):
         return env
     if info_keys:

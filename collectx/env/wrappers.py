@@ -57,7 +57,8 @@ def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
 
 
 def statistics_of(envs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns a copy of the statistics of the normalisers around a worker's first env, the outermost first."""
+    """Returns a copy of the statistics of Gymnasium's normalisers around the first of a worker's envs, the outermost
+    first, as plain data."""
     statistics = []
     for stack in (_layers_of_each(env)[0] for env in envs[:1]):
         for layer, running in _running(stack):

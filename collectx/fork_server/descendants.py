@@ -87,7 +87,8 @@ def mark_process(mark: int) -> None:
 
 
 def _priority(thread: int = 0) -> int:
-    """Returns the I/O priority of a thread (0: this one); -1 if it cannot be read."""
+    """Returns the I/O priority of a thread, or of a process's main thread (0: of this thread); -1 if it cannot be
+    read."""
     return -1 if _IOPRIO_GET is None else _system_call(_IOPRIO_GET, 1, thread)
 
 
@@ -119,7 +120,8 @@ class Hosted:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Counts what this thread, and no other one, starts within the block as the envs'."""
+        """Counts what this thread starts within the block as the envs'; what other threads start meanwhile does not
+        count."""
         earlier = resource.getrlimit(_LIMIT)[0] if _HAS_MARKS else _NUM_MARKS
         priority = _priority()
         # A user may have chosen a class; some kernels name the default one.
@@ -169,7 +171,8 @@ def hosted() -> Iterator[None]:
 
 @functools.cache
 def _ended_at_exit(process: int) -> list[list[int]]:
-    """Returns the marks that this process ends when it exits; a fork of it ends none."""
+    """Returns the marks that this process ends when it exits. A process that was forked from it may run its exit
+    handlers."""
     marks: list[list[int]] = []
     atexit.register(lambda: end(marks) if os.getpid() == process else None)
     return marks

@@ -25,7 +25,8 @@ _replacing = threading.Lock()
 
 @functools.cache
 def is_guarded() -> bool:
-    """Whether the script compares `__name__` with anything, or there is no source to read."""
+    """Whether the script compares `__name__` with anything. True if there is no script, or its source cannot be
+    read."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     try:
         nodes = list(ast.walk(ast.parse(Path(path).read_bytes()))) if path else []

@@ -80,7 +80,8 @@ def reuse_imports() -> None:
 
 
 def warm_up() -> None:
-    """Starts the fork server, once. It imports in the background unless `preload` did. Does not block."""
+    """Starts the fork server, which imports in the background unless `preload` did. Does not block. Later calls do
+    nothing."""
     variables = {**ONE_THREAD, descendants.VARIABLE: str(descendants.own_marks()[0])}
     with environment(**variables), _forked_if_preloaded():
         # A worker's server uses the trainer's temporary folder, and must not remove it.

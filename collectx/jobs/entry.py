@@ -219,7 +219,8 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
 
 
 def _begin_mpi(cfg: RunConfig) -> None:
-    """Initialises MPI if srun started the tasks as ranks of one MPI job."""
+    """Initialises MPI if srun started the tasks as ranks of one MPI job. The preflight check reports what is
+    missing."""
     if place_of(cfg).has_ranks and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
         from collectx.transport.network.mpi import initialize_ranks
 

@@ -39,7 +39,8 @@ class JobSpec:
     token: str | None = None
 
     def write(self, files: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
-        """Writes the file, and beside it a pickle of `objects`, one per worker, that only this user can read."""
+        """Writes the file, and pickles `objects`, one for each worker, into a file beside it that only this user can
+        read."""
         cfg = self.cfg
         files.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
@@ -49,7 +50,8 @@ class JobSpec:
 
     @classmethod
     def read(cls, files: RunFolder) -> JobSpec:
-        """Returns the content. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` without a readable file."""
+        """Returns the content of the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if it cannot be
+        read."""
         content = json.loads(files.job_spec.read_text())
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 

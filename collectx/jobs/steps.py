@@ -87,7 +87,8 @@ class _Step:
         return {self._job: JobState("RUNNING", False, True)}
 
     def join(self) -> None:
-        """Waits until all tasks have ended, at most the grace time, as the end of the allocation would kill them."""
+        """Waits until all tasks have ended, for at most the grace time, because the end of the allocation would kill
+        them."""
         self._ended_s = self._ended_s or time.monotonic()
         while not self.states(())[self._job].is_over:
             time.sleep(_POLL_S)

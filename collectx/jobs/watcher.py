@@ -201,7 +201,8 @@ class Watcher:
         return may_restart or now_s < run.ended_s + _SETTLE_S
 
     def _ask_to_leave(self) -> bool:
-        """Asks the user once whether to end the jobs, and ends them by default. Returns whether the user leaves."""
+        """Asks the user once whether to end the jobs, and ends them without an answer. Returns whether the user
+        leaves."""
         if sys.stdin.isatty() and self._may_leave:
             self._may_leave = False
             jobs = self._describe_jobs()

@@ -198,7 +198,8 @@ class Place:
         yield from ()
 
     def device_problems(self) -> Iterator[Problem]:
-        """Devices are CPUs or CUDA devices, and each worker sees the GPU of its policy."""
+        """Devices are CPUs or CUDA devices, and each worker sees the GPU of its policy. The env's device is checked
+        when the env is made."""
         for name, value in vars(self.cfg.devices).items():
             if value is not None and not _DEVICE.fullmatch(value):
                 yield Problem(f"devices.{name}", "is not a device", value, "use cpu, cuda, or cuda:N for GPU N.")
@@ -227,7 +228,8 @@ class Place:
         yield from ()
 
     def unreachable(self) -> list[str]:
-        """Returns why the trainer, this process, cannot connect to workers. Imports torch for networks."""
+        """Returns messages about why the trainer, this process, cannot connect to workers. Imports torch for
+        networks."""
         if self.network is None:
             return []
         from collectx.transport.network.addresses import local_addresses
@@ -268,7 +270,8 @@ class Place:
 
     @property
     def devices_of_pairs(self) -> tuple[str, str]:
-        """The devices of the bytes in transit at both ends, the trainer's first: GPUs only with nccl."""
+        """The devices of the bytes in transit: at the trainer's end, and at the worker's. Only nccl sends between
+        GPUs."""
         devices = resolve_devices(self.cfg.devices)
         ends = (devices.storing_device or "cpu", devices.policy_device or "cpu")
         return ends if self.backend == "nccl" else ("cpu", "cpu")

@@ -76,7 +76,8 @@ class Launcher:
         after the collector is closed. Idempotent."""
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
-        """Returns a worker's name in messages, with its job or task, its log and, if it failed, the log's end."""
+        """Returns what messages call a worker: with its job or task, its log and, if it failed, the last line of the
+        log."""
         remote = handle if isinstance(handle, RemoteHandle) else None
         words = [remote.text] if remote is not None and remote.text else []
         if self._log is not None:
@@ -92,7 +93,8 @@ class Launcher:
 
 
 class InlineLauncher(Launcher):
-    """Makes workers that are generators, and their own handles; the inline transport advances them."""
+    """Makes workers that are generators in the trainer's process; the inline transport advances them. The handle of a
+    worker is its generator."""
 
     is_local = True
 

@@ -64,7 +64,8 @@ class CallPlan:
         self.numbers = [numbers[key] for key in keys]
 
     def run(self, observation: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Calls the policy; returns all values. `observation` is a tensor `[E, *shape]` per leaf."""
+        """Calls the policy; returns all values. `observation` is a tensor `[E, *shape]` per leaf of the env's
+        observation."""
         if self._shape is None:
             values = [*observation]
         elif self._shape:
@@ -193,7 +194,8 @@ _NUMBERS = int | float | np.generic
 
 
 def _arguments(policy: Callable, spec: EnvSpec) -> list[Key | dict[Key, Key]]:
-    """Returns the key of each argument, a tensor; or for a nested dict of tensors, their keys."""
+    """Returns what each argument is: the key of a tensor; or for a nested dict of tensors, their keys by those in the
+    dict."""
     observed = [leaf.key for leaf in spec.observation]
     parameters = [parameter.name for parameter in _parameters(policy)]
     if parameters and {key[0] for key in observed}.issuperset(parameters):

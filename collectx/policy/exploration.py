@@ -58,7 +58,8 @@ def _with_medians(context: AbstractContextManager) -> Iterator[None]:
 
 
 def _median(distribution: Any) -> Any:
-    """Returns the median of each component. Raises `AttributeError` if the distribution has no inverse."""
+    """Returns the median of each component. Raises `AttributeError`, like a missing property, if the distribution has
+    no inverse."""
     import torch
     from torch.distributions import Independent
 

@@ -36,7 +36,8 @@ def is_on_device(policy: Any, device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor's place in the bytes, looked up in `owner` at each use, because it may be replaced."""
+    """A tensor's place in the run of bytes. The tensor is looked up in `owner` at each use, because the user may
+    replace it."""
 
     owner: dict[str, Any]
     name: str

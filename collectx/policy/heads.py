@@ -34,7 +34,8 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the log-probability of `action` and the entropy, both `[...]` and differentiable."""
+        """Returns the log-probability of `action` and the entropy of the distribution, both `[...]` and
+        differentiable."""
         raise NotImplementedError
 
 

@@ -168,7 +168,8 @@ class _LeafDraws:
 
 
 def _integers(low: np.ndarray, count: np.ndarray, size: Sequence[int]) -> torch.Tensor:
-    """Returns integers in `[low, low + count)`, elementwise, by float64, which never rounds to the end."""
+    """Returns integers in `[low, low + count)`, elementwise. Draws float64, so that rounding never gives
+    `low + count`."""
     drawn = (torch.rand(size, dtype=torch.float64) * torch.as_tensor(count)).floor_().to(torch.int64)
     return drawn + torch.as_tensor(low, dtype=torch.int64)
 

@@ -42,7 +42,8 @@ class StateSpec:
 
 
 def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
-    """Returns the spec as the policy sees it: states that the env lacks are the last leaves."""
+    """Returns the spec as the policy sees it: the states that the env does not observe are the last observation
+    leaves."""
     initial = {state.leaf: state.initial[None] for state in states if state.initial is not None}
     if not initial:
         return spec

@@ -28,7 +28,8 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Converts `leaves` of the observation to a float32 row per env, with one-hot Discrete parts."""
+    """Converts `leaves` of the observation to a float32 row per env: Discrete parts become one-hot, others are
+    flattened."""
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         super().__init__()

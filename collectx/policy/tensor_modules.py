@@ -62,7 +62,8 @@ class Step:
 def tensor_modules(
     module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[Step] | None:
-    """Returns the steps that call `module` for this batch size; None if it needs a TensorDict."""
+    """Returns the steps that call `module`; None if it must be called with a TensorDict. `shape` is the batch size of
+    the observations."""
     if not _is_library_module(module) or hooked(module):
         return None
     forward = type(module).forward
@@ -92,7 +93,8 @@ def _is_library_module(module: Any) -> bool:
 
 
 def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable | None:
-    """Returns the forward of a probabilistic module that writes one sample; otherwise None."""
+    """Returns the forward of a probabilistic module, if that writes one sample, drawn with torch's generator; otherwise
+    None."""
     kind = module.distribution_class
     is_plain = isinstance(kind, type) and issubclass(kind, Distribution) and not issubclass(kind, CompositeDistribution)
     if not is_plain or any(getattr(module, name, None) is not None for name in _SAMPLER_OPTIONS):

@@ -82,7 +82,8 @@ class UserActor(Actor):
             self.accelerate(self._acceleration)
 
     def _probe(self, spec: EnvSpec) -> tuple[Leaf, ...]:
-        """Calls the policy once, with first observations of `spec`. Sets the plan; sets and returns `leaves`."""
+        """Calls the policy once, with first observations of `spec`. Sets the plan and `leaves`, and returns
+        `leaves`."""
         first = [_first(leaf, spec).to(self.device) for leaf in spec.observation]
         versions = [tensor._version for tensor in first]
         plan = self._new_plan(spec, Acceleration(), (), ())

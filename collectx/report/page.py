@@ -84,7 +84,8 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
 
 
 def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> tuple[str, ...]:
-    """Returns a row: name, number of runs with the objective, their spread, IQM and its interval."""
+    """Returns a row: name, number of runs with the objective, their spread as `collectx run` prints it, IQM and its
+    interval."""
     values = group.values(objective)
     ends = interval(values) if len(values) > 1 else (None, None)
     numbers = (*spread, centre(values) if len(values) else None, *ends)

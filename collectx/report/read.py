@@ -144,7 +144,8 @@ class Group:
 
 
 def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns (places `[points]`, values `[curves, points]`) where curves overlap; None if they do not."""
+    """Returns curves at common places: (places `[points]`, values `[curves, points]`); None if the curves do not
+    overlap."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
     if not begin < end:
         return None
@@ -247,7 +248,8 @@ def _read_metrics(run: Run) -> None:
 
 
 def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:
-    """Yields the times of a worker between its entries, with a gap at a restart."""
+    """Yields the time of a worker between its entries. A restart leaves a gap as long as the time that was not
+    measured."""
     kinds = "worker_failed", "workers_started"
     lost_s = [
         run.seconds(each["time"])

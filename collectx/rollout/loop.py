@@ -116,7 +116,8 @@ class SlotViews:
         return zip(*self.policy_arrays(), outputs, strict=True)
 
     def policy_arrays(self) -> tuple[Iterator[PolicyInput], Iterator[PolicyOutput]]:
-        """Returns two iterators over the steps: the policy's input tensors, and its output arrays."""
+        """Returns two iterators over the steps, with the policy's input tensors and its output arrays; see
+        `step_arrays`."""
         return self.by_step([tensor.unbind(0) for tensor in self._policy_input]), zip(*self._actor, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -345,7 +346,8 @@ class Rollout:
         return self._random if self._num_random and self._random is not None else self._inference
 
     def _count_random(self) -> None:
-        """Counts a complete batch with random actions; an interrupted one is collected again."""
+        """Counts a complete batch with random actions. An interrupted batch is not counted, as it is collected
+        again."""
         self._num_random -= self._num_random > 0
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:

@@ -41,7 +41,8 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """Returns the options of a worker process. Only incarnation 0 takes random frames."""
+        """Returns the options of a worker process. Only incarnation 0 takes `init_random_frames`, so replacements take
+        no random actions."""
         frames = num_workers_of(options) * frames_per_part(options)
         num_random_batches = -(-(options.init_random_frames or 0) // frames)
         return cls(

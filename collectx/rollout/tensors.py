@@ -33,7 +33,8 @@ from collectx.transport.base import SlotReport
 
 
 class TensorEpisodes:
-    """`Episodes` on a device, with the same results; `episodes` are those before its first frame."""
+    """`Episodes` for tensors on a device; gives the same ids, returns and lengths. `episodes` is the group's episodes
+    before its first frame."""
 
     def __init__(self, episodes: Episodes, device: torch.device):
         self._total_envs = episodes.total_envs
@@ -76,7 +77,8 @@ class TensorEpisodes:
 
 
 class TensorFiniteCheck(FiniteCheck):
-    """`FiniteCheck` on a device: waits for one flag per batch, and copies only slots that are not finite."""
+    """`FiniteCheck` for slots on a device: waits for one flag per batch, and copies the slot only if a value is not
+    finite."""
 
     def __call__(self, slot: int, steps: int) -> None:
         values = [self._slots[slot][key][:, :steps] for key in self._keys]

@@ -150,7 +150,8 @@ class RunCollection(EnvMethods):
         self.statistics.scalars = self.statistics.scalars | values
 
     def close(self) -> None:
-        """Writes the last line, and passes later evaluations to the loggers. Leaves the collector open. Idempotent."""
+        """Writes the last batch's line, and passes later evaluations to the loggers. Does not close the collector.
+        Idempotent."""
         try:
             self._write_line()
             while self._evaluator is not None and (result := self._evaluator.result()) is not None:

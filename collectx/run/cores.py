@@ -71,7 +71,8 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def trainer_threads(cfg: RunConfig) -> int:
-    """Returns the torch threads that `limit_threads` sets. Imports torch; may connect to Ray."""
+    """Returns the number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with
+    launcher=ray."""
     import torch
 
     now = torch.get_num_threads()

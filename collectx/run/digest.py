@@ -77,7 +77,8 @@ def _collect(prefix: tuple[str, ...], batch: TensorDictBase, structure: list[tup
 
 
 def _copy(leaf: Tensor) -> np.ndarray:
-    """Returns the bytes of a leaf that numpy cannot view: on a GPU, not contiguous, of a dtype that it lacks, ..."""
+    """Returns a copy of the bytes of a leaf that numpy cannot view: on a GPU, with a gradient, not contiguous, or of a
+    dtype that numpy lacks."""
     import torch
 
     return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

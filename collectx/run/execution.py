@@ -182,7 +182,8 @@ class _Execution:
         self._evaluator: Evaluator | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
-        """Makes policy and trainer; starts the workers without waiting. Returns the collector, a context manager."""
+        """Makes the policy and the trainer, and starts the workers without waiting for them. Returns the collector, a
+        context manager."""
         import numpy as np
         import torch
 

@@ -32,7 +32,8 @@ _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def ignore_requests() -> None:
-    """Ignores SIGUSR1 and SIGUSR2, also in later children, while no `Signals` handles them."""
+    """Ignores SIGUSR1 and SIGUSR2, which would end this process, while no `Signals` handles them. Processes that it
+    starts ignore them too."""
     for signum in _REQUESTS:
         signal.signal(signum, signal.SIG_IGN)
 

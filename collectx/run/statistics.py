@@ -55,7 +55,8 @@ class PartTotals:
         return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
 
     def shares(self, since: PartTotals) -> tuple[float, ...]:
-        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0."""
+        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without
+        measurements."""
         spent_s = self.spent_since(since)
         total_s = sum(spent_s)
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
@@ -214,7 +215,8 @@ class Statistics:
 
     @property
     def frames_per_s(self) -> float | None:
-        """The frames after the first batch per second since the first delivery; None before the second."""
+        """The frames after the first batch, divided by the seconds from the first delivery to the last; None before the
+        second."""
         if self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
             return None
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)

@@ -47,7 +47,8 @@ class Schedule:
         raise NotImplementedError
 
     def version_of(self, slot: int) -> int | None:
-        """Returns the version that fills a granted slot. None: the newest at its grant, or a newer one."""
+        """Returns the version with which a granted slot must be filled. None: the newest at its grant, or a newer
+        one."""
         return None
 
     def before_publish(self) -> Iterable[Grant]:

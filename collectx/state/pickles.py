@@ -183,7 +183,8 @@ def _deeply(call: Callable[[], _Result]) -> _Result:
 
 
 def _culprit(value: Any, outside: Sequence[Any]) -> str:
-    """Returns the path of the innermost object that cannot be pickled by itself, from the env's class on."""
+    """Returns the path of the innermost object that cannot be pickled by itself. For an env, the path begins with its
+    class."""
     path = ""
     for _ in range(_MAX_PATH):
         found = next((part for part in _parts(value) if not _is_picklable(part[1], outside)), None)

@@ -239,7 +239,8 @@ class Transitions:
 
     @classmethod
     def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
-        """Returns the transitions of a batch, whose rows are merged. Copies only from another device."""
+        """Returns the transitions of a batch: merges all batch dimensions but the last, time. Copies only tensors that
+        are on another device."""
         size = batch.batch_size
         observation_keys = present_keys(batch, observation_keys)
 

@@ -88,7 +88,8 @@ class DqnTrainer:
         return None
 
     def state_dict(self) -> dict:
-        """Returns the state without the frames of the replay buffer: tensors and plain data."""
+        """Returns the state for `load_state_dict`, without the frames of the replay buffer: only tensors and plain
+        data."""
         return {
             "policy": self.policy.state_dict(),
             "target": self._target.state_dict(),
@@ -118,7 +119,8 @@ class DqnTrainer:
         return dict(zip(_LOSSES, (sums / steps).tolist(), strict=True)) if steps else {}
 
     def _learn(self, steps: int) -> torch.Tensor:
-        """Takes `steps` gradient steps on one sample and its targets. Returns the sums of the `_LOSSES`, `[2]`."""
+        """Takes `steps` gradient steps on one sample, with targets computed once. Returns the sums of the `_LOSSES`,
+        `[2]`."""
         cfg, policy = self._cfg, self.policy
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)

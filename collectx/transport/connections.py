@@ -75,7 +75,8 @@ def enable_keepalive(connection: Connection, notice_s: float) -> None:
 
 
 def disconnect_poll(connection: Connection) -> select.poll:
-    """Returns a poll object that reports when the other end is closed or gone, but no messages."""
+    """Returns a poll object that reports when the other end has closed the connection or is gone. It does not report
+    messages."""
     poller = select.poll()
     poller.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
     return poller

@@ -65,7 +65,8 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
 
 
 def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stacks: str = "") -> WorkerTimeout:
-    """Returns the error of a worker that has exceeded a timeout; `progress` says how far it has come."""
+    """Returns the error of a worker that has exceeded a timeout. `progress` is a sentence about how far the worker has
+    come."""
     option, limit_s = limit
     if has_joined:
         what, longer = "made no progress", "If one reset or step of its envs can take longer"

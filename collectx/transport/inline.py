@@ -20,7 +20,8 @@ _ENDED = object()
 
 
 class InlineTransport(SlabTransport):
-    """The trainer's end. Steps the workers in `receive`, so nothing can time out."""
+    """The trainer's end. Steps the workers in `receive`, so nothing can time out. `device` is the device of the slots;
+    None: the CPU."""
 
     def __init__(self, spec: SlotSpec, device: torch.device | None = None):
         super().__init__(spec, shared=False, device=device)

@@ -141,7 +141,8 @@ os.register_at_fork(before=_before_fork)
 
 
 def _make_private(address: int, nbytes: int) -> None:
-    """Makes pages private, with the same content, while others may read them. Only on Linux."""
+    """Replaces pages by private ones with the same content; other threads may read them meanwhile. Does nothing on
+    systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return
     libc, size = _libc(), ctypes.c_size_t(aligned(nbytes, mmap.PAGESIZE))

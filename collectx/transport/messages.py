@@ -62,7 +62,8 @@ def pack_tensors(kind: bytes, content: Any) -> bytes:
 
 
 def unpack_tensors(message: bytes) -> Any:
-    """Returns the content of a result of `pack_tensors`. Raises for other content; executes no code."""
+    """Returns the content of a result of `pack_tensors`. Executes no code; raises for content that is not tensors and
+    plain data."""
     return torch.load(io.BytesIO(message[1:]), map_location="cpu", weights_only=True)
 
 

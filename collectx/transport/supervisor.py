@@ -199,7 +199,8 @@ class Supervisor(Generic[AnyPeer]):
                 yield late, error
 
     def _check_late(self, late: Peer) -> Exception | None:
-        """Returns the error of a worker whose timer has expired; None if it has made progress meanwhile."""
+        """Returns the error of a worker whose timer has expired; None if it has made progress, or another limit applies
+        now."""
         if self.progressed(late, late.read_counts()):
             return None
         if late.limit is not None and late.limit == self._limit(late):
@@ -274,7 +275,8 @@ class Supervisor(Generic[AnyPeer]):
                 peer.handle.kill()
 
     def close(self) -> None:
-        """Closes all connections and ends the workers. Blocks for about `close_timeout_s`."""
+        """Closes all connections, which tells the workers to stop, and ends their processes. Blocks for about
+        `close_timeout_s`."""
         for peer in self.workers.values():
             if peer.connection is not None:
                 shut_down(peer.connection)

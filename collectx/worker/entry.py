@@ -94,7 +94,8 @@ def run_remote_worker(
 
 
 def set_visible_device(device: str | None) -> None:
-    """Hides all GPUs except `device` (None: hides none). Call this before any library looks for GPUs."""
+    """Hides all GPUs except `device` from this process; None: hides none. Call this before any library looks for
+    GPUs."""
     if device is None:
         return
     name = "CUDA_VISIBLE_DEVICES"

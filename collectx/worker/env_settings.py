@@ -19,7 +19,8 @@ _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[Any]]]:
-    """Returns each worker's content of a setting with a value per env; a worker has `rows` envs."""
+    """Returns the content for each worker of a setting that gives every env its own value; each worker has `rows`
+    envs."""
     return [(True, [*values[first : first + rows]]) for first in range(0, len(values), rows)]
 
 
@@ -35,7 +36,8 @@ def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
 
 
 def packed_or_none(result: Any) -> Any:
-    """Returns a result as plain data; None for other objects, as many setters return."""
+    """Returns a result as plain data; None if it is something else, as many methods that set something return an
+    object."""
     try:
         return packed(result)
     except TypeError:

@@ -102,7 +102,8 @@ class UserCollectorSource:
         return SlotReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
-        """Replaces a collector's versions in a slot by the trainer's; returns that of the first frame."""
+        """Replaces the collector's versions in a slot, if any, by the trainer's versions; returns that of the first
+        frame."""
         numbers = versions.unique().tolist() if has_versions else []
         translated = {number: self._versions.get(number, self._version) for number in numbers}
         if len(translated) < 2:

@@ -97,7 +97,8 @@ class TorchrlEnv(Env):
                 self.spec = replace(self.spec, path=f"torchrl: {reason}", can_reset_early=not resets)
 
     def _gym_steppers(self) -> Sequence[GymStepper | ProcessStepper]:
-        """Returns steppers of the Gymnasium envs below; raises `Unrecognised` if there can be none."""
+        """Returns the steppers of the Gymnasium envs below the group's envs. Raises `Unrecognised` if they cannot be
+        stepped directly."""
         if resets_itself(self.user_envs[0]):
             raise Unrecognised(f"{type(self.user_envs[0]).__name__} resets its envs within a step")
         env, outer = split_transforms(self.user_envs[0])

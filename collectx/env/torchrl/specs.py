@@ -135,7 +135,8 @@ def gym_wrapper(env: Any) -> Any:
 
 
 def dict_parts(env: Any) -> list[str]:
-    """Returns the names of the parts of a Dict observation of the Gymnasium env below; otherwise none."""
+    """Returns the names of the parts of the Dict observation of the Gymnasium env below an unbatched env; empty without
+    a Dict."""
     wrapper = gym_wrapper(env)
     space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
@@ -157,7 +158,8 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
-    """Returns the specs of observations, of states that are not observed, and of the agents' ends."""
+    """Returns the specs of the observation leaves, of the state leaves that are not observed, and of the agents'
+    ends."""
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
@@ -177,7 +179,8 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
 
 
 def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]:
-    """Returns `EnvSpec.nested_dims`: the dimensions of the nested specs, of the first one for each key."""
+    """Returns `EnvSpec.nested_dims`: the dimensions of the nested specs. For a key in several specs, the first one
+    counts."""
     composites = (
         env.full_observation_spec,
         env.full_state_spec,
@@ -259,7 +262,8 @@ def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: 
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
-    """Returns the space of a leaf; for one-hot leaves a bare `Space` with shape and dtype."""
+    """Returns the space of a leaf; for one-hot leaves, which Gymnasium does not know, a bare `Space` with shape and
+    dtype."""
     data, dtype = sys.modules["torchrl.data"], numpy_dtype(leaf)
     if isinstance(spec, data.Binary):
         return spaces.MultiBinary(leaf.shape)

@@ -165,7 +165,8 @@ class EnvStepper:
         return mask if self._device is None else mask.to(self._device)
 
     def _write_ends(self, after: Any, out: StepArrays) -> bool:
-        """Writes the ends of episodes; returns whether there are any. An env may omit some flags."""
+        """Writes the ends of episodes; returns whether there are any. An env may omit `done`, and `terminated` if it
+        equals `done`."""
         if self._agents_ends:
             done, terminated, truncated = (self._any_agent(after, name) for name in self._agents_ends)
         else:

@@ -76,7 +76,8 @@ class JobArray:
 
 
 def array_options(workers: Sequence[int], largest: int) -> Iterator[tuple[int, str]]:
-    """Yields, for each array, the worker of index 0, and sbatch's `--array` with indices below `largest`."""
+    """Yields, for each array, the worker of index 0 and sbatch's option `--array`. SLURM's indices are below
+    `largest`."""
     for first, group in itertools.groupby(sorted(workers), lambda worker: worker // largest * largest):
         yield first, f"--array={','.join(str(worker - first) for worker in group)}"
 

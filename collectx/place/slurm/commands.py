@@ -133,7 +133,8 @@ def _quoted(option: str) -> str:
 
 
 def header(resources: SlurmResources, **defaults: Any) -> list[str]:
-    """Returns `#SBATCH` lines: `defaults`, then the fields of `resources`, then `resources.sbatch`."""
+    """Returns the `#SBATCH` lines of a script: `defaults`, overridden by the fields of `resources`, overridden by
+    `resources.sbatch`."""
     named = {name: getattr(resources, name) for name in ("partition", "account", "qos", "time", "mem", "constraint")}
     named |= {
         "cpus_per_task": resources.cpus_per_task,
@@ -193,7 +194,8 @@ def _options_of(script: str, more: Sequence[str]) -> list[str]:
 
 
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Returns the states of the jobs that SLURM's controller has not forgotten yet (MinJobAge)."""
+    """Returns the states of the jobs that SLURM's controller remembers: it forgets a job some minutes after the job's
+    end (MinJobAge)."""
     numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={numbers}", "--format=%i|%T|%r|%N"]
     try:

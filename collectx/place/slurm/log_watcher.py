@@ -69,7 +69,8 @@ done
 
 
 def kill_command(worker: int, run: str) -> list[str]:
-    """Returns a command that kills the processes of a worker's task, called on its node."""
+    """Returns a command that, called on the node of a worker's task, kills the task's processes; the task's shell
+    reports their end."""
     return ["bash", "-c", _KILL, str(worker), run]
 
 
@@ -102,7 +103,8 @@ class LogWatcher:
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
     def watch(self, worker: int) -> RemoteHandle:
-        """Returns the handle of a worker's task, which finishes when the task fails, and cannot end it."""
+        """Returns the handle of a worker's task, which finishes when the task fails. The handle cannot end the task:
+        srun does."""
         if self._watcher.ident is None:
             self._watcher.start()
         return self._task(worker)

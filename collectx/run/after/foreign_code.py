@@ -78,7 +78,8 @@ def _origin(target: str) -> str:
 
 
 def other_owner(files: RunFolder) -> str | None:
-    """Returns the other user who owns the folder, a configuration or a checkpoint file; otherwise None."""
+    """Returns the other user who owns the folder, a configuration or a checkpoint file; None if this user owns them
+    all."""
     configs = [path for _, path in files.configs]
     for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
         if not path.exists():

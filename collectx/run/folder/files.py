@@ -17,7 +17,8 @@ from collectx.errors import DamagedFile
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` as JSON; a reader at any moment, also after a crash, finds the complete old or new file."""
+    """Writes `value` as JSON, so that a reader at any moment, also after a crash, finds the complete old or new
+    file."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 

@@ -173,7 +173,8 @@ class RunFolder(JobFiles):
                     folder.rmdir()
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the content of `result.json`; None without it. Raises `DamagedFile` if it cannot be read."""
+        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file
+        cannot be read."""
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
         except FileNotFoundError:

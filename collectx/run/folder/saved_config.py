@@ -39,7 +39,8 @@ def is_equal_run(config: Path, cfg: RunConfig) -> bool:
 
 
 def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
-    """Returns the differences of two saved configurations in the options `keys` and below, one clause each."""
+    """Returns the differences between two saved configurations in the options `keys` and below them, one clause
+    each."""
     before, after = flat(_read(old)), flat(_read(new))
     named = tuple(f"{key}." for key in keys)
     return [
@@ -51,7 +52,8 @@ def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """A resume's change: for `reason`, only the first `batches` batches are those of an uninterrupted run."""
+    """A change that a resume made: for this `reason`, only the first `batches` batches are those of an uninterrupted
+    run."""
 
     batches: int
     reason: str
@@ -75,7 +77,8 @@ def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
 
 
 def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
-    """Returns the result of a run that is complete, if `cfg` would end it there too; otherwise None."""
+    """Returns the result of the run in a folder if the run is complete and `cfg` would end it there too; otherwise
+    None."""
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
         return None

@@ -83,7 +83,8 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
 
 
 def write_numerics(folder: RunFolder, device: torch.device) -> None:
-    """Adds hardware, the trainer's `device` and threads, on which results depend, to `snapshot/meta.json`."""
+    """Adds hardware and threads, on which floating-point results depend, to `snapshot/meta.json`. `device` is the
+    trainer's."""
     import torch
 
     numerics = {
@@ -96,7 +97,8 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 
 
 def differences(old: RunFolder, new: RunFolder) -> list[str]:
-    """Returns what differs between two snapshots and may change results; one line each."""
+    """Returns the differences between two snapshots that may change the results of equal configurations; one line
+    each."""
     before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
     return [
         f"{name}: {_shown(before.get(name))} in {old.path}, {_shown(after.get(name))} in this run"
@@ -106,7 +108,8 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Raises `ConfigError` if a later version of collectx wrote the folder in an unknown format."""
+    """Raises `ConfigError` if a later version of collectx wrote the run folder in a format that this version cannot
+    read."""
     meta = folder.read_meta()
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
@@ -116,7 +119,8 @@ def check_format(folder: RunFolder) -> None:
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
-    """Returns `option=import path` for each one whose source files have changed since the snapshot."""
+    """Returns `option=import path` for each import path in a configuration whose source files have changed since the
+    snapshot."""
     before = folder.read_meta().get("sources") or {}
     return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
 

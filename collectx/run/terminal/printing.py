@@ -179,7 +179,8 @@ def rank(value: float | None, objective: str) -> float:
 
 
 def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:
-    """Prints a table, as plain text unless to a terminal. The first two columns are texts, then numbers."""
+    """Prints a table to standard output, as plain text if that is not a terminal. The first two columns are texts, the
+    second one the status."""
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console

@@ -207,7 +207,8 @@ def _name(key: int) -> str:
 
 
 class _Agent:
-    """This process's RPC agent, which exists while any pair does, and the pair of each worker, by its id."""
+    """This process's RPC agent, which exists while any pair does. `pairs` contains the pair of each worker, by its
+    id."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, RpcPair] = {}
@@ -221,7 +222,8 @@ class _Agent:
         self._listeners: ListenerFilter | None = None
 
     def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Registers a pair under `key`, by default a new one. Returns the key and this agent's address."""
+        """Registers a pair under `key`, or in the trainer under a new key. Returns the key and this agent's
+        address."""
         with self._lock:
             if not self._used:
                 self._start(TRAINER if key is None else key, address, options)

@@ -133,7 +133,8 @@ class WeightSync:
             self._send_queued()
 
     def send(self, peer: RemotePeer) -> None:
-        """Sends its next weights to a worker that has joined and lacks them, or queues it."""
+        """Sends a worker its next weights, if it has joined and lacks them; queues it if too many transfers are in
+        progress."""
         if self._grants_name_version:
             weights = peer.versions[0] if peer.versions else None
         else:

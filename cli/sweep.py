@@ -237,7 +237,8 @@ class PointRunner:
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
         """Composes and checks a point, unless the command did so already, and chooses its folder: that of a completed
-        earlier attempt; otherwise the folder named like the point, with a number if that is taken."""
+        earlier attempt; otherwise the folder named like the point, with a number if another configuration uses that
+        one."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))

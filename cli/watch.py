@@ -37,7 +37,8 @@ def _watch(arguments: Arguments) -> int:
 
 def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder]:
     """Returns the runs in the folder that is the only word of a command line. The runs of a sweep may lie several
-    levels below. `usage` is the subcommand's text of `--help`. Raises `ConfigError` without one word and a run."""
+    levels below. `usage` is the subcommand's text of `--help`. Raises `ConfigError` if there is not one word, or no run
+    in that folder."""
     if len(words) != 1:
         problem = f"name one folder, not {len(words)} ({', '.join(words)})." if words else "which run?"
         raise ConfigError(f"{subcommand}: {problem} {synopsis(usage)}")

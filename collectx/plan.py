@@ -168,7 +168,8 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
 
 def step_s(group: Env) -> float | None:
     """Returns seconds per step and env, with random actions, without the first step, in which much is loaded. Blocks
-    for at least two steps. None for envs whose tensors are on a device: timing them would wait for it."""
+    for at least two steps. None for envs whose tensors are on a device: timing them would require waiting for the
+    device."""
     spec, size = group.spec, group.spec.num_envs
     if spec.device is not None:
         return None

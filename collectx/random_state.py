@@ -32,7 +32,8 @@ def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """Inside the block torch computes with one thread, as results of linear algebra (the QR decomposition of an
-    orthogonal initialisation) may depend on the number of threads. Another number that the block sets stays."""
+    orthogonal initialisation) may depend on the number of threads. If the block sets a number other than one, that
+    number stays."""
     before = torch.get_num_threads()
     if before == 1:
         yield

@@ -28,7 +28,8 @@ def keep(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
 
 def restore(maker: str) -> None:
     """Installs the kept handlers again, and notes once that `maker`, such as "env.id=CartPole-v1", replaced them. Call
-    this after user code made something, such as an env. Does nothing outside the main thread."""
+    this after user code made something, such as an env. Does nothing outside the main thread, where Python allows no
+    handlers."""
     if threading.current_thread() is not threading.main_thread():
         return
     replaced = [signal.Signals(signum).name for signum, ours in _kept.items() if signal.getsignal(signum) != ours]

@@ -29,7 +29,8 @@ def open_closed() -> None:
 
 def outlive_readers(note: Callable[[str], None]) -> None:
     """Replaces `sys.stdout` and `sys.stderr`, so that output after their reader is gone is dropped instead of raising
-    `BrokenPipeError`. Calls `note` once if this happens to standard output. Leaves replaced streams alone."""
+    `BrokenPipeError`. Calls `note` once if this happens to standard output. Leaves replaced streams alone, such as
+    pytest's."""
     if sys.stdout is sys.__stdout__:
         sys.stdout = _outliving(
             sys.stdout, lambda: note("standard output was closed, so the command continues without it.")

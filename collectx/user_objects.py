@@ -57,8 +57,8 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 
 def named_call(item: Any) -> tuple[Any, Any]:
     """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments. `item` is a name, `{name:
-    {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A plain name means a class of
-    gymnasium.wrappers."""
+    {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a dot or colon means a class
+    of gymnasium.wrappers."""
     name, arguments = item, None
     if isinstance(item, Mapping):
         name, arguments = next(iter(item.items()), ("", None))

@@ -37,7 +37,8 @@ def with_index(device: torch.device) -> torch.device:
 
 class TensorVectorEnv(Env):
     """The envs of a VectorEnv on `device`; see the module's docstring. `reset` passes one integer, `seeds[0]`. `env` is
-    closed if the constructor raises. Raises `ConfigError` for another autoreset mode, and for `info_keys`."""
+    closed if the constructor raises. Raises `ConfigError` if the env uses another autoreset mode, or `info_keys` is not
+    empty."""
 
     unsaved = "the env returns tensors, and its simulator may hold more state than a copy would contain"
 

@@ -64,9 +64,10 @@ def is_env(value: Any) -> bool:
 
 
 def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
-    """Returns `cfg` with a copy of the env, if it contains an env object, as an env that was started to read its spec
-    cannot be copied for workers. Unless `is_required`, returns `cfg` itself if the env cannot be copied: pickling a
-    batched TorchRL env that has started would close it."""
+    """Returns `cfg` with a copy of the env, if it contains an env object, so reading its spec neither starts nor resets
+    it: an env that has started cannot be copied for workers, and one in this process begins only once. Unless
+    `is_required`, returns `cfg` itself if the env cannot be copied: pickling a batched TorchRL env that has started
+    would close it."""
     if not is_env(cfg.create):
         return cfg
     if not is_required and is_torchrl_env(cfg.create) and has_started(cfg.create):

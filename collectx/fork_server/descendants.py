@@ -180,8 +180,8 @@ def _ended_at_exit(process: int) -> list[list[int]]:
 
 def end(marks: Sequence[Container[int]], groups: Collection[int] = ()) -> None:
     """Ends the processes with these marks, other than this one: with SIGTERM, and those that are left after a second
-    with SIGKILL. Blocks until they have ended, for two seconds at most. Without marks, kills the process groups
-    `groups`."""
+    with SIGKILL. Blocks until they have ended, for two seconds at most. `groups` are the process groups that are killed
+    on systems without marks."""
     if not _HAS_MARKS:
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):

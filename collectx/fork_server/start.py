@@ -153,8 +153,8 @@ def _close_all_but(*kept: int) -> None:
 
 def _forget_server() -> None:
     """Forgets a fork server that is not a child of this process: it belongs to the process from which this one was
-    forked, and ends with that process. Its temporary folder is not used either, except in children of
-    multiprocessing."""
+    forked, and ends with that process. Its temporary folder is not used either, unless multiprocessing started this
+    process."""
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server.__init__()

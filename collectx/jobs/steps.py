@@ -28,7 +28,8 @@ _POLL_S = 0.1
 
 def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
     """Runs the runs, one after another, as steps of the allocation `job`. Blocks until all have ended or one was
-    interrupted. Appends the outcomes to `results`. Raises `ConfigError` if the allocation is too small."""
+    interrupted. Appends the outcomes to `results`. Raises `ConfigError` if the allocation is too small; nothing was
+    started."""
     if problems := [problem for run in runs for problem in _size_problems(run, job)]:
         raise ConfigError(*dict.fromkeys(problems))
     printing.note(

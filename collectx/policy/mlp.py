@@ -21,7 +21,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
     """Returns the network of `cfg`, on the CPU, as a policy of class `kind`. Raises `ConfigError` if there is no
-    observation, or none that can be normalised, or `SpaceError` if no head supports the action space."""
+    observation, or none that can be normalised, or `SpaceError` if no head supports the action space
+    (`collectx.policy.heads`)."""
     flatten = Flatten(spec, network_inputs(spec))
     encode = Normalized(flatten) if cfg.normalize_observations else flatten
     layers: list[nn.Module] = []

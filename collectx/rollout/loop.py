@@ -64,8 +64,9 @@ def _leaves(spec: EnvSpec) -> tuple[Any, ...]:
 
 
 class SlotViews:
-    """Views of a slot with time first, `[T, E, *shape]` for each leaf. Made once per slot. `slot` is in the transport's
-    memory, `[E, T, *shape]` for each leaf. `actor_leaves` are the actor's outputs, action leaves first."""
+    """Views of a slot with time first, `[T, E, *shape]` for each leaf. They are made once per slot. `slot` is a slot in
+    the transport's memory, `[E, T, *shape]` for each leaf. `actor_leaves` are the actor's outputs, action leaves
+    first."""
 
     def __init__(self, slot: Slot, spec: EnvSpec, actor_leaves: Sequence[Leaf]):
         arrays = {key: array.swapaxes(0, 1) for key, array in slot.arrays().items()}
@@ -352,7 +353,7 @@ class Rollout:
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
         """Applies `reset_at_each_iter` and `set_truncated`, which sets the flags `cuts`, `[T, E, ...]`, including
-        `done`. Returns the frames in which trajectories end, `[T, E]` bool: `done` without those that only
+        `done`. Returns the frames in which trajectories end, `[T, E]` bool: `done` without the last frames that only
         `set_truncated` marks."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):

@@ -35,7 +35,8 @@ def keep_options(loaded: Env, current: Env) -> None:
 
 class _Wrapper(Env):
     """An env group whose observation consists of the leaves of `env` and of the leaves that it adds, if any. `options`
-    names the attributes that are options of the collector; all others are state."""
+    names the attributes that are options of the collector; all others are state. `env` is the wrapped group; `close`
+    closes it."""
 
     options: tuple[str, ...] = ()
 
@@ -69,8 +70,8 @@ class _Wrapper(Env):
 
 class TimeLimitEnv(_Wrapper):
     """Marks the `max_frames`-th frame of a trajectory as truncated; the caller then restarts the env, as after any
-    episode. Adds a leaf that counts the frames of the trajectory. `env` has `can_reset_early`; `max_frames` is at least
-    1."""
+    episode. Adds a leaf that counts the frames of the trajectory. `env` is a group with `can_reset_early`;
+    `max_frames` is at least 1."""
 
     options = ("_max_frames",)
 

@@ -106,7 +106,8 @@ def _quotas() -> Iterator[float]:
 
 def control_group_values(controller: str, version2: Sequence[str], version1: Sequence[str]) -> Iterator[str]:
     """Yields, for every control group of this process from the innermost to the root, the contents of a controller's
-    files, joined by a space. `version2` and `version1` are the file names in these versions; see cgroups(7)."""
+    files, joined by a space. `version2` and `version1` are the file names in version 2 and in version 1 of control
+    groups; see cgroups(7)."""
     try:
         lines = _CGROUP_FILE.read_text().splitlines()
     except OSError:

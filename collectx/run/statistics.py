@@ -71,8 +71,8 @@ _SUMS = (
 
 def better_return(best: float, mean: float, num_before: float) -> float:
     """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
-    be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is its number of
-    episodes."""
+    be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is the number of
+    episodes that it covers."""
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 
@@ -254,8 +254,8 @@ class MetricsTail(Statistics):
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
-        restart of the job, the file is read from its beginning. Raises `DamagedFile` if a line does not describe a
-        batch."""
+        restart of the job, the file is read from its beginning. Raises `DamagedFile` if a line cannot be read, or does
+        not describe a batch."""
         has_lines = False
         while True:
             lines, was_replaced = self._lines.read()

@@ -50,7 +50,7 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
 
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
     """Returns the value that was saved. Executes code from the bytes. `current` is an object that was built like the
-    saved value. Its parts that cannot be recreated, such as processes, become part of the result. Raises
+    saved value. Those of its parts that cannot be recreated, such as processes, become part of the result. Raises
     `NotRestorable` if the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
     its envs must be reset."""
     try:

@@ -172,7 +172,7 @@ class NstepWriter:
     def _transitions(self, batch: TensorDict) -> TensorDict:
         """Returns transitions, `[rows, time]`: observation and action of each frame, and over the `num_steps` frames
         that begin with it, the "return", the last "next" observation, and the "discount" of the value of the latter (0
-        if terminated)."""
+        if its frame terminated)."""
         keys = present_keys(batch, self.observation_keys)
         rows = batch.select("action", "next", *keys).reshape(-1, batch.batch_size[-1])
         reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))

@@ -21,7 +21,8 @@ def check_finite(
 ) -> None:
     """Checks the losses of the newest gradient steps, and all weights, unless `cfg.check_finite` is false. Raises
     `TrainingDiverged` if a value is not finite; the message names the first such loss, otherwise the first weight, and
-    the step. `losses` is `[steps, names]`. `optimizer` counts the gradient steps of the run."""
+    the step. `losses` is `[steps, names]`, a row per gradient step, at least one. `optimizer` counts the gradient steps
+    of the run."""
     if not cfg.check_finite:
         return
     weights = {f"{of}.{name}": weight for of, module in modules.items() for name, weight in module.named_parameters()}

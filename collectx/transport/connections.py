@@ -91,7 +91,8 @@ class MessageReader:
 
     def read(self) -> list[bytes]:
         """Reads once, and returns the messages that are complete now, perhaps none. Blocks only if nothing is readable.
-        Raises `EOFError` if the other end is closed, or `OSError` for a broken connection or message."""
+        Raises `EOFError` if the other end is closed, or `OSError` if the connection broke, or the bytes are not a
+        message."""
         more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
         if not more:
             raise EOFError

@@ -16,8 +16,8 @@ _ARRAY = "\0array"
 
 def packed(value: Any) -> Any:
     """Returns a copy of a value as plain data: numbers, strings, None, tensors on the CPU, and dicts, lists and tuples
-    of these. NumPy's arrays and numbers become tensors; `unpacked` restores them. Raises `TypeError` for anything
-    else."""
+    of these. NumPy's arrays and numbers become tensors; `unpacked` restores them. Raises `TypeError` if the value is,
+    or contains, something else."""
     if isinstance(value, np.ndarray | np.generic) and is_numeric(value.dtype):
         return {_ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, torch.Tensor):

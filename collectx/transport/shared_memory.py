@@ -50,8 +50,8 @@ class SharedMemoryTransport(SlabTransport):
 
     def link(self, worker: int, incarnation: int | None = None) -> SharedMemoryLink:
         """Returns a new worker's end, to be pickled as an argument of the worker's process; call it once per process.
-        The index after the last worker's means the inference server. `incarnation` matters if the server acts for
-        it."""
+        The index after the last worker's means the inference server. `incarnation` is the worker's incarnation, if the
+        inference server acts for it."""
         ours, theirs = Pipe(duplex=True)
         peer = _LocalPeer(worker, remote_end=theirs)
         if worker < self.spec.num_workers:

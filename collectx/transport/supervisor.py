@@ -167,7 +167,8 @@ class Supervisor(Generic[AnyPeer]):
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyPeer, bytes | Exception]]:
         """Yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late. Blocks until there is
-        one, or a watched descriptor is readable, for at most `timeout_s` seconds or a share of the timeouts."""
+        one, or a watched descriptor is readable, for at most `timeout_s` seconds or a share of the timeouts; may yield
+        nothing."""
         self._timers.advance()
         self._look()
         expiring = self._timers.next()

@@ -220,8 +220,8 @@ class _Trajectories:
 
     def take(self, tensors: Mapping[Key, torch.Tensor], has_ids: bool) -> tuple[np.ndarray, np.ndarray]:
         """Writes trajectory ids that are unique in the run into a slot; returns the returns and lengths of the episodes
-        that ended in it, `[episodes]`, in the order of their ends. `has_ids` says whether it contains the collector's
-        own ids."""
+        that ended in it, `[episodes]`, in the order of their ends. `has_ids` says whether the slot already contains the
+        collector's own ids."""
         reward, done = (tensors[key][..., 0].numpy() for key in (_REWARD, _DONE))
         slot_ids = tensors[TRAJ_IDS].numpy()
         local_ids = slot_ids.copy() if has_ids else self._ids_by_row(done)

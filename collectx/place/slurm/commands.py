@@ -148,7 +148,8 @@ def header(resources: SlurmResources, **defaults: Any) -> list[str]:
 
 def set_up(lines: Sequence[str]) -> list[str]:
     """Returns the commands that prepare a script: the lines of `launcher.setup`, and exports for its steps. A failing
-    line ends the script, because later commands would run in a wrong environment."""
+    line ends the script, because later commands would run in a wrong environment; a failing command in a sourced file
+    does not."""
     return [
         *([_GUARD, *lines, "trap - ERR"] if lines else []),
         "# The steps get the variables of this script, even if sbatch was told to export none.",
@@ -326,7 +327,8 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of running jobs, whose trainers then write a checkpoint, end, and cancel their jobs.
-    Cancels waiting jobs. (After `cancel`, jobs have SLURM's KillWait only.) The exception lists all errors."""
+    Cancels waiting jobs. (After `cancel`, jobs have SLURM's KillWait only.) Continues after an error; the exception
+    lists all errors."""
     # Without scancel's option --state: given one task of an array, it cancels all pending tasks.
     words = {job: state.word for job, state in queued(jobs).items() if not state.is_over}
     running = [job for job, word in words.items() if word == "RUNNING"]
@@ -390,6 +392,7 @@ def _run(command: Sequence[str]) -> str:
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns `variables` for a command of SLURM, without those of this process's own job: a job that is submitted from
-    inside another would use the other's tasks and GPUs. The user's and the site's defaults of sbatch are kept."""
+    inside another would use the other's tasks and GPUs. The user's and the site's defaults of sbatch are kept (see
+    `submit`)."""
     removed = {name for name in variables if name.startswith(_REMOVED_PREFIXES)} | _REMOVED
     return {name: value for name, value in variables.items() if name in _KEPT or name not in removed}

@@ -23,8 +23,8 @@ _UNSUPPORTED = (
 
 def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
     """Returns the launcher configuration for parameters of submitit's `AutoExecutor`, which `DistributedCollector`
-    takes. submitit itself checks them. Raises `ConfigError` for unknown parameters, and for those that collectx
-    sets."""
+    takes. submitit itself checks them. Raises `ConfigError` if submitit does not know a parameter, or collectx sets it
+    itself."""
     requested = _translated(slurm_kwargs)
     wrong = [
         f"slurm_kwargs: {name}={requested[name]!r}: a worker is one task on one node, which collectx starts and "

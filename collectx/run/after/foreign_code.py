@@ -39,8 +39,8 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
 
 def check_checkpoints(files: RunFolder) -> None:
     """Checks who may have written the checkpoints of a run before a command continues it: its workers will unpickle env
-    states, which executes code. Raises `ConfigError` if the folder belongs to another user, or others can write to
-    them."""
+    states, which executes code. Raises `ConfigError` if the folder belongs to another user, or others can write to its
+    checkpoints."""
     if not files.has_run:
         return
     if (owner := other_owner(files)) is not None:

@@ -72,8 +72,8 @@ def read_private(path: Path) -> bytes:
 
 class JsonLines:
     """Appends JSON objects to a file, one per line. Each line is one write, so that readers see complete lines only,
-    even if the writer is killed; the file is not synced. Opening the file removes an incomplete last line, which a full
-    disk leaves."""
+    even if the writer is killed; the file is not synced. An incomplete last line, which a full disk leaves, is removed
+    when the file is opened."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -142,7 +142,8 @@ class LinesTail:
 
     def read_lines(self, is_last: bool = False) -> tuple[list[bytes], bool]:
         """Returns the complete lines added since the last call, about `_BLOCK` bytes at most, and whether the file was
-        replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete."""
+        replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete. Blocks for the
+        disk only."""
         was_replaced = False
         try:
             with open(self.path, "rb") as file:

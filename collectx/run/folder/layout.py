@@ -138,9 +138,9 @@ class RunFolder(JobFiles):
         return ended + notes + lines + logs + configs + folders
 
     def set_aside(self, keep_run: bool) -> None:
-        """Moves the files that `begin` would remove to `.replaced`, and copies those there that a run overwrites.
-        Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder cannot be written
-        to."""
+        """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
+        overwrites there. Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder
+        cannot be written to."""
         with folder_errors(self.path):
             self.forget_replaced()
             moved = {path for path in self._stale(False, keep_run) if path.exists()}

@@ -27,7 +27,8 @@ _handles: set[int] = set()
 
 def acquire(path: Path) -> tuple[int, bool]:
     """Opens the file, creating it if necessary, and locks it without waiting. Returns (descriptor, acquired): pass the
-    descriptor to `release`; `acquired` is False if another process holds the lock. May raise `OSError`."""
+    descriptor to `release`; `acquired` is False if another process holds the lock. Raises `OSError` if the file cannot
+    be opened."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     _handles.add(handle)
     try:

@@ -57,7 +57,8 @@ LOSSES = ("worker_restarted", "worker_dropped")
 @dataclass(frozen=True)
 class Failure:
     """An error of the run. `type` is the exception's type with its module, unless built in; without the module for a
-    restarted or dropped worker, and for a checkpoint. `worker` is the worker that raised it; None: the trainer."""
+    restarted or dropped worker, and for a checkpoint. `worker` is the index of the worker that raised it; None for the
+    trainer."""
 
     type: str
     message: str
@@ -160,8 +161,8 @@ class ResultBuilder:
     def end(self, error: BaseException | None, reason: object = None) -> None:
         """Records that training returned, with `error` None, or raised `error`. The first call sets the status; a later
         error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
-        for example, raises an unrelated error. `reason`, what the trainer returned, says why it ended the run if it is
-        a text."""
+        for example, raises an unrelated error. `reason` is what the trainer returned; if a text, it says why the
+        trainer ended the run."""
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:

@@ -17,7 +17,8 @@ _LAST = 70
 class Notices:
     """Passes the first message with a text to `show`, and after `PAUSE_S`, or at `flush`, the number of workers that
     repeated it, with the beginning of the last one. Texts that differ only in numbers count as equal. Any thread may
-    call it; `show` is also called from a thread of this object. A `with` block closes it at the end."""
+    call it; `show` is also called from a thread of this object. As a context manager, closes at the end of the
+    block."""
 
     def __init__(self, show: Callable[[str], None]):
         self._show = show

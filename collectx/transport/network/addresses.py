@@ -17,8 +17,8 @@ _BACKLOG = 1024
 def local_addresses(interface: str | None) -> tuple[str, ...]:
     """Returns this host's addresses that other hosts may reach, best first: IPv4 before IPv6, addresses of its host
     name before others. Without a network, returns the loopback address. With `interface` (`backend.interface`), returns
-    only the addresses of this interface, which may be loopback. Raises `ConfigError` if it does not exist or has no
-    address."""
+    only the addresses of this interface, which may be loopback. Raises `ConfigError` if the interface does not exist,
+    or lacks an address."""
     import psutil
 
     by_interface = {

@@ -59,7 +59,8 @@ _device_lock = threading.Lock()
 def _device(address: str, process: int) -> tuple[Any, ListenerFilter]:
     """Returns gloo's device for an address, and the filter on its sockets. All pairs of the process share a device,
     because its thread wakes a hundred times a second: with one per pair, a thousand idle workers would cost the trainer
-    a core. `process` is the pid of this process, so that a fork, which lacks the threads, makes its own device."""
+    a core. `process` is the pid of this process, so that a fork makes its own device: it shares the sockets, but lacks
+    the threads."""
     # gloo's sockets are inheritable, unlike those of Python.
     return filter_listeners(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 

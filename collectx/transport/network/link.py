@@ -91,7 +91,8 @@ class _StopFlag:
 class NetworkLink:
     """The worker's end. Slots and weights are in memory of this process. `stop` is nonzero once the trainer has closed
     the connection or is gone. Reading it also, every few milliseconds, handles messages, takes weights that have
-    arrived, and reports progress to the trainer. `secret` signs requests and replies."""
+    arrived, and reports progress to the trainer. `secret` is the run's secret, with which requests and replies are
+    signed."""
 
     def __init__(
         self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes, timeout_s: float

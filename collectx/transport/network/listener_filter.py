@@ -33,7 +33,8 @@ class _Program(ctypes.Structure):
 
 class ListenerFilter:
     """A filter on the listening sockets of a library. Blocks new connections, except between `allow` and `block`.
-    Thread-safe. `descriptors` are the sockets' file descriptors. Reused ones are ignored later."""
+    Thread-safe. `descriptors` are the sockets' file descriptors. One that was reused for another file is ignored
+    later."""
 
     def __init__(self, descriptors: Collection[int]):
         self._inodes = {descriptor: _inode(descriptor) for descriptor in descriptors}
@@ -68,7 +69,8 @@ def filter_listeners(
     make: Callable[[], T], is_of_library: Callable[[int], bool] = lambda descriptor: True
 ) -> tuple[T, ListenerFilter]:
     """Calls `make`; returns its result, and a filter on the sockets that began to listen during the call.
-    `is_of_library` says whether a descriptor may be the library's, and not one of another thread."""
+    `is_of_library` says whether a descriptor may be the library's, as other threads may begin to listen during the call
+    too."""
     before = _listening_descriptors()
     result = make()
     return result, ListenerFilter(list(filter(is_of_library, _listening_descriptors() - before)))

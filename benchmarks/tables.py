@@ -85,7 +85,7 @@ def _omitted(results: dict[str, Any]) -> str:
     if not names:
         return "All measured cases are shown."
     titles = "; ".join(_title(name) for name in CASES if name in names)
-    return f"Left out: {titles}. A median share above 1 shows that the bare loop was measured too slow."
+    return f"Left out: {titles}. A median share above 1 shows that the bare loop was measured too slowly."
 
 
 def _believed(lines: Lines) -> Lines:

@@ -54,7 +54,7 @@ def test_a_command_ends_although_its_env_does_not(tmp_path, env, options, status
     assert result(tmp_path / "run")["status"] == ("failed" if status else "completed")
     for part in parts:
         assert part in said
-    assert str(tmp_path / "run") in ended.stdout.splitlines()
+    assert f"run folder: {tmp_path / 'run'}" in ended.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ def query_workers(files: RunFolder) -> JobStates:
 def _worker_jobs(files: RunFolder) -> dict[str, str]:
     lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
-    return {job: worker for job, _, worker in jobs}
+    # Files of earlier versions have no worker, which the number of the array's task is.
+    return {job: worker or job.rpartition("_")[2] for job, _, worker in jobs}
 
 
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:

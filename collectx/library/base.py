@@ -232,7 +232,9 @@ class BaseCollector(ReadableCollector):
         """Returns the next batch, or None after the last one. Blocks until the batch is complete."""
         return next(self, None)
 
-    rollout = next
+    def rollout(self) -> TensorDictBase | None:
+        """Returns one batch, like `next()`."""
+        return self.next()
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Returns an iterator over the remaining batches."""

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from collectx.config.problem import either
+from collectx.config.problem import either, nearest
 from collectx.errors import ConfigError
 from collectx.library.keywords import BACKENDS
 
@@ -80,8 +79,9 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
 
 def _checked(backend: Any) -> str:
     if backend not in BACKENDS:
-        near = [f"Did you mean {name!r}? " for name in difflib.get_close_matches(str(backend), BACKENDS, n=1)]
-        raise ConfigError(f"backend={backend!r} is unknown. {''.join(near)}It must be {either(map(repr, BACKENDS))}.")
+        near = nearest(str(backend), BACKENDS)
+        question = f"Did you mean {near!r}? " if near else ""
+        raise ConfigError(f"backend={backend!r} is unknown. {question}It must be {either(map(repr, BACKENDS))}.")
     return "process" if backend == "multiprocessing" else backend
 
 

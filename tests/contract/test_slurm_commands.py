@@ -14,11 +14,11 @@ import pytest
 from composed_overrides import composed
 
 from collectx.errors import ConfigError, LauncherError
+from collectx.job_files import JobFiles
 from collectx.jobs import submit, watcher
 from collectx.jobs.status import NamedRun
 from collectx.place.slurm import array, commands, job, log_watcher, nodes, script
 from collectx.place.slurm.commands import JobState
-from collectx.place.slurm.files import JobFiles
 from collectx.place.slurm.log_watcher import role_shell
 from collectx.place.slurm.submitit import slurm_resources
 

@@ -19,6 +19,7 @@ LAYERS = [
         "fork_server",
         "batch",
         "lazy_compiler",
+        "job_files",
         "limits",
         "memory",
         "progress",

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import LauncherError
+from collectx.job_files import JobFiles
 from collectx.place.slurm import commands
-from collectx.place.slurm.files import JobFiles
 
 
 class JobArray:

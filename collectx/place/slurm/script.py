@@ -18,8 +18,8 @@ from typing import Any
 
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
+from collectx.job_files import JobFiles
 from collectx.place.slurm import commands
-from collectx.place.slurm.files import JobFiles
 from collectx.place.slurm.log_watcher import role_shell
 
 # The workers' part of a heterogeneous job.

@@ -1,4 +1,4 @@
-"""The run folder and the names of its files; `place/slurm/files.py` has those that the scripts of jobs use too.
+"""The run folder and the names of its files; `collectx/job_files.py` has those that the scripts of jobs use too.
 
     <run>/.hydra/              what Hydra writes
     <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
@@ -33,7 +33,7 @@ from typing import Any
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFile
-from collectx.place.slurm.files import JobFiles
+from collectx.job_files import JobFiles
 from collectx.run.folder import lock
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status

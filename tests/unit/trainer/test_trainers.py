@@ -129,6 +129,17 @@ def assert_learned(learner, name, modules, steps):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
 
 
+def trained(name, **fields):
+    """A learner after one batch of 64 frames; policy and critic as they were before; what it trained on."""
+    learner, module = made(name, **fields)
+    expected, critic = copy.deepcopy(module), copy.deepcopy(learner.critic)
+    (batch,) = bandit(1, (4, 16))
+    batch["action_log_prob"] = torch.linspace(0.4, 0.6, 64).log().view(4, 16)
+    collection = Recorded([batch])
+    learner.train(collection)
+    return learner, expected, critic, collection, batch
+
+
 @pytest.mark.parametrize(
     ("num_epochs", "minibatch_size", "is_normalized"), [(1, 64, True), (2, 24, False), (1, 200, True)]
 )
@@ -136,12 +147,7 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
     """By the formulas of Schulman et al. 2017, for episodes of one frame."""
     fields = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "normalize_advantage": is_normalized}
     fields |= {"clip_epsilon": 0.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9}
-    learner, module = made("ppo", **fields, anneal=False)
-    expected, critic = copy.deepcopy(module), copy.deepcopy(learner.critic)
-    (batch,) = bandit(1, (4, 16))
-    batch["action_log_prob"] = torch.linspace(0.4, 0.6, 64).log().view(4, 16)
-    collection = Recorded([batch])
-    learner.train(collection)
+    learner, expected, critic, collection, batch = trained("ppo", **fields, anneal=False)
     observation, action, old, reward = rows(batch)
     advantage = reward - critic([observation]).detach()
     generator, logged = torch.Generator().manual_seed(0), []
@@ -169,12 +175,7 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
 def test_the_step_of_impala_is_that_of_the_paper():
     """By the formulas of Espeholt et al. 2018, for episodes of one frame."""
     fields = {"rho_clip": 1.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9, "anneal": False}
-    learner, module = made("impala", **fields)
-    expected, critic = copy.deepcopy(module), copy.deepcopy(learner.critic)
-    (batch,) = bandit(1, (4, 16))
-    batch["action_log_prob"] = torch.linspace(0.4, 0.6, 64).log().view(4, 16)
-    collection = Recorded([batch])
-    learner.train(collection)
+    learner, expected, critic, collection, batch = trained("impala", **fields)
     observation, action, old, reward = rows(batch)
     logged = {}
 

@@ -163,7 +163,8 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
         if with_index(torch.device(value)) != there:
             rule = f"the env returns tensors on {there}, where policy and batches must be too"
             advice = f"use `devices.device={there}` with the others `null`."
-            raise Refusal(Problem(f"devices.{name}", rule, value, advice))
+            is_of_all = getattr(cfg.devices, name) is None and cfg.devices.device is not None
+            raise Refusal(Problem("devices.device" if is_of_all else f"devices.{name}", rule, value, advice))
     if there.type != "cpu" and cfg.collector.has_workers:
         rule = f"the env returns tensors on {there}, so only this process can step it"
         raise Refusal(Problem(f"collector={cfg.collector.kind}", rule, advice="use `collector=single`."))

@@ -40,6 +40,12 @@ needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="not on a CPU")
 PPO = ["experiment=cartpole_ppo", f"devices={DEVICE}", "trainer.target_return=null"]
 
 
+@pytest.fixture
+def imports(monkeypatch):
+    """Commands of the test import envs of the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+
+
 @over((SINGLE, *SHARED, *GLOO, RPC_ASYNC))
 def test_frames_are_whole_with_a_policy_on_the_gpu(way):
     checker = StreamChecker()
@@ -219,8 +225,8 @@ def test_no_frame_of_such_an_env_leaves_the_device(tmp_path):
 @pytest.mark.parametrize(
     ("create", "options", "message"),
     [
-        (TensorCountingEnv, {"device": "cpu"}, "policy_device=cpu cannot be used: the env returns tensors on cuda:0"),
-        (TensorCountingEnv, {"device": "cuda", "storing_device": "cpu"}, "storing_device=cpu"),
+        (TensorCountingEnv, {"device": "cpu"}, "device='cpu' cannot be used: the env returns tensors on cuda:0"),
+        (TensorCountingEnv, {"device": "cuda", "storing_device": "cpu"}, "storing_device='cpu' cannot be used"),
     ],
 )
 @needs_cuda
@@ -231,14 +237,13 @@ def test_such_an_env_has_policy_and_batches_beside_it(create, options, message):
 
 @needs_cuda
 def test_workers_of_their_own_do_not_step_such_an_env():
-    with pytest.raises(ConfigError, match="Use collector=single"):
+    with pytest.raises(ConfigError, match="Use Collector\\."):
         library.MultiSyncCollector(
             2 * [partial(TensorCountingEnv, 5, DEVICE)], tensor_policy(), frames_per_batch=40, device=DEVICE
         )
 
 
-def test_a_run_trains_with_such_an_env(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+def test_a_run_trains_with_such_an_env(tmp_path, imports):
     env = ["env=gym_vector", "env.entry_point=user_code.tensorenv:TensorCountingEnv", f"env.kwargs.device={DEVICE}"]
     words = ["collector=single", "policy=mlp", "trainer=ppo", "collector.frames_per_batch=64"]
     on_device = [f"devices={DEVICE}", "devices.env_device=null"]
@@ -267,3 +272,60 @@ def test_a_run_on_the_gpu_is_resumed_evaluated_and_exported(tmp_path):
         observation, *_ = env.step(policy(observation))
     exported = next((tmp_path / "run" / "export").glob("*.pt*"))
     assert torch.load(exported, map_location="cpu", weights_only=False) is not None
+
+
+# The env raises an error at an illegal action.
+MASKED = ["env=gym", "env.entry_point=worlds.masked:MaskedEnv", "env.num_envs=2"]
+CHOICES, INFO = "env.kwargs={nvec: [3, 2, 4]}", "env.kwargs={where: info}"
+SERVER, ASYNC = ["collector=multi_sync", "inference=server"], ["collector=multi_async"]
+PPO_HERE, DQN = ["policy=mlp", "trainer=ppo"], ["policy=q_mlp", "trainer=dqn", "trainer.warmup_frames=64"]
+ACTING = {
+    "ppo": [*PPO_HERE, "collector=multi_sync"],
+    "ppo-choices-server": [*PPO_HERE, CHOICES, *SERVER],
+    "dqn-info": [*DQN, INFO, *ASYNC],
+    "dqn-server": [*DQN, *SERVER],
+    "random-choices": ["policy=random", "trainer=meter", CHOICES, *ASYNC],
+}
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_a_policy_there_takes_no_illegal_action(tmp_path, imports, name):
+    limits = ["collector.frames_per_batch=32", "collector.total_frames=256"]
+    collectx("run", *MASKED, *ACTING[name], f"devices={DEVICE}", *limits, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words", [["policy=mlp", "trainer=ppo"], ["policy=random", "trainer=meter"]], ids=["ppo", "random"]
+)
+def test_masks_of_an_env_that_returns_tensors_there(tmp_path, imports, words):
+    env = ["env=gym_vector", "env.entry_point=user_code.tensorenv:TensorMaskedEnv", f"env.kwargs.device={DEVICE}"]
+    on_device = [f"devices={DEVICE}", "devices.env_device=null", "collector=single", "collector.frames_per_batch=64"]
+    collectx("run", *env, *words, *on_device, "collector.total_frames=256", cwd=tmp_path)
+
+
+def test_statistics_of_observations_and_rewards_there_survive_a_resume(tmp_path):
+    env = ["env=pendulum", "env.num_envs=2", "policy.normalize_observations=true", "trainer.normalize_rewards=true"]
+    words = ["trainer=ppo", "collector=multi_sync", *env, f"devices={DEVICE}", "trainer.digest=true"]
+    words += ["collector.frames_per_batch=128", "collector.total_frames=1024"]
+    collectx("run", *words, "run.max_batches=4", "hydra.run.dir=run", cwd=tmp_path)
+    collectx("resume", "run", "run.max_batches=null", cwd=tmp_path)
+    collectx("run", *words, "hydra.run.dir=uncut", cwd=tmp_path)
+    assert result(tmp_path / "run")["digest"] == result(tmp_path / "uncut")["digest"]
+    collectx("eval", "run", "episodes=2", cwd=tmp_path)
+    observation, _ = gymnasium.make("Pendulum-v1").reset(seed=0)
+    there, here = (library.load_policy(tmp_path / "run", device=device) for device in (DEVICE, "cpu"))
+    assert there(observation) == pytest.approx(here(observation), abs=1e-4)
+
+
+@pytest.mark.parametrize("alpha", ["0.6", "null"], ids=["prioritised", "uniform"])
+def test_a_replay_buffer_feeds_dqn_there_and_is_resumed(tmp_path, alpha):
+    words = [
+        "experiment=cartpole_dqn",
+        f"devices={DEVICE}",
+        "trainer.target_return=null",
+        "collector.total_frames=4096",
+    ]
+    words += ["trainer.warmup_frames=512", f"trainer.priority_alpha={alpha}"]
+    collectx("run", *words, "run.max_batches=8", "hydra.run.dir=run", cwd=tmp_path)
+    collectx("resume", "run", "run.max_batches=null", cwd=tmp_path)
+    assert result(tmp_path / "run")["frames"] >= 4096

@@ -51,3 +51,36 @@ class TensorCountingEnv(VectorEnv):
 
     def close(self, **kwargs):
         pass
+
+
+class TensorMaskedEnv(VectorEnv):
+    """Allows some of five actions in each step, in tensors on a device, and raises an error at any other action."""
+
+    def __init__(self, num_envs=3, device="cpu", length=7):
+        self.num_envs, self.device, self._length = num_envs, torch.device(device), length
+        seen, mask = spaces.Box(-1, 1, (3,)), spaces.Box(0, 1, (5,), np.int8)
+        self.single_observation_space = spaces.Dict({"action_mask": mask, "observation": seen})
+        self.single_action_space = spaces.Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        self._steps = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self._draws = torch.Generator(self.device).manual_seed(0 if seed is None else seed)
+        return self._observation(), {}
+
+    def step(self, actions):
+        assert self._mask.gather(-1, actions[:, None]).all(), "an illegal action"
+        self._steps = self._steps + 1
+        ended = self._steps >= self._length
+        self._steps = self._steps * ~ended
+        final = self._observation()
+        return self._observation(), actions.float(), ended, torch.zeros_like(ended), {"final_obs": final}
+
+    def _observation(self):
+        numbers = torch.rand(self.num_envs, 8, generator=self._draws, device=self.device)
+        mask = numbers[:, :5] < 0.3
+        mask[:, 2] |= ~mask.any(-1)
+        self._mask = mask
+        return {"action_mask": mask.to(torch.int8), "observation": numbers[:, 5:]}
+
+    def close(self, **kwargs):
+        pass

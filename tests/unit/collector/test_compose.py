@@ -122,6 +122,7 @@ ON_DEVICES = [
     ({"kind": "single"}, "cuda:0", False),
     ({"kind": "single", "policy_device": "cuda:0", "storing_device": "cuda:1"}, "cuda:0", False),
     ({"kind": "single", "policy_device": "cuda:0", "env_device": "cpu"}, "cuda:0", False),
+    ({"kind": "single", "device": "cpu"}, "cuda:0", False),
     ({"kind": "single", "policy_device": "cuda:0"}, "cuda:0", True),
     ({"kind": "single"}, "cpu", True),
     ({"kind": "multi_sync"}, "cpu", False),

@@ -16,7 +16,6 @@ import mmap
 import os
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -45,7 +44,8 @@ class Leases:
         self._regions = regions
         self._region_of = {slot: region for region, slot in enumerate(slots)}
         self._slot_in = {region: slot for slot, region in self._region_of.items()}
-        self._free = deque(range(len(self._slot_in), len(regions)))
+        # The region that was freed last is used first: more of it is still in the processor's cache.
+        self._free = list(range(len(self._slot_in), len(regions)))
         # For each region, the last array that was leased: all tensors of that batch keep it alive.
         self._leased: dict[int, weakref.ref[Any]] = {}
         self._is_shared = is_shared
@@ -87,7 +87,7 @@ class Leases:
         array = self._array(region)  # while this exists, no other thread can free the region
         if array is not None:
             del self._slot_in[region]
-            self._region_of[slot] = self._free.popleft()
+            self._region_of[slot] = self._free.pop()
             self._slot_in[self._region_of[slot]] = slot
 
     def _array(self, region: int) -> Any:

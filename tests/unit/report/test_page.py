@@ -137,6 +137,7 @@ def test_what_happened_is_said_and_escaped(sweep, tmp_path):
     assert html.escape("<b>run") in (files.report / "index.html").read_text()
 
 
+@pytest.mark.ci
 def test_a_run_without_batches_has_a_page(sweep, tmp_path):
     shutil.copytree(sweep / "collector.num_workers=2,seed=1", tmp_path / "run")
     for name in ("metrics.jsonl", "result.json"):

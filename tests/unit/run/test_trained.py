@@ -149,6 +149,7 @@ def test_exported_graphs_act_like_the_policy(tmp_path, line, form, capsys):
         np.testing.assert_allclose(action, policy(observation), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.ci
 def test_a_policy_without_a_graph_is_refused_in_five_lines(tmp_path, capsys):
     folder = run(tmp_path / "run", f"{_CUSTOM} policy.target=user_code.cartpoles:Drawing")
     capsys.readouterr()

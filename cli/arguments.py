@@ -110,9 +110,7 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
         word = unknown[0].lstrip("-")
         if "=" in word:
             raise UsageError(f"{unknown[0]} is not a flag. Write options without dashes: {word}")
-        raise UsageError(
-            f"collectx {subcommand} has no flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}"
-        )
+        raise UsageError(f"{subcommand}: unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
     values = vars(flags)
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 

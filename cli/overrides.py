@@ -133,6 +133,8 @@ def _forced(override: Override, text: str) -> str:
 
 
 def _unreadable(text: str) -> str:
+    if not text:
+        return "an argument is empty (''). Remove it, or write key=value."
     if "=" not in text:
         return f"{text} has no value. Write key=value or group=choice, without spaces around the =."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

@@ -47,6 +47,9 @@ def _status(arguments: Arguments) -> int:
     runs = runs_below(root)
     if not runs:
         if not root.exists():
+            if not arguments.words:
+                why = f"there is no folder '{root}'"
+                raise ConfigError(f"status: there are no runs here yet: {why}. Name another: collectx status DIR")
             raise ConfigError(f"status: there is no folder {root}.")
         raise ConfigError(f"status: there is no run in or below {root}.")
     if arguments.words:

@@ -157,7 +157,9 @@ def _verdict(result: tune.SearchResult) -> str:
         return f"keeping your settings: they were the fastest of {count} points"
     if result.gain is None:
         return f"keeping your settings: {result.best} failed when it was measured beside them"
-    measured = "{:.2f} times as fast as your settings, in turns (95 % CI {:.2f} to {:.2f})".format(*result.gain)
+    digits = 4 if round(result.gain[1], 2) == 1 else 2  # a gain counts if all of the interval is above 1
+    mean, low, high = (f"{each:.{digits}f}" for each in result.gain)
+    measured = f"{mean} times as fast as your settings, measured alternately (95 % CI {low} to {high})"
     if result.chosen is result.best:
         return f"{result.best}: {measured}"
     return f"keeping your settings: the fastest, {result.best}, was {measured}, which is within the noise"

@@ -135,8 +135,12 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     points = [first, *filter(fits, others)]
     varied = [key for key in grid if len({point[key] for point in points}) > 1]
     if not varied:
-        rule = f"nothing is left to search: the command line fixes {', '.join(map(str, fixed)) or 'no option'}"
-        more = "tune.exact=false also searches numbers of envs, collector.overlap and collector.num_slots."
+        rule = f"nothing is left to search: the command line fixes {', '.join(map(str, fixed))}"
+        if not fixed:
+            rule = f"nothing is left to search: collector={collector.kind} leaves nothing to vary"
+        if exact:
+            rule += ", and tune.exact=true excludes the rest" if fixed else " with tune.exact=true"
+        more = "Use tune.exact=false to also search env.num_envs, collector.overlap and collector.num_slots."
         raise ConfigError(f"{rule}. {more if exact else 'Leave out some overrides.'}")
     return [{key: point[key] for key in varied} for point in points]
 

@@ -45,12 +45,22 @@ class Language:
 
 
 def _yaml_value(value: Any) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = _typed(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _typed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_typed(each)}' for key, each in value.items())}}}"
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 YAML = Language(
-    {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"},
+    {int: "an integer", float: "a number", bool: "true or false", str: "a string", dict: "a mapping"},
     "null",
     _yaml_value,
     reads_text=True,

@@ -26,7 +26,6 @@ from collectx.errors import SpaceError
 
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
-_EXAMPLE = "env.info_keys=[{NAME: float32}], or [float32, 3] for an array of 3"
 
 
 class InfoKeys:
@@ -169,7 +168,8 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     missing = next(name for name in names if name not in examples)
     raise SpaceError(
         f"env.info_keys names {missing!r}, but the infos of an episode with random actions contain "
-        f"{', '.join(sorted(known)) or 'nothing'}. If it occurs elsewhere, declare it: {_EXAMPLE}"
+        f"{', '.join(sorted(known)) or 'nothing'}. If {missing!r} appears only in other episodes, declare it: "
+        f"{_example(missing)}"
     )
 
 
@@ -221,6 +221,11 @@ def _form(name: str, value: Any, path: Path) -> Any:
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 
 
+def _example(name: str) -> str:
+    """Returns how to declare the entry `name`."""
+    return f"'env.info_keys=[{{{name}: float32}}]', or '[{{{name}: [float32, 3]}}]' for an array of 3"
+
+
 def _dotted(name: str, path: Path) -> str:
     return ".".join(map(str, (name, *path)))
 
@@ -236,5 +241,5 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
     except (TypeError, ValueError) as error:
         problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}"
-        raise SpaceError(f"env.info_keys is wrong: {problem}. Write {_EXAMPLE}") from error
+        raise SpaceError(f"env.info_keys is wrong: {problem}. Write {_example(name)}") from error
     yield leaf, path

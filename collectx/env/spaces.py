@@ -165,24 +165,23 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.
     """
+    expected = f"shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}"
     try:
         array = np.asarray(value)
     except ValueError:
-        got = f"{type(value).__name__} of uneven shape"
+        got = f"of {type(value).__name__} of uneven shape"
     else:
         if array.shape == leaf.shape and _fits(array, dtype):
             return
-        got = f"shape {array.shape}, dtype {array.dtype}"
+        got = "as None" if value is None else f"of shape {array.shape}, dtype {array.dtype}"
         if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
-            limits = np.iinfo(dtype)
-            got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
+            limits, low, high = np.iinfo(dtype), array.min(), array.max()
+            got = f"with the value {low}" if low == high else f"with values from {low} to {high}"
+            expected = f"dtype {dtype} ({limits.min} to {limits.max})"
     where = "the env" if e is None else f"env {e} of the group"
     is_info = leaf.key[0] == "info"
-    says = "but info_keys declares, or the first info had, shape" if is_info else "but its space has shape"
-    raise ShapeError(
-        f"{where} returned {'.'.join(leaf.key)} of {got}, {says} {leaf.shape}, dtype "
-        f"{str(leaf.dtype).removeprefix('torch.')}"
-    )
+    says = "but info_keys declares, or the first info had," if is_info else "but its space has"
+    raise ShapeError(f"{where} returned {'.'.join(leaf.key)} {got}, {says} {expected}")
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
@@ -236,7 +235,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
 def leave_out(*names: str) -> str:
     """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
-    return f"leave {what} out with env.exclude_keys=[{', '.join(names)}], in Python exclude_keys={[*names]}"
+    return f"leave {what} out with env.exclude_keys=[{','.join(names)}], in Python exclude_keys={[*names]}"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

@@ -24,7 +24,7 @@ from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, RemoteKeywords
-from collectx.library.values import for_each, kwargs_of, within
+from collectx.library.values import for_each, kwargs_of, numbered_workers, within
 from collectx.policy.random import RandomPolicy
 from collectx.worker.env_settings import resolve
 from collectx.worker.spec import ConfigOverrides
@@ -171,9 +171,7 @@ class ReadableCollector(EnvMethods):
         if worker_idx is None:
             return -(-sum(frames) // len(frames))
         if not 0 <= worker_idx < len(frames):
-            raise ValueError(
-                f"worker_idx={worker_idx} does not exist: there are {len(frames)} workers, numbered from 0"
-            )
+            raise ValueError(f"worker_idx={worker_idx} does not exist: {numbered_workers(len(frames))}")
         return frames[worker_idx]
 
     @property
@@ -322,8 +320,8 @@ class ReadableCollector(EnvMethods):
             return [resolve(self, attr)] * len(self._core.workers)
         if (path := within("env", attr)) is None:
             raise AttributeError(
-                f"{attr!r} cannot be read: workers are no collectors. Use worker_idx, or a path within env or "
-                "replay_buffer, such as env.x"
+                f"{attr!r} cannot be read from the workers, because they are not collectors. Use worker_idx, or a path "
+                "within env or replay_buffer, such as env.x"
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 

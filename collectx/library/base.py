@@ -45,7 +45,7 @@ from collectx.library.parse import parse, signature_of
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
-from collectx.library.values import within
+from collectx.library.values import counted, within
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
@@ -396,17 +396,21 @@ class BaseCollector(ReadableCollector):
         has_no_lists = list_of_args is None and list_of_kwargs is None
         if path is None and has_workers and has_no_lists:
             raise ValueError(
-                f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have only "
-                "the methods of their envs, env.NAME, and other methods are this collector's. Pass list_of_args=[()] "
-                "for one call."
+                f"map_fn({method_name!r}) cannot run in the workers: they only have the methods of their envs "
+                "('env.NAME'). To call this collector's own method once, pass list_of_args=[()]."
             )
         is_per_worker = path is not None and has_workers
         count = self.num_workers if is_per_worker else len(list_of_args or list_of_kwargs or ()) + has_no_lists
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
-            given, calls = f"{len(positional)} and {len(named)}", "workers" if is_per_worker else "calls"
+            lists = {"list_of_args": len(positional), "list_of_kwargs": len(named)}
+            name, given = next(each for each in lists.items() if not is_per_worker or each[1] != count)
+            other, each = f"list_of_kwargs has {len(named)}", "call"
+            if is_per_worker:
+                other, each = f"there {'is' if count == 1 else 'are'} {counted(count, 'worker')}", "worker"
             raise ValueError(
-                f"map_fn({method_name!r}) got lists of {given} entries for {count} {calls}. Give one entry for each"
+                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Give one "
+                f"entry per {each}."
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
         if path is None:
@@ -465,7 +469,7 @@ class BaseCollector(ReadableCollector):
             ValueError: `seed` is out of range, or not an integer.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r} must be at least 0, below 2**61 and a whole number")
+            raise ValueError(f"seed={seed!r} must be an integer from 0 to 2**61 - 1")
         self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
@@ -576,7 +580,7 @@ class BaseCollector(ReadableCollector):
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
+            raise KeyError(f"the state lacks {' and '.join(map(repr, missing))}. Pass the result of state_dict()")
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable
         saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}

@@ -33,7 +33,7 @@ from collectx.library.keywords import (
 )
 from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
 from collectx.library.overrides import kwargs_of_workers, policy_devices, user_collector
-from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
+from collectx.library.values import counted, device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS, unknown_models
 from collectx.place import place_of
 from collectx.place.ray import gpu_problems
@@ -84,9 +84,8 @@ def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in LISTS:
         value = getattr(keywords, name, None)
         if isinstance(value, list | tuple) and len(value) != num_workers:
-            yield (
-                f"{name} has {len(value)} entries for {num_workers} workers. Give one for each worker, or one for all."
-            )
+            count = f"{counted(len(value), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
+            yield f"{name} has {count}. Give one for each worker, or one for all."
 
 
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -114,7 +113,8 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     if not creates:
         yield "create_env_fn is empty. Give one callable for each worker."
     elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
-        yield f"num_workers={num_workers}, but create_env_fn has {len(creates)} entries. Give one for each worker."
+        count = counted(len(creates), "entry", "entries")
+        yield f"num_workers={num_workers}, but create_env_fn has {count}. Give one for each worker."
     for kwargs in entries(keywords.create_env_kwargs):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             yield f"create_env_kwargs={kwargs!r} must be a dict, or a list of one for each worker."
@@ -207,7 +207,7 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"frames_per_batch={frames} must be one number; {which}."
         return
     if len(frames) != num_workers:
-        count = f"{len(frames)} entries for {num_workers} workers"
+        count = f"{counted(len(frames), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
         yield f"frames_per_batch={frames} has {count}. Give one for each worker, or one number."
     if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
         rule = "parts of different lengths cannot be stacked"
@@ -224,7 +224,7 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches that end early have different numbers of frames."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
     if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
-        yield f"interruptor={type(interruptor).__name__} cannot be used, because it has no method `collection_stopped`."
+        yield f"interruptor={interruptor!r} has no method collection_stopped."
     if interruptor is not None and keywords.return_same_td:
         yield (
             "return_same_td=True cannot be used with an interruptor, because its batches vary in length. Leave one of "
@@ -251,12 +251,16 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
             if (value := getattr(keywords, name)) is not None:
                 yield f"{name}={value!r} has no effect without trajs_per_batch. Give it too, or leave this out."
         return
-    required = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
-    for name, value in required.items():
+    required = {
+        "return_same_td": (False, "trajectories differ in length"),
+        "track_traj_ids": (True, "trajectories are assembled by their ids"),
+        "split_trajs": (False, "such a batch is already split into trajectories"),
+        "extend_buffer": (True, "trajectories differ in length"),
+    }
+    for name, (value, reason) in required.items():
         if bool(getattr(keywords, name)) is not value:
             yield (
-                f"{name}={not value} cannot be used with trajs_per_batch={trajectories}, because trajectories differ "
-                f"in length. Leave {name} out."
+                f"{name}={not value} cannot be used with trajs_per_batch={trajectories}: {reason}. Leave {name} out."
             )
 
 
@@ -375,7 +379,7 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.on_worker_failure == "restart":
         yield (
             "on_worker_failure='restart' cannot be used with launcher='submitit_delayed', which cannot replace a lost "
-            "job. Use 'raise' or 'drop'."
+            "job. Use on_worker_failure='raise' or 'drop'."
         )
 
 

@@ -68,12 +68,14 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
         return [f"backend_options={options!r} must be a dict of the keywords of the class of that backend."]
     problems = []
     if count is not None and not (isinstance(count, int) and count > 0):
-        problems.append(f"num_collectors={count!r} must be a whole number, at least 1.")
+        problems.append(f"num_collectors={count!r} must be an integer, at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
         callables = f"create_env_fn has {len(creates)} callables"
         problems.append(f"num_collectors={count}, but {callables}. Give one for each, or one callable for all.")
     if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
-        problems.append(f"backend_options contains {', '.join(twice)}, which is a keyword of Collector. Pass it there.")
+        names = " and ".join(map(repr, twice))
+        are, them = ("which is a keyword", "it") if len(twice) == 1 else ("which are keywords", "them")
+        problems.append(f"backend_options contains {names}, {are} of Collector. Pass {them} to Collector itself.")
     return problems
 
 

@@ -16,8 +16,18 @@ def for_each(value: Any, num_workers: int) -> list[Any]:
     of a wrong length, which `rules._lists` reports."""
     values = list(value) if isinstance(value, list | tuple) else [value] * num_workers
     if len(values) != num_workers:
-        raise Unset(f"{len(values)} entries for {num_workers} workers")
+        raise Unset(f"{counted(len(values), 'entry', 'entries')} for {counted(num_workers, 'worker')}")
     return values
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Returns a number with its noun, such as "1 worker"; `several` is the plural without a mere "s"."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def numbered_workers(num_workers: int) -> str:
+    """Returns which workers exist, for messages."""
+    return "the only worker is 0" if num_workers == 1 else f"there are {num_workers} workers, numbered from 0"
 
 
 def entries(value: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import nn
 from collectx.collector.collector import CollectorCore
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
-from collectx.library.values import within
+from collectx.library.values import numbered_workers, within
 from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Writes
 
@@ -119,10 +119,10 @@ def weights_by_worker(
     else:
         indices = [worker_ids] if isinstance(worker_ids, int | np.integer) else worker_ids
         by_worker = dict.fromkeys(map(int, indices), weights)
-    if not by_worker or not set(by_worker) <= set(range(num_workers)):
-        raise ValueError(
-            f"the weights are for the workers {list(by_worker)}. Name one or more of them, from 0 to {num_workers - 1}"
-        )
+    if unknown := [worker for worker in by_worker if worker not in range(num_workers)]:
+        raise ValueError(f"worker {unknown[0]!r} does not exist: {numbered_workers(num_workers)}")
+    if not by_worker:
+        raise ValueError("the weights are for no worker. Name one or more, or leave out worker_ids")
     return by_worker
 
 
@@ -201,9 +201,11 @@ def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], str
     elif names.keys() - weights and _within(names).keys() <= weights.keys():
         names = _within(names)
     if missing := sorted(names.keys() - weights):
-        raise KeyError(f"the weights lack {', '.join(missing)}")
+        raise KeyError(f"the weights have no entry {' and no '.join(map(repr, missing))}, which the policy needs")
     if strict and (unexpected := sorted(weights.keys() - names)):
-        raise KeyError(f"the policy has no weights {', '.join(unexpected)} (strict=True)")
+        them = "it" if len(unexpected) == 1 else "them"
+        names = " or ".join(map(repr, unexpected))
+        raise KeyError(f"the policy has no weight named {names}; leave {them} out, or pass strict=False")
     return [weights[name] for name in names]
 
 

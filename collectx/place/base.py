@@ -260,10 +260,10 @@ class Place:
             ]
         if options.kind != "auto":
             return []
-        anywhere = "loopback" if self.is_local else "the network by which a worker reaches the trainer"
+        anywhere = "loopback" if self.is_local else "the network that connects the workers to the trainer"
         notes = {
             "nccl": "nccl, as policies and stored batches are both on GPUs.",
-            "rpc": "rpc. It pickles between trainer and workers, so use it on private networks only.",
+            "rpc": "rpc. Trainer and workers exchange pickles, so use it on private networks only.",
             "gloo": f"gloo, over {options.interface or anywhere}.",
         }
         return [f"backend=auto chose {notes[self.network]}"]

@@ -99,7 +99,7 @@ def test_a_path_in_the_envs_of_all_workers(way):
             with pytest.raises(AttributeError):
                 collector.getattr_env(path)
         if way != SINGLE:
-            with pytest.raises(AttributeError, match="workers are no collectors"):
+            with pytest.raises(AttributeError, match="because they are not collectors"):
                 collector.get_distant_attr("policy.weight")
 
 
@@ -209,7 +209,7 @@ def test_added_workers_count():
         assert collector.stats()["workers"] == collector.num_workers == 3
         assert collector.map_fn("env.set_level", [(1,), (2,), (3,)]) == [None, None]
         assert collector.get_attr("level") == (1, 2)
-        with pytest.raises(ValueError, match="2 and 3 entries for 3 workers"):
+        with pytest.raises(ValueError, match="list_of_args has 2 entries, but there are 3 workers"):
             collector.map_fn("env.set_level", [(1,), (2,)])
 
 

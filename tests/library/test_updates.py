@@ -262,7 +262,7 @@ def test_weights_act_in_every_form_and_stay(way, form):
         (Constant(), {"weights": 3}, TypeError, "weights=3"),
         (Constant(), {"weights": {}}, KeyError, "action"),
         (Constant(), {"weights": {"module.other": 1.0}}, KeyError, "lack action"),
-        (Constant(), {"weights": {"action": 1.0, "other": 2.0}, "strict": True}, KeyError, "no weights other"),
+        (Constant(), {"weights": {"action": 1.0, "other": 2.0}, "strict": True}, KeyError, "no weight named 'other'"),
         (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),
         (None, {"weights": Constant()}, TypeError, "is not a module"),
         (lambda seen: seen[..., 0].long(), {"weights": Constant()}, TypeError, "is not a module"),

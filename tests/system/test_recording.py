@@ -124,9 +124,12 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "and it joins their frames itself. Use null"),
-        ("collector.reset_at_each_iter=true", "this option cuts them. Use false"),
-        ("collector.compact_obs=true", "this option drops the last observation of each. Use false"),
+        ("collector.trajs_per_batch=2", "and it joins their frames itself. Use collector.trajs_per_batch=null"),
+        ("collector.reset_at_each_iter=true", "this option cuts them. Use collector.reset_at_each_iter=false"),
+        (
+            "collector.compact_obs=true",
+            "this option drops the last observation of each. Use collector.compact_obs=false",
+        ),
         ("trainer.format=hdf5", "memmap"),
     ):
         assert run.main(["trainer=record", option]) == 2

@@ -142,9 +142,9 @@ def _check_methods(env: Any) -> None:
 def _check_base(env: Any) -> None:
     """Raises `Unrecognised` unless it is a `GymEnv` or `GymWrapper` of one env that adds nothing but conversions."""
     if type(env) not in (torchrl_envs().GymEnv, torchrl_envs().GymWrapper):
-        raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is no GymEnv of TorchRL")
+        raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is not a TorchRL GymEnv")
     if not isinstance(env._env, gymnasium.Env):
-        raise Unrecognised(f"{type(env._env).__name__} is no gymnasium.Env")
+        raise Unrecognised(f"{type(env._env).__name__} is not a gymnasium.Env")
     for reason, applies in {
         "it reads infos": bool(env.info_dict_reader),
         "it observes pixels": bool(env.from_pixels),

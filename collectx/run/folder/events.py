@@ -93,19 +93,18 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         # Folders of earlier versions have `life`, the incarnation, alone.
         number = fields["restarts"] if "restarts" in fields else fields["life"]
         after = fields.get("after")
-        nth = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         lost = " and ".join(fields.get("normalizers", ()))
         begins = f"; the statistics of {lost} in its envs start from scratch" if lost else ""
-        return f"worker {worker} was restarted for the {number}{nth} time, {why}{begins}"
+        return f"worker {worker} was restarted (restart {number}) {why}{begins}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"
         counts = f"{fields['num_workers']} of {fields['of']} workers"
-        return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
+        return f"worker {worker} joined after {_batches(fields['batches'])}: {counts}{begins}"
     if name == "not_saved":
         return (
-            f"the trainer was interrupted within batch {fields['batches'] - 1}, so neither a checkpoint nor final.pt "
+            f"the trainer was interrupted during batch {fields['batches'] - 1}, so neither a checkpoint nor final.pt "
             "was saved. `collectx resume` continues from the newest checkpoint, if there is one"
         )
     if name == "envs_not_saved":
@@ -122,8 +121,11 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"({', '.join(fields['names'])}). To avoid this, declare them: '{fields['declared']}'"
         )
     if name == "metrics_missing":
-        names = " or ".join(fields["names"])
-        return f"no step returned {names} of env.metrics in its info. Check the names; infos of resets do not count"
+        names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
+        return (
+            f"env.metrics names {names}, but no step's info contained {them}. Check the names; infos of resets do not "
+            "count"
+        )
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():
@@ -132,10 +134,14 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"; {which[0] if len(which) == 1 else f'{len(which)} workers begin'} new episodes: {reason}"
             for reason, which in workers.items()
         )
-        return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
+        return f"continues after {_batches(fields['batches'])}, {fields['frames']} frames{begin}"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"
         means = "".join(f", {name} {value:.6g}" for name, value in fields.get("metrics", {}).items())
         return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}){means}"
     return None
+
+
+def _batches(number: int) -> str:
+    return "1 batch" if number == 1 else f"{number} batches"

@@ -71,7 +71,7 @@ MISFITS = {
         r"shape \(1,\), dtype float32, but its space has shape \(2,\), dtype float32",
     ),
     "kind": (BYTES, np.array([300.7, -1.0]), r"shape \(2,\), dtype float64, .*, dtype uint8"),
-    "range": (BYTES, np.array([300, -1]), "dtype int64 with values from -1 to 300, where 0 to 255 are possible"),
+    "range": (BYTES, np.array([300, -1]), "values from -1 to 300, but its space has dtype uint8 \(0 to 255\)"),
     "ragged": (BYTES, [[1], [2, 3]], "list of uneven shape"),
     "scalar": (spaces.Discrete(3), 2.9, r"shape \(\), dtype float64, but its space has shape \(\), dtype int64"),
 }

@@ -335,7 +335,7 @@ class Misfit(torchrlenvs.ManyKeys):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
+        (torchrlenvs.hooked, ConfigError, "Hooked cannot be used: its _post_step_mdp_hooks changes"),
         (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
         (lambda: 3, ConfigError, "returned 3. Return a gymnasium.Env, .* an EnvBase of TorchRL"),
         (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),

@@ -47,7 +47,7 @@ def test_values_in_every_form(convert, cases):
 @pytest.mark.parametrize(
     ("convert", "value", "error", "message"),
     [
-        (partial(values.for_each, num_workers=2), [1], Unset, "1 entries for 2 workers"),
+        (partial(values.for_each, num_workers=2), [1], Unset, "1 entry for 2 workers"),
         (values.port_number, "any", ValueError, "must be the number of a port"),
         (values.device_name, "gpu", ValueError, "must be a device"),
         (values.device_name, [], ValueError, "must be a torch.device or its name"),

@@ -103,8 +103,8 @@ def test_weights_are_loaded_from_every_form(given):
 @pytest.mark.parametrize(
     ("given", "strict", "error", "words"),
     [
-        ({"weight": STATE["weight"]}, False, KeyError, "the weights lack bias"),
-        (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weights more \(strict=True\)"),
+        ({"weight": STATE["weight"]}, False, KeyError, "the weights have no entry 'bias'"),
+        (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weight named 'more'"),
         (linear(3.0, 4), False, ValueError, r"for weight have shape \[1, 4\], the policy's have \[1, 2\]"),
         (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weights, the policy has 2"),
         (3, False, TypeError, "weights=3 must be a module"),

@@ -204,8 +204,8 @@ def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], str
         raise KeyError(f"the weights have no entry {' and no '.join(map(repr, missing))}, which the policy needs")
     if strict and (unexpected := sorted(weights.keys() - names)):
         them = "it" if len(unexpected) == 1 else "them"
-        names = " or ".join(map(repr, unexpected))
-        raise KeyError(f"the policy has no weight named {names}; leave {them} out, or pass strict=False")
+        unknown = " or ".join(map(repr, unexpected))
+        raise KeyError(f"the policy has no weight named {unknown}; leave {them} out, or pass strict=False")
     return [weights[name] for name in names]
 
 

@@ -52,7 +52,7 @@ REFUSED = [
     (replace(gym(), info_keys=["nothing"]), "names 'nothing', but the infos .* contain nothing"),
     (
         replace(gym(), exclude_keys=["mission"]),
-        "exclude_keys cannot be used: mission does not exist .* contains observation",
+        "exclude_keys has 'mission', which is not in the observation. Valid names: observation",
     ),
     (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),

@@ -234,7 +234,7 @@ def test_a_key_that_is_no_tensor_is_left_out():
     ("create", "key", "size"), [(torchrlenvs.Growing, "rows", "-1, 2"), (torchrlenvs.Unequal, "agents.rows", "2, -1")]
 )
 def test_an_observation_without_a_fixed_size_is_refused_or_left_out(create, key, size):
-    with pytest.raises(SpaceError, match=rf"^{key}: .* has shape \({size}\) .*exclude_keys=\['{key}'\]"):
+    with pytest.raises(SpaceError, match=rf"^'{key}' of .* has shape \({size}\), .*exclude_keys=\['{key}'\]"):
         Collector(create, frames_per_batch=20)
     with Collector(create, frames_per_batch=20, exclude_keys=[key]) as collector:
         batch = collector.next()
@@ -338,7 +338,11 @@ class Misfit(torchrlenvs.ManyKeys):
         (torchrlenvs.hooked, ConfigError, "Hooked cannot be used: its _post_step_mdp_hooks changes"),
         (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
         (lambda: 3, ConfigError, "returned 3. Return a gymnasium.Env, .* an EnvBase of TorchRL"),
-        (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
+        (
+            torchrlenvs.Spoken,
+            SpaceError,
+            r"^'mission' of Spoken .*: its NonTensor spec has no dtype, .*env.exclude_keys=\[mission\]",
+        ),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (
             partial(Misfit, torch.ones(1)),
@@ -348,7 +352,7 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             partial(Misfit, torch.full((2, 2, 3), 300)),
             ShapeError,
-            "returned pixels of .*values from 300 to 300, where 0 to 255",
+            r"returned pixels with the value 300, but its space has dtype uint8 \(0 to 255\)",
         ),
     ],
 )

@@ -46,11 +46,11 @@ def test_weights_belong_to_models(alternatives, models, model, expected):
         (7, [0, 2], {0: 7, 2: 7}),
         ({0: 7, np.int64(2): 8}, None, {0: 7, 2: 8}),
         ({0: 7}, [0], r"worker_ids=\[0\]"),
-        (7, [], "from 0 to 2"),
-        (7, 3, r"the workers \[3\]"),
-        (7, -1, "from 0 to 2"),
-        ({0: 7, 3: 8}, None, "from 0 to 2"),
-        ({0: 7, "a": 8}, None, "from 0 to 2"),
+        (7, [], "for no worker"),
+        (7, 3, "worker 3 does not exist: there are 3 workers, numbered from 0"),
+        (7, -1, "worker -1 does not exist"),
+        ({0: 7, 3: 8}, None, "worker 3 does not exist"),
+        ({0: 7, "a": 8}, None, "worker 'a' does not exist"),
     ],
 )
 def test_weights_belong_to_workers(given, worker_ids, expected):

@@ -133,7 +133,7 @@ def _dispatch(argv: list[str]) -> int:
 
             if name in names("run"):
                 near = f". Write flags after a subcommand: collectx run {name}"
-        print(f"collectx: there is no subcommand {name}{near}", file=sys.stderr)
+        print(f"collectx: there is no subcommand '{name}'{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests
 

@@ -22,6 +22,7 @@ import torch
 from collectx import collector, env, policy, trainer
 from collectx.batch import REWARD, as_array, to_tensordict
 from collectx.config.derived import expected_batches, num_processes_of
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
@@ -248,7 +249,7 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
         for each in runs:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
             count = each["traffic"]["batches"]
-            batches = f"{count} batch{'es' * (count != 1)}" if count else "no limit on batches"
+            batches = counted(count, "batch", "batches") if count else "no limit on batches"
             yield f"{each['name']}: {processes} processes, {nbytes}, {batches}"
     for script in planned["slurm"]:
         yield from ("slurm", *(f"  {line}" for line in script))

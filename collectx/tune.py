@@ -26,6 +26,7 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
+from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
@@ -157,7 +158,9 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
     changed = {name for name in names if values.get(f"collector.{name}", now := getattr(cfg.collector, name)) != now}
     texts = []
     if before != after:
-        texts.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
+        texts.append(
+            f"a batch has {counted(after, 'row')} of {frames // after} steps, not {before} of {frames // before}"
+        )
     if "overlap" in changed:
         texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
     if cfg.collector.schedule == "async" and changed & {"num_workers", "num_slots"}:

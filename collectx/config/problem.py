@@ -149,3 +149,8 @@ def either(names: Iterable[str]) -> str:
     """Returns names as in "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Returns a number with its noun, such as "1 worker"; `several` is the plural without a mere "s"."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"

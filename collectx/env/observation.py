@@ -140,7 +140,9 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], where: str) -> N
         rule = f"has {' and '.join(map(repr, unknown))}, {are} not in {where}. Valid names: "
         raise Refusal(Problem("env.exclude_keys", f"{rule}{', '.join(paths.values()) or 'none'}."))
     several = clashes((name, path) for path, name in paths.items())
-    if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
+    if ambiguous := [
+        f"{name!r}, which names both {' and '.join(map(str, several[name]))}" for name in names if name in several
+    ]:
         advice = "exclude a part that contains one of them, or rename one (gymnasium.wrappers.TransformObservation)."
         raise Refusal(Problem("env.exclude_keys", f"has {', '.join(ambiguous)}", advice=advice))
 

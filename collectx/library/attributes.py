@@ -17,7 +17,9 @@ from torch import nn
 from collectx.collector.collector import CollectorCore
 from collectx.collector.env_methods import EnvMethods
 from collectx.collector.stream import Stream
+from collectx.config.convert import out_of_range
 from collectx.config.derived import frames_per_part, resolve_devices
+from collectx.config.problem import PYTHON
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
@@ -340,7 +342,7 @@ class ReadableCollector(EnvMethods):
             AttributeError: `model_id` is not "policy".
         """
         if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r} does not exist: the only model here is 'policy'")
+            raise AttributeError(f"model_id={model_id!r} is unknown. Valid names: 'policy'")
         return self.policy
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
@@ -360,8 +362,8 @@ class ReadableCollector(EnvMethods):
         Raises:
             ValueError: `workers` is none of the three.
         """
-        if workers not in ("aggregate", "per_worker", "both"):
-            raise ValueError(f"workers={workers!r} must be 'aggregate', 'per_worker' or 'both'")
+        if wrong := out_of_range(workers, {"choices": ("aggregate", "per_worker", "both")}, PYTHON):
+            raise ValueError(f"workers={workers!r} {wrong}")
         collector = self._core
         counters: dict[str, int | float | bool]
         counters = {"workers": self.num_workers, "workers_alive": len(collector.workers)}

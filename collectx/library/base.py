@@ -31,6 +31,7 @@ from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
 from collectx.collector.written import workers_write
 from collectx.config.derived import surplus_note
+from collectx.config.problem import counted
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
@@ -45,7 +46,7 @@ from collectx.library.parse import parse, signature_of
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
-from collectx.library.values import counted, within
+from collectx.library.values import within
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
@@ -363,8 +364,9 @@ class BaseCollector(ReadableCollector):
         """
         if individual := self._weights.individual:
             raise RuntimeError(
-                f"increment_version() publishes this process's policy, and workers {sorted(individual)} have "
-                "individual weights: call update_policy_weights_ with the weights of each worker"
+                "increment_version() would overwrite the individual weights of "
+                f"{'worker' if len(individual) == 1 else 'workers'} {' and '.join(map(str, sorted(individual)))}. Call "
+                "update_policy_weights_ with the weights of each worker"
             )
         self.update_policy_weights_()
         return self.policy_version
@@ -446,12 +448,13 @@ class BaseCollector(ReadableCollector):
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         if len(selection) != count:
             raise ValueError(
-                f"{name}={list(selection)} must have one entry for each of {count} {what}, or be None for all"
+                f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there are {count} "
+                f"{what}. Give one entry for each, or None for all"
             )
         if self.trajs_per_batch is not None:
             raise ValueError(
-                f"{name}={list(selection)} resets some envs, but with trajs_per_batch={self.trajs_per_batch} you can "
-                "only reset all"
+                f"{name}={list(selection)} cannot be used: with trajs_per_batch={self.trajs_per_batch}, all envs are "
+                f"reset together. Leave {name} out"
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -469,7 +472,7 @@ class BaseCollector(ReadableCollector):
             ValueError: `seed` is out of range, or not an integer.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r} must be an integer from 0 to 2**61 - 1")
+            raise ValueError(f"seed={seed!r} must be an integer, at least 0 and below 2**61")
         self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
@@ -578,7 +581,9 @@ class BaseCollector(ReadableCollector):
             TypeError: the state is no dict.
         """
         if not isinstance(state_dict, Mapping):
-            raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
+            raise TypeError(
+                f"load_state_dict() takes a dict, but got {type(state_dict).__name__}. Pass the result of state_dict()"
+            )
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {' and '.join(map(repr, missing))}. Pass the result of state_dict()")
         # The inference server too, whose state has its generators only.

@@ -202,7 +202,9 @@ class Place:
         when the env is made."""
         for name, value in vars(self.cfg.devices).items():
             if value is not None and not _DEVICE.fullmatch(value):
-                yield Problem(f"devices.{name}", "is not a device", value, "use cpu, cuda, or cuda:N for GPU N.")
+                yield Problem(
+                    f"devices.{name}", "is not a device", value, f"use devices.{name}=cpu, cuda, or cuda:N for GPU N."
+                )
         yield from self._gpu_problems(self._ends()["policy_device"])
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, counted
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
@@ -66,7 +66,7 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
         if len(set(lists.values())) > 1 or 0 in lists.values():
             counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
             count, advice = lists["channels"], "give each one entry per convolution"
-            rule = f"has {count} {'entry' if count == 1 else 'entries'}, but {counts}"
+            rule = f"has {counted(count, 'entry', 'entries')}, but {counts}"
             if not any(lists.values()):
                 rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`"
                 advice += ", such as `policy.channels=[32]` `policy.kernel_sizes=[3]` `policy.strides=[1]`"

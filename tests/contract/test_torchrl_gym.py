@@ -175,10 +175,10 @@ def _patched():
         (lambda: torchrlenvs.transformed(torchrlenvs.pushing(), envs.RewardScaling(0, 2)), "RewardScaling"),
         (lambda: _transformed(torchrlenvs.counted(), ["StepCounter"]), "two StepCounter"),
         (lambda: torchrlenvs.walking().set_info_dict_reader(lambda info, data: data), "it reads infos"),
-        (lambda: torchrlenvs.sampled(MultiDiscrete([2, 3])), f"its observations are of {MultiDiscrete([2, 3])}"),
+        (lambda: torchrlenvs.sampled(MultiDiscrete([2, 3])), f"its observation space is {MultiDiscrete([2, 3])}"),
         (lambda: envs.ParallelEnv(2, [torchrlenvs.one_hot, partial(_one, "one-hot", [])]), "by different functions"),
         (torchrlenvs.ManyKeys, "ManyKeys is not a TorchRL GymEnv"),
-        (_patched, "its read_action was replaced"),
+        (_patched, "its method read_action was replaced"),
     ],
 )
 def test_other_envs_are_stepped_by_themselves(make, reason):

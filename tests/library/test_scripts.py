@@ -314,7 +314,7 @@ with socket.create_server(("127.0.0.1", 0)) as free:
     port = str(free.getsockname()[1])
 with DistributedCollector([Level], frames_per_batch=4, launcher="mp", tcp_port=port) as collector:
     assert next(collector).shape == (4,)
-with pytest.raises(ValueError, match="tcp_port.*must be the number of a port"):
+with pytest.raises(ValueError, match="tcp_port.*must be a port number"):
     DistributedCollector([Level], frames_per_batch=4, launcher="mp", tcp_port="first")
 """
 

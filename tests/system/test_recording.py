@@ -112,10 +112,10 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         (["run", "format=memmap"], "run contains no episodes, because it ran with trainer=meter. Only trainer=record"),
         (
             ["run", "format=hdf5"],
-            "format=hdf5 does not exist. Valid names: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
+            "format=hdf5 is unknown. Valid names: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
         ),
         (["run", "forma=memmap"], "forma is not an option. Did you mean format?"),
-        (["nowhere", "format=memmap"], "there is no folder nowhere"),
+        (["nowhere", "format=memmap"], "there is no folder 'nowhere'"),
         (["format=memmap"], "export: which run?"),
         (["run", "run", "format=memmap"], "you named several folders. Say where to merge them with output=FOLDER"),
         (["run", "format=lerobot", "fps=0"], "fps=0 must be a whole number of at least 1"),

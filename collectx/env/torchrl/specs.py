@@ -212,7 +212,9 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
         deltas |= {leaf.key: Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing}
     for leaf in deltas.values():
         if not _is_storable(leaf):
-            raise SpaceError(f"{'.'.join(leaf.key)}: numpy has no {leaf.dtype}. Use delta_dtype=torch.float16")
+            raise SpaceError(
+                f"{'.'.join(leaf.key)!r} cannot be stored: NumPy has no {leaf.dtype}. Use delta_dtype=torch.float16"
+            )
     return tuple(deltas.values())
 
 

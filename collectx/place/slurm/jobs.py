@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, counted
 from collectx.place.base import Place
 from collectx.place.slurm import commands
 from collectx.place.slurm.script import WORKERS
@@ -108,8 +108,7 @@ class SlurmJob(SlurmArray):
         if not self.cfg.collector.has_workers:
             return self.num_tasks, f"with `collector=single`, the job has {self.num_tasks} task"
         num_workers = self.num_tasks - 1
-        workers = f"{num_workers} worker{'s' * (num_workers != 1)}"
-        return self.num_tasks, f"the job has {self.num_tasks} tasks, the trainer and {workers}"
+        return self.num_tasks, f"the job has {self.num_tasks} tasks, the trainer and {counted(num_workers, 'worker')}"
 
     def _node_problems(self) -> Iterator[Problem]:
         """No node is without a task."""
@@ -159,10 +158,7 @@ class SlurmParts(SlurmJob):
         if not self.cfg.collector.has_workers:
             return super()._described_tasks()
         num_workers = self.num_tasks - 1
-        return (
-            num_workers,
-            f"there {'is' if num_workers == 1 else 'are'} {num_workers} worker{'s' * (num_workers != 1)}",
-        )
+        return num_workers, f"there {'is' if num_workers == 1 else 'are'} {counted(num_workers, 'worker')}"
 
 
 def _seconds(time: str) -> int | None:

@@ -37,7 +37,7 @@ def test_wrong_flags(argv, message):
         (["format=memmap", "fps=3"], "export: format=memmap has no option fps. Leave out fps=3."),
         (["format=onnx", "task=x"], "export: format=onnx has no option task. Leave out task=x."),
         (["format=onnx", "other"], "export: format=onnx takes one run folder. Leave out other."),
-        (["format=parquet"], "export: there is no folder run."),
+        (["format=parquet"], "export: there is no folder 'run'."),
     ],
 )
 def test_options_of_other_formats_are_refused(capsys, words, message):

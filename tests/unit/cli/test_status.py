@@ -135,4 +135,4 @@ def test_a_run_that_ended_before_its_last_frame_says_why(tmp_path, capsys, reaso
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2
-    assert "nowhere." in capsys.readouterr().err
+    assert "nowhere'. To list the runs" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_it_says_how_long_a_batch_of_a_slow_env_takes(measured, capsys):
     [
         (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
         (["--output", "other/experiment/here.yaml", "--config-dir", "."], "Use ./experiment/NAME.yaml"),
-        (["--output", "file/experiment/here.yaml"], "cannot be written below"),
+        (["--output", "file/experiment/here.yaml"], "cannot be written: "),
         (["launcher=slurm"], "launcher=slurm"),
         ([], "your settings cannot be measured: failed: no memory"),
     ],

@@ -124,7 +124,7 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             rules._models,
             {"weight_recv_schemes": {"env": 1, "critic": 2}},
             {},
-            ["weight_recv_schemes ... critic, env, "],
+            ["weight_recv_schemes ... 'critic' and 'env', which are unknown"],
         ),
         (rules._callables, {"policy_factory": [print, None]}, {}, []),
         (

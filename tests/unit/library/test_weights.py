@@ -22,9 +22,9 @@ from collectx.policy.flat_weights import FlatWeights
         ([], {"policy": None}, None, {"policy": None}),
         ([3, 4], None, None, "passed more than once"),
         ([3], {"policy": 4}, "policy", "passed more than once"),
-        ([3], None, "critic", "no model critic: the models are"),
-        ([], {"env.x": None}, None, "env.x are None"),
-        ([], None, "env.x", "env.x are None"),
+        ([3], None, "critic", "model 'critic' is unknown. Valid names: "),
+        ([], {"env.x": None}, None, "'env.x' are None"),
+        ([], None, "env.x", "'env.x' are None"),
     ],
 )
 def test_weights_belong_to_models(alternatives, models, model, expected):
@@ -105,8 +105,8 @@ def test_weights_are_loaded_from_every_form(given):
     [
         ({"weight": STATE["weight"]}, False, KeyError, "the weights have no entry 'bias'"),
         (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weight named 'more'"),
-        (linear(3.0, 4), False, ValueError, r"for weight have shape \[1, 4\], the policy's have \[1, 2\]"),
-        (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weights, the policy has 2"),
+        (linear(3.0, 4), False, ValueError, r"'weight' has shape \[1, 4\] in the weights, but \[1, 2\] in the policy"),
+        (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weight, but the policy has 2"),
         (3, False, TypeError, "weights=3 must be a module"),
     ],
 )

@@ -93,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
-        raise UsageError(f"{wrong[1]} {wrong[2]} does not exist. Choose one of {wrong[3]}." if wrong else f"{message}.")
+        raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid names: {wrong[3]}." if wrong else f"{message}.")
 
 
 class _Blocked(argparse.Action):
@@ -110,9 +110,7 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
         word = unknown[0].lstrip("-")
         if "=" in word:
             raise UsageError(f"{unknown[0]} is not a flag. Write options without dashes: {word}")
-        raise UsageError(
-            f"collectx {subcommand} has no flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}"
-        )
+        raise UsageError(f"{subcommand}: unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
     values = vars(flags)
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 
@@ -185,7 +183,9 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
     or the word does not name one of `groups`."""
     if unknown := [name for name in words if name not in groups]:
         more = "To list all: collectx list"
-        raise ConfigError(f"{subcommand}: there is no group {unknown[0]}{did_you_mean(unknown[0], groups, more=more)}")
+        raise ConfigError(
+            f"{subcommand}: there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}"
+        )
     if len(words) > 1:
         raise ConfigError(f"{subcommand}: name one group, not {len(words)} ({', '.join(words)}), or none to list all.")
     return next(iter(words), None)

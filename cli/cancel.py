@@ -10,7 +10,8 @@ _USAGE = """\
 collectx cancel DIR [--now]: stop the run in DIR, or every run of the sweep in DIR, and wait until it has stopped.
 
 The trainer finishes its batch, saves a checkpoint and stops, within checkpoint.grace_s; `collectx resume` continues the
-run. --now stops it at once, like a second Ctrl-C or scancel. Cancel a run without a job on the host where it runs.
+run. --now stops it at once, like a second Ctrl-C or scancel. If the run has no SLURM job, use this command on the
+host where it runs.
 
 Exit status: 0 all runs stopped, 1 some did not stop in time, 2 wrong usage or a run on another host, 130 Ctrl-C."""
 

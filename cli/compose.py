@@ -92,7 +92,7 @@ class Composer:
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
         if config_dir is not None and not os.path.isdir(config_dir):
-            raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
+            raise ConfigError(f"there is no folder '{config_dir}' (--config-dir).")
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
@@ -176,11 +176,11 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
 
 # What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
 _SENTENCES = {
-    r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. For "
-    "jobs of collectx, use launcher=slurm launcher.{key}=VALUE. For jobs of submitit, use -m "
+    r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. To "
+    "run collectx as a SLURM job, use launcher=slurm launcher.{key}=VALUE. To sweep with submitit, use -m "
     "hydra/launcher=submitit_slurm.",
-    r"Could not (override|delete from config\.) '(?P<key>.+?)'": "{key} does not exist. To list the options: collectx "
-    "run --cfg all",
+    r"Could not (override|delete from config\.) '(?P<key>.+?)'": "{key} is not an option. To list all: collectx run "
+    "--cfg all",
     # Hydra merges what an override gives into the value of the file.
     r"Error merging override \+*(?P<word>(?P<key>[^=]*).*)": "{word} cannot replace the default, because one is a list "
     "and the other is not. If the option accepts both, write '~{key}' '+{word}'.",
@@ -195,13 +195,11 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and (path := error.missing_cfg_file) is not None:
         file, (group, _, name) = re.match(r"In '(.+?)': ", text), path.rpartition("/")
         if file is None:
-            return (
-                f"there is no {path}.yaml for --config-name {path}. Name the folder that contains it with --config-dir."
-            )
+            return f"there is no '{path}.yaml' for --config-name {path}. Name its folder: --config-dir DIR"
         more = f"To list all: collectx list {group}" if group in GROUPS else ""
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
-        return f"{source}{group}={name} does not exist{near}"
+        return f"{source}{group}={name} is unknown{near}"
     found = ((re.match(pattern, text, re.DOTALL), sentence) for pattern, sentence in _SENTENCES.items())
     return next((sentence.format(**match.groupdict()) for match, sentence in found if match), text)
 

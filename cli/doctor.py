@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.arguments import Arguments, subcommand, synopsis
 from collectx.errors import ConfigError
 from collectx.run.terminal import printing
 
@@ -24,7 +24,7 @@ Exit status: 0, 1 there is a problem, 2 wrong usage."""
 
 def _doctor(arguments: Arguments) -> int:
     if arguments.words:
-        raise ConfigError(f"doctor takes no arguments. Leave out {arguments.words[0]}.")
+        raise ConfigError(f"doctor takes no arguments, but got '{arguments.words[0]}'. {synopsis(_USAGE)}")
     from collectx.doctor import PROBLEM, examine
 
     findings = []

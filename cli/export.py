@@ -58,7 +58,7 @@ def _export(arguments: Arguments) -> int:
         raise UsageError(f"export: {unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *data.FORMATS]):
-        problem = "name a format, as format=NAME" if name is None else f"format={name} does not exist"
+        problem = "which format? Add format=NAME" if name is None else f"format={name} is unknown"
         raise UsageError(f"export: {problem}{did_you_mean(name or '', formats, 'format=')}")
     if not sources:
         raise UsageError(f"export: which run? {synopsis(_USAGE)}")
@@ -114,7 +114,7 @@ def _recorded(source: str) -> Path:
     """Returns the data set of the run in a folder, or the folder itself."""
     files = RunFolder(source)
     if not files.path.is_dir():
-        raise ConfigError(f"export: there is no folder {source}. To list your runs: collectx status")
+        raise ConfigError(f"export: there is no folder '{source}'. To list your runs: collectx status")
     if not files.config.exists():
         return Path(source)
     trainer = saved_config.read_config(files.config)["trainer"]

@@ -128,7 +128,12 @@ def _dispatch(argv: list[str]) -> int:
         near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
         if name.startswith("-") and (found := [word for word in rest if word in SUBCOMMANDS]):
             near = f". Write flags after the subcommand: collectx {found[0]} {name}"
-        print(f"collectx: there is no subcommand {name}{near}", file=sys.stderr)
+        elif name.startswith("--"):
+            from collectx.cli.arguments import names
+
+            if name in names("run"):
+                near = f". Write flags after a subcommand: collectx run {name}"
+        print(f"collectx: there is no subcommand '{name}'{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests
 

@@ -61,7 +61,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             continue
         pattern: object = override.value()
         if key in groups and pattern == "" and not override.is_delete():
-            problems.append(f"{text} names no choice. Choose one of: {', '.join(groups[key])}.")
+            problems.append(f"{text} is empty. Valid names: {', '.join(groups[key])}.")
             broken.add(key)
             continue
         if key in _FOLDERS and pattern in ("", None):
@@ -96,20 +96,20 @@ def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     if ":" not in choice or key not in _CLASS_OPTIONS:
         more = f"To list all: collectx list {key}"
         if key == "devices" and choice == "gpu":
-            return "devices=gpu does not exist. Did you mean devices=cuda?"
-        return f"{key}={choice} does not exist{did_you_mean(choice, options, f'{key}=', more)}"
+            return "devices=gpu is unknown. Did you mean devices=cuda?"
+        return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]
-    return f"{key}={choice} does not exist. To use your own, type {key}={kind} {key}.{option}={choice}"
+    return f"{key}={choice} is unknown. To use your own, type {key}={kind} {key}.{option}={choice}"
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
     if key not in groups:
         return (
-            f"{text} cannot be used: {key} is not a group, whose choices glob() would select. To list all groups: "
-            "collectx list"
+            f"{text} cannot be used: glob() selects choices of a group, and there is no group '{key}'. To list all "
+            "groups: collectx list"
         )
-    return f"{text} matches none of the choices: {', '.join(groups[key])}."
+    return f"{text} matches no choice. Valid names: {', '.join(groups[key])}."
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
@@ -133,6 +133,8 @@ def _forced(override: Override, text: str) -> str:
 
 
 def _unreadable(text: str) -> str:
+    if not text:
+        return "an argument is empty (''). Remove it, or write key=value."
     if "=" not in text:
-        return f"{text} has no value. Write key=value or group=choice, without spaces around the =."
+        return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

@@ -46,9 +46,15 @@ def _status(arguments: Arguments) -> int:
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     runs = runs_below(root)
     if not runs:
+        listed = f"To list the runs in '{_OUTPUTS}': collectx status"
         if not root.exists():
-            raise ConfigError(f"status: there is no folder {root}.")
-        raise ConfigError(f"status: there is no run in or below {root}.")
+            if not arguments.words:
+                why = f"there is no folder '{root}'"
+                raise ConfigError(
+                    f"status: there are no runs here yet: {why}. Name another folder: collectx status DIR"
+                )
+            raise ConfigError(f"status: there is no folder '{root}'. {listed}")
+        raise ConfigError(f"status: there is no run in or below '{root}'. {listed}")
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]

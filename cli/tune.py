@@ -133,13 +133,16 @@ def _output(arguments: Arguments) -> Path:
     is_found = arguments.config_dir is None or file.absolute().parent.parent == Path(folder).absolute()
     if file.suffix != ".yaml" or file.absolute().parent.name != "experiment" or not is_found:
         place = "DIR" if arguments.config_dir is None else folder
-        raise UsageError(f"--output {file} is not where Hydra finds experiments. Use {place}/experiment/NAME.yaml.")
+        raise UsageError(
+            f"--output {file} cannot be used: Hydra finds no experiments there. Use {place}/experiment/NAME.yaml."
+        )
     if file.exists() and _WRITTEN_BY not in file.read_text():
-        raise UsageError(f"{file} exists, and was not written by collectx tune. Choose another file with --output.")
+        raise UsageError(f"'{file}' exists, and was not written by collectx tune. Choose another file: --output FILE")
     # Before anything is measured.
     place = next(each for each in (file, *file.absolute().parents) if each.exists())
     if not os.access(place, os.W_OK) or not (place is file or place.is_dir()):
-        raise UsageError(f"{file} cannot be written below {place}. Choose another file with --output.")
+        why = "is not writable" if place is file or place.is_dir() else "is a file"
+        raise UsageError(f"'{file}' cannot be written: '{place}' {why}. Choose another file: --output FILE")
     return file
 
 
@@ -157,7 +160,9 @@ def _verdict(result: tune.SearchResult) -> str:
         return f"keeping your settings: they were the fastest of {count} points"
     if result.gain is None:
         return f"keeping your settings: {result.best} failed when it was measured beside them"
-    measured = "{:.2f} times as fast as your settings, in turns (95 % CI {:.2f} to {:.2f})".format(*result.gain)
+    digits = 4 if round(result.gain[1], 2) == 1 else 2  # a gain counts if all of the interval is above 1
+    mean, low, high = (f"{each:.{digits}f}" for each in result.gain)
+    measured = f"{mean} times as fast as your settings, measured alternately (95 % CI {low} to {high})"
     if result.chosen is result.best:
         return f"{result.best}: {measured}"
     return f"keeping your settings: the fastest, {result.best}, was {measured}, which is within the noise"

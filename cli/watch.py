@@ -49,9 +49,9 @@ def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder
     runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)
     if not runs:
         if not folder.exists():
-            raise ConfigError(f"{subcommand}: there is no folder {words[0]}. To list your runs: collectx status")
+            raise ConfigError(f"{subcommand}: there is no folder '{words[0]}'. To list your runs: collectx status")
         what = "contains neither a run nor a sweep" if folder.is_dir() else "is a file, not a run folder"
-        raise ConfigError(f"{subcommand}: {words[0]} {what}. To list your runs: collectx status")
+        raise ConfigError(f"{subcommand}: '{words[0]}' {what}. To list your runs: collectx status")
     return runs
 
 

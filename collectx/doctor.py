@@ -105,7 +105,7 @@ def _cores() -> Iterator[Finding]:
     text = f"{usable} usable of {os.cpu_count()} ({listed})"
     enforced = min(limit for name, limit in limits.items() if name != "SLURM")
     if limits.get("SLURM", enforced) < enforced:
-        advice = "collectx respects them, but libraries that count the machine's cores need OMP_NUM_THREADS."
+        advice = f"collectx uses {usable} anyway; for other libraries, set OMP_NUM_THREADS={usable}."
         yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
     elif shortage := cores.shortage(_SMALL_RUN):
         yield Finding(WARNING, f"{text}, shared by workers and trainer", shortage)
@@ -200,10 +200,14 @@ def _slurm() -> Iterator[Finding]:
     by_partition: dict[str, list[str]] = {}
     for partition, state, count in rows:
         by_partition.setdefault(partition, []).append(f"{count} {state}")
+    if not rows:
+        advice = "check your partitions and account with sinfo and your administrator."
+        yield Finding(WARNING, "sinfo lists no nodes that you can use", advice)
     text = "; ".join(f"{partition} {', '.join(states)}" for partition, states in by_partition.items())
     is_usable = any(state.rstrip("*~#") in ("idle", "mixed", "allocated", "completing") for _, state, _ in rows)
     advice = "" if is_usable else "jobs will wait: `sinfo --list-reasons` says why."
-    yield Finding(OK if is_usable else WARNING, f"nodes: {text or 'none'}", advice)
+    if rows:
+        yield Finding(OK if is_usable else WARNING, f"nodes: {text}", advice)
     if reason := commands.why_no_accounting():
         yield Finding(
             WARNING,

@@ -22,6 +22,7 @@ import torch
 from collectx import collector, env, policy, trainer
 from collectx.batch import REWARD, as_array, to_tensordict
 from collectx.config.derived import expected_batches, num_processes_of
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
@@ -216,6 +217,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
         *([f"every {options.every_batches} batches"] if options.every_batches is not None else []),
         "at the end",
     ]
+    kept = "newest is" if options.keep == 1 else f"{options.keep} newest are"
     written: Section = {
         "folder": str(files.path),
         ".hydra, snapshot": "configuration, versions, uncommitted changes",
@@ -223,7 +225,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
         "policy.pt": "the last published weights, at the end",
         "events.jsonl, result.json": "starts, failures, checkpoints; the end",
         "logs": "one file per role that prints or fails",
-        "checkpoints": f"{', '.join(times)}; the {options.keep} newest",
+        "checkpoints": f"{', '.join(times)}; the {kept} kept",
         "each_checkpoint_at_least_bytes": weights_nbytes,
         "replay_buffer_in_a_checkpoint_at_most_bytes": replay_nbytes,
     }
@@ -246,7 +248,9 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
     else:
         for each in runs:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
-            yield f"{each['name']}: {processes} processes, {nbytes}, {each['traffic']['batches'] or 'endless'} batches"
+            count = each["traffic"]["batches"]
+            batches = counted(count, "batch", "batches") if count else "no limit on batches"
+            yield f"{each['name']}: {processes} processes, {nbytes}, {batches}"
     for script in planned["slurm"]:
         yield from ("slurm", *(f"  {line}" for line in script))
     if len(runs) > 1:
@@ -255,13 +259,14 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
 
 def _section(title: str, values: Section) -> Iterator[str]:
     yield title
-    shown = {
-        key.removesuffix("_bytes").removesuffix("_s").replace("_", " "): _shown(key, value)
-        for key, value in values.items()
-        if value != 0
-    }
+    shown = {_label(key): _shown(key, value) for key, value in values.items() if value != 0}
     width = max(map(len, shown))
     yield from (f"  {name:{width}}  {value}" for name, value in shown.items())
+
+
+def _label(key: str) -> str:
+    label = key.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+    return f"{label.removeprefix('at a time ')} at once" if label.startswith("at a time ") else label
 
 
 def _shown(key: str, value: Any) -> str:

@@ -26,6 +26,7 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
+from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
@@ -135,8 +136,12 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     points = [first, *filter(fits, others)]
     varied = [key for key in grid if len({point[key] for point in points}) > 1]
     if not varied:
-        rule = f"nothing is left to search: the command line fixes {', '.join(map(str, fixed)) or 'no option'}"
-        more = "tune.exact=false also searches numbers of envs, collector.overlap and collector.num_slots."
+        rule = f"nothing is left to search: the command line fixes {', '.join(map(str, fixed))}"
+        if not fixed:
+            rule = f"nothing is left to search: collector={collector.kind} leaves nothing to vary"
+        if exact:
+            rule += ", and tune.exact=true excludes the rest" if fixed else " with tune.exact=true"
+        more = "Use tune.exact=false to also search env.num_envs, collector.overlap and collector.num_slots."
         raise ConfigError(f"{rule}. {more if exact else 'Leave out some overrides.'}")
     return [{key: point[key] for key in varied} for point in points]
 
@@ -153,7 +158,9 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
     changed = {name for name in names if values.get(f"collector.{name}", now := getattr(cfg.collector, name)) != now}
     texts = []
     if before != after:
-        texts.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
+        texts.append(
+            f"a batch has {counted(after, 'row')} of {frames // after} steps, not {before} of {frames // before}"
+        )
     if "overlap" in changed:
         texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
     if cfg.collector.schedule == "async" and changed & {"num_workers", "num_slots"}:

@@ -156,13 +156,13 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
     if there is None:
         if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
             rule = "the env returns arrays, so it steps on the CPU"
-            raise Refusal(Problem("devices.env_device", rule, named, "use `null`."))
+            raise Refusal(Problem("devices.env_device", rule, named, "use `devices.env_device=null`."))
         return
     for name in ("policy_device", "env_device", "storing_device"):
         value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
         if with_index(torch.device(value)) != there:
             rule = f"the env returns tensors on {there}, where policy and batches must be too"
-            advice = f"use `devices.device={there}` with the others `null`."
+            advice = f"use `devices.device={there}`, and leave out the other devices."
             is_of_all = getattr(cfg.devices, name) is None and cfg.devices.device is not None
             raise Refusal(Problem("devices.device" if is_of_all else f"devices.{name}", rule, value, advice))
     if there.type != "cpu" and cfg.collector.has_workers:

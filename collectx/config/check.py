@@ -211,7 +211,7 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
         # As in "environment".
         same = same or [f"{group}=NAME" for group in GROUPS if path.startswith(group)]
         leaves = {known.rpartition(".")[2] for known in known_paths()}
-        near = None if same or nearest(path, _TOP_LEVEL) else nearest(path, leaves, 0.85)
+        near = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
         same += [known for known in known_paths() if known.rpartition(".")[2] == near]
     if len(same) == 1 or (same and "." not in path):
         return Problem(path, f"is not an option. Did you mean {either(same[:3])}?")

@@ -120,20 +120,30 @@ def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAM
     if choices is not None:
         wrong = [each for each in (value if isinstance(value, list) else [value]) if each not in choices]
         if wrong or value == []:
-            near = nearest(str(*wrong[:1]), choices)
-            rule = f"must be {either(map(language.show, choices))}."
-            return f"is unknown. Did you mean {language.show(near)}? It {rule}" if near else rule
+            return _unknown(value, wrong, choices, language)
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and number >= 2**BITS:
             limits = {"bits": BITS} | dict(limits)
         is_right = all(holds(number, limits[name]) for name, holds in _LIMITS.items() if name in limits)
         if not is_right:
-            return _range(limits)
+            return f"every entry {_range(limits)}" if isinstance(value, list) else _range(limits)
     return None
 
 
+def _unknown(value: Any, wrong: Sequence[Any], choices: Sequence[Any], language: Language) -> str:
+    if not wrong:
+        return f"must be {either(map(language.show, choices))}."
+    has = f"has {language.show(wrong[0])}, which " if isinstance(value, list) and len(value) > 1 else ""
+    near = nearest(str(wrong[0]), choices)
+    question = f"Did you mean {language.show(near)}? " if near else ""
+    return f"{has}is unknown. {question}Valid names: {', '.join(map(language.show, choices))}."
+
+
 def _range(limits: Mapping[str, Any]) -> str:
-    text = " and ".join(each.format(limits[name]) for name, each in _WORDS.items() if name in limits)
+    implied = "finite" if "bits" in limits else None
+    text = " and ".join(
+        each.format(limits[name]) for name, each in _WORDS.items() if name in limits and name != implied
+    )
     if {"minimum", "maximum"} <= limits.keys():
         text = f"from {limits['minimum']} to {limits['maximum']}"
     also = (f", or {other}{' for no limit' if other == -1 else ''}" for other in limits.get("also", ()))

@@ -20,12 +20,12 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
     if total <= 0 or total % frames == 0:
         return None
     batches = -(-total // frames)
-    collected = f"{batches} batches ({batches * frames} frames)"
+    collected = f"{batches} batches ({batches * frames:,} frames) are"
     if batches == 1:
-        collected = f"1 batch ({frames} frames)"
+        collected = f"1 batch ({frames:,} frames) is"
     return (
-        f"{prefix}total_frames={total} is not a multiple of {prefix}frames_per_batch={frames} ({total} / {frames} = "
-        f"{total / frames:.2f}), rounded up to {collected}."
+        f"{prefix}total_frames={total} is not a multiple of {prefix}frames_per_batch={frames}, so {collected} "
+        "collected."
     )
 
 

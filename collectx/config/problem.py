@@ -45,12 +45,22 @@ class Language:
 
 
 def _yaml_value(value: Any) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = _typed(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _typed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_typed(each)}' for key, each in value.items())}}}"
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 YAML = Language(
-    {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"},
+    {int: "an integer", float: "a number", bool: "true or false", str: "a string", dict: "a mapping"},
     "null",
     _yaml_value,
     reads_text=True,
@@ -139,3 +149,8 @@ def either(names: Iterable[str]) -> str:
     """Returns names as in "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Returns a number with its noun, such as "1 worker"; `several` is the plural without a mere "s"."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"

@@ -48,14 +48,15 @@ class EnvPoolEnv(Env):
             import envpool
         except ImportError as error:
             raise ConfigError(
-                f"env.kind=envpool (id={cfg.id}) needs EnvPool. Install it: pip install 'collectx[envpool]'"
+                "env=envpool needs the package EnvPool. Install it: pip install 'collectx[envpool]'"
             ) from error
         self._envpool = envpool
         reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
         if reserved:
-            raise ConfigError(f"env.kwargs must not contain {', '.join(reserved)}, which collectx sets itself")
+            names = " and ".join(map(repr, reserved))
+            raise ConfigError(f"env.kwargs cannot contain {names}, because collectx sets this itself")
         if cfg.id not in self._envpool.list_all_envs():
-            raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool. To list them, call envpool.list_all_envs()")
+            raise ConfigError(f"env.id={cfg.id} is not an EnvPool task. To list all, call envpool.list_all_envs()")
         self._id = cfg.id
         # One spare for eight envs suffices even for the short episodes of a random policy on CartPole. If there is
         # none, `reset_some` calls reset.
@@ -66,7 +67,7 @@ class EnvPoolEnv(Env):
                 spec = self._envpool.make_spec(cfg.id, **self._arguments)
             except TypeError as error:
                 reason = f"EnvPool's {cfg.id} does not accept them: {str(error).splitlines()[0]}"
-                raise ConfigError(f"env.kwargs={cfg.kwargs}: {reason}") from error
+                raise ConfigError(f"env.kwargs={cfg.kwargs} cannot be used: {reason}") from error
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
@@ -145,7 +146,7 @@ class EnvPoolEnv(Env):
         self._ended = self._ended & ~ended
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
-        raise NotImplementedError("EnvPool's resets take no options. Use env.kwargs, or other envs")
+        raise NotImplementedError("EnvPool's resets take no options. Use env.kwargs, or another env")
 
     def close(self) -> None:
         self._pool = None
@@ -175,7 +176,7 @@ class EnvPoolEnv(Env):
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
                 f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
-                "this version does not keep their order in synchronous mode. Use another one"
+                "this version does not keep their order in synchronous mode. Install another version"
             )
         if self._observation_at is not None:
             return state, [state[self._observation_at]]

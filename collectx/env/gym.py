@@ -195,13 +195,13 @@ def reward_number(reward: Any, e: int | None = None) -> float:
     else:
         if array.size == 1 and is_numeric(array.dtype):
             return reward_number(array.reshape(-1)[0].item(), e)
-        got = f"shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
+        got = f"an array of shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
         if array.size > 1:
             advice += (
                 ", such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward in env.wrappers). To "
                 "store all of them, use env=torchrl with TorchRL's MOGymWrapper"
             )
-    raise ShapeError(f"the reward must be one number, but is {got}{source}. {advice}")
+    raise ShapeError(f"the reward{source} must be one number, but is {got}. {advice}")
 
 
 def _stored_integer(number: int, source: str) -> float:

@@ -313,8 +313,7 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
     other shapes."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
-            f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "
-            "return one value for each env"
+            f"the vector env returned {name} of shape {np.shape(value)}, but one value for each env has shape {shape}"
         )
     return np.reshape(value, shape)
 
@@ -325,8 +324,8 @@ def _explain(error: Exception) -> None:
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
-            f"reward: expected one number from each env, which Gymnasium's vector env stores ({error}): return a float "
-            "from step"
+            f"Gymnasium's vector env could not store the rewards of its envs ({error}). Return a float from each env's "
+            "step"
         ) from error
 
 
@@ -390,8 +389,8 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
         )
     if configured not in (None, mode):
         raise ConfigError(
-            f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode. Leave it "
-            "null, or use env.vectorization_mode=sync or async"
+            f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode. Use "
+            "env.autoreset_mode=null, or env.vectorization_mode=sync or async"
         )
     return mode
 

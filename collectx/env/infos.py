@@ -26,7 +26,6 @@ from collectx.errors import SpaceError
 
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
-_EXAMPLE = "env.info_keys=[{NAME: float32}], or [float32, 3] for an array of 3"
 
 
 class InfoKeys:
@@ -58,7 +57,7 @@ class InfoKeys:
         for name, form in self.declared.items():
             parts = list(_walk(name, form, ()))
             if not parts:
-                raise SpaceError(f"env.info_keys cannot keep {name!r}, which is an empty dict")
+                raise SpaceError(f"env.info_keys cannot keep {name!r}, because it is an empty dict")
             self._entries[name] = Leaves(parts)
         self.leaves = tuple(
             leaf
@@ -120,8 +119,8 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
         group.keep_infos(InfoKeys([group.spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
     except SpaceError as error:
         if is_needed:
-            advice = f"Return one array. If it is no mask of legal actions, {leave_out(ACTION_MASK)}"
-            raise SpaceError(f"info contains {ACTION_MASK}, but {error}. {advice}") from error
+            advice = f"Return one array. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}"
+            raise SpaceError(f"info contains {ACTION_MASK!r}, but {error}. {advice}") from error
         return False
     return True
 
@@ -169,7 +168,8 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     missing = next(name for name in names if name not in examples)
     raise SpaceError(
         f"env.info_keys names {missing!r}, but the infos of an episode with random actions contain "
-        f"{', '.join(sorted(known)) or 'nothing'}. If it occurs elsewhere, declare it: {_EXAMPLE}"
+        f"{', '.join(map(repr, sorted(known))) or 'nothing'}. If {missing!r} appears only in other episodes, declare "
+        f"it: {_example(missing)}"
     )
 
 
@@ -221,6 +221,11 @@ def _form(name: str, value: Any, path: Path) -> Any:
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 
 
+def _example(name: str) -> str:
+    """Returns how to declare the entry `name`."""
+    return f"'env.info_keys=[{{{name}: float32}}]', or '[{{{name}: [float32, 3]}}]' for an array of 3"
+
+
 def _dotted(name: str, path: Path) -> str:
     return ".".join(map(str, (name, *path)))
 
@@ -235,6 +240,6 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
         dtype, *shape = [form] if isinstance(form, str) else form
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
     except (TypeError, ValueError) as error:
-        problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}"
-        raise SpaceError(f"env.info_keys is wrong: {problem}. Write {_EXAMPLE}") from error
+        problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}, which is not a dtype, or a dtype and a shape"
+        raise SpaceError(f"env.info_keys cannot be used: {problem}. Write {_example(name)}") from error
     yield leaf, path

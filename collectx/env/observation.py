@@ -74,9 +74,11 @@ class ObservationLeaves(SpaceLeaves):
 def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
     """Raises SpaceError if the name of a part of a Dict observation is taken."""
     if colliding := [str(name) for name in names if str(name) in taken]:
+        is_one = len(colliding) == 1
+        parts, reserved, them = ("a part", "this name", "it") if is_one else ("parts", "these names", "them")
         raise SpaceError(
-            f"no part of a Dict observation can be called {' or '.join(colliding)}, which is reserved in batches. "
-            f"Rename it (gymnasium.wrappers.TransformObservation), or {leave_out(*colliding)}"
+            f"a Dict observation cannot have {parts} named {' or '.join(map(repr, colliding))}: batches reserve "
+            f"{reserved}. Rename {them} (gymnasium.wrappers.TransformObservation), or {leave_out(*colliding)}"
         )
 
 
@@ -124,19 +126,23 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     known: list[Path] = [] if isinstance(space, spaces.Dict) else [(_OBSERVATION,)]
     is_empty = _OBSERVATION in names and known
     reduced = spaces.Dict({}) if is_empty else _exclude_parts(space, (), frozenset(names), known)
-    check_excluded(names, known, "does not exist in the observation, which")
+    check_excluded(names, known, "the observation")
     return reduced
 
 
-def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> None:
-    """Raises ConfigError if a name in `env.exclude_keys` matches no part in `known`, or several."""
+def check_excluded(names: Sequence[str], known: Sequence[Path], where: str) -> None:
+    """Raises ConfigError if a name in `env.exclude_keys` matches no part in `known`, or several. `where` says what has
+    the parts."""
     paths = {path: ".".join(map(str, path)) for path in known}
     # The mask of legal actions may be in the infos instead.
     if unknown := [name for name in names if name not in paths.values() and name != ACTION_MASK]:
-        rule = f"{', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}"
-        raise Refusal(Problem("env.exclude_keys", rule, advice="choose one of these, or leave the option out."))
+        are = "which is" if len(unknown) == 1 else "which are"
+        rule = f"has {' and '.join(map(repr, unknown))}, {are} not in {where}. Valid names: "
+        raise Refusal(Problem("env.exclude_keys", f"{rule}{', '.join(paths.values()) or 'none'}."))
     several = clashes((name, path) for path, name in paths.items())
-    if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
+    if ambiguous := [
+        f"{name!r}, which names both {' and '.join(map(str, several[name]))}" for name in names if name in several
+    ]:
         advice = "exclude a part that contains one of them, or rename one (gymnasium.wrappers.TransformObservation)."
         raise Refusal(Problem("env.exclude_keys", f"has {', '.join(ambiguous)}", advice=advice))
 

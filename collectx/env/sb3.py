@@ -67,7 +67,7 @@ def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
         return env
     if info_keys:
         raise ConfigError(
-            "collectx cannot read the infos of a VecEnv. Leave out info_keys and metrics "
+            "collectx cannot read the infos of a Stable-Baselines3 VecEnv. Leave out info_keys and metrics "
             f"({', '.join(map(str, info_keys))})."
         )
     return VecEnvAdapter(env)

@@ -20,6 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
+from collectx.config.problem import counted
 from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
@@ -45,7 +46,7 @@ class Leaves:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
                 raise ShapeError(
-                    f"the env returned no {'.'.join(leaf.key)}, which its space contains, but {value!r:.200}"
+                    f"the env returned {value!r:.200}, which lacks {'.'.join(leaf.key)!r}, a part of its space"
                 ) from error
             flat.append(part)
         return flat
@@ -62,8 +63,8 @@ class SpaceLeaves(Leaves):
         parts = list(_walk(space, root, ()))
         if not parts and not may_be_empty:
             raise SpaceError(
-                f"the space {space} of {'.'.join(root) or 'observation'} is empty, so there is nothing to store. Put a "
-                "Box in it"
+                f"{'.'.join(root) or 'observation'!r} has the empty space {space}, so there is nothing to store. Add "
+                "at least one part, such as a Box"
             )
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
@@ -74,7 +75,7 @@ class SpaceLeaves(Leaves):
         if self.has_text:
             self.flatten = self._flatten_with_texts  # type: ignore[method-assign]
         if len({leaf.key for leaf in self.leaves}) < len(parts):
-            raise SpaceError(f"two parts of {space} have the same name when written as text. Rename one")
+            raise SpaceError(f"two parts of {space} have the same name in batches, as 0 and '0' would. Rename one")
 
     def _flatten_with_texts(self, value: Any) -> list[Any]:
         flat = super().flatten(value)
@@ -115,8 +116,8 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
     array = np.asarray(texts)
     if not np.issubdtype(array.dtype, np.str_) or np.char.str_len(array).max(initial=0) > length:
         raise ShapeError(
-            f"{'.'.join(leaf.key)}: expected text of at most {length} characters, got {texts!r:.200}: the env must "
-            "return what its space says"
+            f"the env returned {'.'.join(leaf.key)} as {texts!r:.200}, but its space is text of at most {length} "
+            "characters"
         )
     return array.astype(f"U{length}")[..., None].view(np.int32)
 
@@ -150,9 +151,10 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
         pass  # of unequal shapes
     items = list(values) if np.iterable(values) else []
     if len(items) != len(array):
+        got = counted(len(items), "value") if items else type(values).__name__
         raise ShapeError(
-            f"{'.'.join(leaf.key)}: expected {len(array)} values, one for each env, of shape {leaf.shape}, got "
-            f"{len(items) or type(values).__name__}: the vector env must return what its space says"
+            f"the vector env returned {'.'.join(leaf.key)} as {got}, but its space has {len(array)} values of shape "
+            f"{leaf.shape}, one for each env"
         )
     for e, value in enumerate(items):
         check_value(leaf, value, array.dtype, e)
@@ -165,24 +167,23 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.
     """
+    expected = f"shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}"
     try:
         array = np.asarray(value)
     except ValueError:
-        got = f"{type(value).__name__} of uneven shape"
+        got = f"as {type(value).__name__} of uneven shape"
     else:
         if array.shape == leaf.shape and _fits(array, dtype):
             return
-        got = f"shape {array.shape}, dtype {array.dtype}"
+        got = "as None" if value is None else f"of shape {array.shape}, dtype {array.dtype}"
         if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
-            limits = np.iinfo(dtype)
-            got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
+            limits, low, high = np.iinfo(dtype), array.min(), array.max()
+            got = f"with the value {low}" if low == high else f"with values from {low} to {high}"
+            expected = f"dtype {dtype} ({limits.min} to {limits.max})"
     where = "the env" if e is None else f"env {e} of the group"
     is_info = leaf.key[0] == "info"
-    says = "but info_keys declares, or the first info had, shape" if is_info else "but its space has shape"
-    raise ShapeError(
-        f"{where} returned {'.'.join(leaf.key)} of {got}, {says} {leaf.shape}, dtype "
-        f"{str(leaf.dtype).removeprefix('torch.')}"
-    )
+    says = "but info_keys declares, or the first info had," if is_info else "but its space has"
+    raise ShapeError(f"{where} returned {'.'.join(leaf.key)} {got}, {says} {expected}")
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
@@ -218,25 +219,26 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
     elif isinstance(space, spaces.Text) and key[0] != "action":
         yield Leaf(key, (space.max_length,), torch.int32), path, space
     else:
-        why = "it has no fixed shape and dtype"
+        why = "no fixed shape and dtype"
         if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
             try:
                 yield Leaf(key, tuple(int(n) for n in space.shape), torch_dtype(np.dtype(space.dtype))), path, space
                 return
             except TypeError:
-                why = f"torch has no dtype {space.dtype}"
+                why = f"the dtype {space.dtype}, which torch does not have"
         advice = f", or {leave_out('.'.join(map(str, path)))}" if key[0] != "action" and path else ""
+        what = "Action" if key[0] == "action" else "Observation"
         raise SpaceError(
-            f"the space {space} of {'.'.join(key)} cannot be stored as a tensor, because {why}. Turn it into a Box, "
-            "Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these "
-            "(gymnasium.wrappers.TransformObservation)" + advice
+            f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
+            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})"
+            + advice
         )
 
 
 def leave_out(*names: str) -> str:
     """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
-    return f"leave {what} out with env.exclude_keys=[{', '.join(names)}], in Python exclude_keys={[*names]}"
+    return f"leave {what} out with env.exclude_keys=[{','.join(names)}], in Python exclude_keys={[*names]}"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

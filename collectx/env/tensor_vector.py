@@ -148,12 +148,12 @@ class TensorVectorEnv(Env):
         """Returns `value`; raises `ShapeError` unless it fits shape, device and `dtype`."""
         if not isinstance(value, torch.Tensor):
             raise ShapeError(
-                f"{name}: expected a tensor on {self._device}, got {type(value).__name__}: a vector env with an "
-                "attribute device must return tensors: rename the attribute if it returns arrays"
+                f"the vector env returned {name} as {type(value).__name__}, but it has an attribute 'device', so it "
+                f"must return tensors on {self._device}. If it returns arrays, rename the attribute"
             )
         if value.shape != shape or value.device != self._device or not torch.can_cast(value.dtype, dtype):
             raise ShapeError(
-                f"{name}: expected shape {[*shape]}, {dtype}, on {self._device}, got shape {[*value.shape]}, "
-                f"{value.dtype}, on {value.device}: the vector env must return what its space says"
+                f"the vector env returned {name} of shape {[*value.shape]}, {value.dtype}, on {value.device}, but it "
+                f"must have shape {[*shape]}, {dtype}, on {self._device}"
             )
         return value

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from collectx.config.problem import counted
 from collectx.env.base import Env
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.numbers import EnvNumbers
@@ -34,7 +35,7 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
     elif isinstance(env, VectorEnv):
         from collectx.env.gym_vector import adapter
 
-        _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
+        _check_count(cfg, env.num_envs, f"a vector env of {counted(env.num_envs, 'env')}")
         group = adapter(env, cfg.info_keys, cfg.exclude_keys)
         is_batched = True
     elif isinstance(env, gymnasium.Env):
@@ -44,8 +45,8 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
         is_batched = False
     else:
         raise ConfigError(
-            f"create_env_fn={cfg.create!r} returned {_text(env)}. Return a "
-            "gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvBase of TorchRL, or a VecEnv of Stable-Baselines3."
+            f"create_env_fn={cfg.create!r} returned {_text(env)}, which is not an env. Return a gymnasium.Env, a "
+            "gymnasium.vector.VectorEnv, a TorchRL EnvBase, or a Stable-Baselines3 VecEnv."
         )
     if is_users and not is_torchrl_env(env):
         group.close = lambda: None  # type: ignore[method-assign]
@@ -85,11 +86,11 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool, numbers: EnvNum
 
     if cfg.info_keys:
         raise ConfigError(
-            f"info_keys={cfg.info_keys}: {type(env).__name__} is an env of TorchRL, whose specs define the keys of "
-            "a batch. Add the keys to its observation_spec, as GymWrapper.set_info_dict_reader does."
+            f"info_keys={cfg.info_keys} cannot be used: {type(env).__name__} is a TorchRL env, so its specs define the "
+            "keys of a batch. Add the keys to its observation_spec, for example with GymWrapper.set_info_dict_reader."
         )
     if env.batch_size:
-        _check_count(cfg, env.batch_size.numel(), f"an env of batch size {list(env.batch_size)}")
+        _check_count(cfg, env.batch_size.numel(), f"an env with batch size {list(env.batch_size)}")
         envs = [env] if is_users else split_serial_env(env)
     else:
         envs = _make_envs(cfg, env, numbers)
@@ -107,7 +108,8 @@ def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]
     envs = [first, *(_create(cfg, numbers.of(e)) for e in range(1, count))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
-            f"num_envs={count}: create_env_fn={cfg.create!r} returned the same env twice. Make a new one in each call."
+            f"create_env_fn={cfg.create!r} returned the same env twice, but num_envs={count} needs a new one from each "
+            "call."
         )
     return envs
 
@@ -120,5 +122,6 @@ def _create(cfg: UserEnvConfig, numbers: EnvNumbers) -> Any:
 def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:
     if cfg.num_envs not in (0, count):
         raise ConfigError(
-            f"num_envs={cfg.num_envs}: create_env_fn makes {description}. Use num_envs={count}, or leave it out."
+            f"num_envs={cfg.num_envs} cannot be used: create_env_fn makes {description}. Use num_envs={count}, or "
+            "leave it out."
         )

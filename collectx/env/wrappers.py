@@ -114,8 +114,8 @@ def note_of(normalizer: str, of_run: bool = True) -> str:
         return (
             f"collectx eval starts without the statistics of {normalizer}, which each env keeps for itself. {instead}"
         )
-    takes = "; collectx eval takes those of one env" * (normalizer in _STATISTICS)
+    uses = "; collectx eval uses those of a single env" * (normalizer in _STATISTICS)
     return (
-        f"{normalizer} keeps statistics in each env. Workers that are replaced, evaluations and load_policy start "
-        f"without them{takes}. {instead}"
+        f"{normalizer} keeps statistics in each env. Replaced workers, evaluations and load_policy start without these "
+        f"statistics{uses}. {instead}"
     )

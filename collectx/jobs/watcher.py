@@ -169,7 +169,7 @@ class Watcher:
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:
-            display.say(f"collectx cannot tell for now whether the jobs are still running: {states}")
+            display.say(f"cannot tell at the moment whether the jobs are still running ({states})")
         self._has_outage = isinstance(states, LauncherError)
         for run in runs:
             status = status_of(run.files, run.job, states)
@@ -181,7 +181,12 @@ class Watcher:
             run.status = status
             if not status.has_ended or len(self._runs) > 1:
                 reason = status.detail.partition("\n")[0]
-                display.say(f"{self._describe(run)} is {status.status}{f' ({reason})' if reason else ''}")
+                said = f"{self._describe(run)} is {status.status}"
+                if status.has_ended:
+                    reason = reason.removeprefix(f"job {run.job} ended as ")
+                    reason = ": ".join(filter(None, (run.job and f"job {run.job}", reason)))
+                    said = f"{run.name} {status.status}"
+                display.say(f"{said} ({reason})" if reason else said)
         self._has_asked = True
 
     @staticmethod

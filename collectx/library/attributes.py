@@ -17,14 +17,16 @@ from torch import nn
 from collectx.collector.collector import CollectorCore
 from collectx.collector.env_methods import EnvMethods
 from collectx.collector.stream import Stream
+from collectx.config.convert import out_of_range
 from collectx.config.derived import frames_per_part, resolve_devices
+from collectx.config.problem import PYTHON
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, RemoteKeywords
-from collectx.library.values import for_each, kwargs_of, within
+from collectx.library.values import for_each, kwargs_of, numbered_workers, within
 from collectx.policy.random import RandomPolicy
 from collectx.worker.env_settings import resolve
 from collectx.worker.spec import ConfigOverrides
@@ -171,9 +173,7 @@ class ReadableCollector(EnvMethods):
         if worker_idx is None:
             return -(-sum(frames) // len(frames))
         if not 0 <= worker_idx < len(frames):
-            raise ValueError(
-                f"worker_idx={worker_idx} does not exist: there are {len(frames)} workers, numbered from 0"
-            )
+            raise ValueError(f"worker_idx={worker_idx} does not exist: {numbered_workers(len(frames))}")
         return frames[worker_idx]
 
     @property
@@ -322,8 +322,8 @@ class ReadableCollector(EnvMethods):
             return [resolve(self, attr)] * len(self._core.workers)
         if (path := within("env", attr)) is None:
             raise AttributeError(
-                f"{attr!r} cannot be read: workers are no collectors. Use worker_idx, or a path within env or "
-                "replay_buffer, such as env.x"
+                f"{attr!r} cannot be read from the workers, because they are not collectors. Use worker_idx, or a path "
+                "within env or replay_buffer, such as env.x"
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
@@ -342,7 +342,7 @@ class ReadableCollector(EnvMethods):
             AttributeError: `model_id` is not "policy".
         """
         if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r} does not exist: the only model here is 'policy'")
+            raise AttributeError(f"model_id={model_id!r} is unknown. Valid names: 'policy'")
         return self.policy
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
@@ -362,8 +362,8 @@ class ReadableCollector(EnvMethods):
         Raises:
             ValueError: `workers` is none of the three.
         """
-        if workers not in ("aggregate", "per_worker", "both"):
-            raise ValueError(f"workers={workers!r} must be 'aggregate', 'per_worker' or 'both'")
+        if wrong := out_of_range(workers, {"choices": ("aggregate", "per_worker", "both")}, PYTHON):
+            raise ValueError(f"workers={workers!r} {wrong}")
         collector = self._core
         counters: dict[str, int | float | bool]
         counters = {"workers": self.num_workers, "workers_alive": len(collector.workers)}

@@ -116,7 +116,9 @@ class Background:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._is_stepping, timeout_s):
-                    raise TimeoutError(f"the current batch was not complete within timeout={timeout_s:g} s")
+                    raise TimeoutError(
+                        f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
+                    )
             self.check()
             yield
         finally:
@@ -135,7 +137,9 @@ class Background:
             self._stopping = True
             self._changed.notify_all()
         if not self.ends_within(timeout_s):
-            raise TimeoutError(f"the current batch was not complete within timeout={timeout_s:g} s")
+            raise TimeoutError(
+                f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
+            )
         self.check()
 
     def check(self) -> None:

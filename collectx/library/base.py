@@ -31,6 +31,7 @@ from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
 from collectx.collector.written import workers_write
 from collectx.config.derived import surplus_note
+from collectx.config.problem import counted
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
@@ -363,8 +364,9 @@ class BaseCollector(ReadableCollector):
         """
         if individual := self._weights.individual:
             raise RuntimeError(
-                f"increment_version() publishes this process's policy, and workers {sorted(individual)} have "
-                "individual weights: call update_policy_weights_ with the weights of each worker"
+                "increment_version() would overwrite the individual weights of "
+                f"{'worker' if len(individual) == 1 else 'workers'} {' and '.join(map(str, sorted(individual)))}. Call "
+                "update_policy_weights_ with the weights of each worker"
             )
         self.update_policy_weights_()
         return self.policy_version
@@ -396,17 +398,21 @@ class BaseCollector(ReadableCollector):
         has_no_lists = list_of_args is None and list_of_kwargs is None
         if path is None and has_workers and has_no_lists:
             raise ValueError(
-                f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have only "
-                "the methods of their envs, env.NAME, and other methods are this collector's. Pass list_of_args=[()] "
-                "for one call."
+                f"map_fn({method_name!r}) cannot run in the workers: they only have the methods of their envs "
+                "('env.NAME'). To call this collector's own method once, pass list_of_args=[()]."
             )
         is_per_worker = path is not None and has_workers
         count = self.num_workers if is_per_worker else len(list_of_args or list_of_kwargs or ()) + has_no_lists
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
-            given, calls = f"{len(positional)} and {len(named)}", "workers" if is_per_worker else "calls"
+            lists = {"list_of_args": len(positional), "list_of_kwargs": len(named)}
+            name, given = next(each for each in lists.items() if not is_per_worker or each[1] != count)
+            other, each = f"list_of_kwargs has {len(named)}", "call"
+            if is_per_worker:
+                other, each = f"there {'is' if count == 1 else 'are'} {counted(count, 'worker')}", "worker"
             raise ValueError(
-                f"map_fn({method_name!r}) got lists of {given} entries for {count} {calls}. Give one entry for each"
+                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Give one "
+                f"entry per {each}."
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
         if path is None:
@@ -442,12 +448,13 @@ class BaseCollector(ReadableCollector):
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         if len(selection) != count:
             raise ValueError(
-                f"{name}={list(selection)} must have one entry for each of {count} {what}, or be None for all"
+                f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there are {count} "
+                f"{what}. Give one entry for each, or None for all"
             )
         if self.trajs_per_batch is not None:
             raise ValueError(
-                f"{name}={list(selection)} resets some envs, but with trajs_per_batch={self.trajs_per_batch} you can "
-                "only reset all"
+                f"{name}={list(selection)} cannot be used: with trajs_per_batch={self.trajs_per_batch}, all envs are "
+                f"reset together. Leave {name} out"
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -465,7 +472,7 @@ class BaseCollector(ReadableCollector):
             ValueError: `seed` is out of range, or not an integer.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r} must be at least 0, below 2**61 and a whole number")
+            raise ValueError(f"seed={seed!r} must be an integer, at least 0 and below 2**61")
         self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
@@ -574,9 +581,11 @@ class BaseCollector(ReadableCollector):
             TypeError: the state is no dict.
         """
         if not isinstance(state_dict, Mapping):
-            raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
+            raise TypeError(
+                f"load_state_dict() takes a dict, but got {type(state_dict).__name__}. Pass the result of state_dict()"
+            )
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
+            raise KeyError(f"the state lacks {' and '.join(map(repr, missing))}. Pass the result of state_dict()")
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable
         saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}

@@ -81,7 +81,7 @@ class Collector(BaseCollector):
             IndexError: `index` selects an env that does not exist.
         """
         if keywords:
-            raise ValueError(f"resets do not take {', '.join(keywords)}. Set them on the env, or in its factory")
+            raise ValueError(f"resets take no {' or '.join(map(repr, keywords))}. Set it on the env, or in its factory")
         if index is None:
             super().reset()
             return

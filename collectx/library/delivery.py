@@ -62,7 +62,7 @@ class Delivery:
         steps."""
         forms = [{key: (*value.shape[2:], value.dtype) for key, value in added.items()} for added in parts]
         if any(form != forms[0] for form in forms):
-            raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
+            raise ShapeError(f"the workers' post_collect_hook adds different keys, shapes or dtypes: {forms}")
         rows = batch.unbind(0) if self._stacked else (batch,)
         for key, value in parts[0].items():
             whole = value.new_zeros(*batch.shape, *value.shape[2:], device=batch.device)

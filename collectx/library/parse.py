@@ -82,5 +82,6 @@ def _check_known(name: str, known: list[str], others: list[str]) -> None:
         near = nearest(key, known)
         unknown.append(f"{key!r}" + (f" (did you mean {near!r}?)" if near else ""))
     if unknown:
+        arguments = "an unexpected keyword argument" if len(unknown) == 1 else "unexpected keyword arguments"
         listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
-        raise TypeError(f"{name}() got an unexpected keyword argument {', '.join(unknown)}; {listed}")
+        raise TypeError(f"{name}() got {arguments} {', '.join(unknown)}; {listed}")

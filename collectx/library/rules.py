@@ -16,7 +16,7 @@ from tensordict.nn import CudaGraphModule
 from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.convert import out_of_range
-from collectx.config.problem import PYTHON, check_all
+from collectx.config.problem import PYTHON, check_all, counted, either
 from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
@@ -84,22 +84,21 @@ def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in LISTS:
         value = getattr(keywords, name, None)
         if isinstance(value, list | tuple) and len(value) != num_workers:
-            yield (
-                f"{name} has {len(value)} entries for {num_workers} workers. Give one for each worker, or one for all."
-            )
+            count = f"{counted(len(value), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
+            yield f"{name} has {count}. Give one for each worker, or one for all."
 
 
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
     hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
     advice = {
-        "policy": ". Give a module, a callable from the observation to the action, or None for random actions",
-        "weight_updater": ". Give a callable that returns the weights, or TorchRL's",
+        "policy": "Give a module, a callable from the observation to the action, or None for random actions.",
+        "weight_updater": "Give a callable that returns the weights, or a TorchRL weight updater.",
     }
     for name in ("policy", "policy_factory", "postproc", "post_traj", "weight_updater", *hooks):
         passed = getattr(keywords, name)
         for value in entries(passed) if name == "policy_factory" else [passed]:
             if value is not None and not callable(value):
-                yield f"{name}={value!r} cannot be called{advice.get(name, '')}."
+                yield f"{name}={value!r} cannot be called. {advice.get(name, 'Give a function, or another callable.')}"
 
 
 def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -114,10 +113,11 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     if not creates:
         yield "create_env_fn is empty. Give one callable for each worker."
     elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
-        yield f"num_workers={num_workers}, but create_env_fn has {len(creates)} entries. Give one for each worker."
+        count = counted(len(creates), "entry", "entries")
+        yield f"num_workers={num_workers}, but create_env_fn has {count}. Give one for each worker."
     for kwargs in entries(keywords.create_env_kwargs):
         if kwargs is not None and not isinstance(kwargs, Mapping):
-            yield f"create_env_kwargs={kwargs!r} must be a dict, or a list of one for each worker."
+            yield f"create_env_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
 
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -207,7 +207,7 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"frames_per_batch={frames} must be one number; {which}."
         return
     if len(frames) != num_workers:
-        count = f"{len(frames)} entries for {num_workers} workers"
+        count = f"{counted(len(frames), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
         yield f"frames_per_batch={frames} has {count}. Give one for each worker, or one number."
     if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
         rule = "parts of different lengths cannot be stacked"
@@ -224,7 +224,7 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches that end early have different numbers of frames."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
     if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
-        yield f"interruptor={type(interruptor).__name__} cannot be used, because it has no method `collection_stopped`."
+        yield f"interruptor={interruptor!r} has no method collection_stopped. Give an object with this method."
     if interruptor is not None and keywords.return_same_td:
         yield (
             "return_same_td=True cannot be used with an interruptor, because its batches vary in length. Leave one of "
@@ -249,21 +249,26 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
     if trajectories is None:
         for name in ("trajs_per_write", "traj_format", "post_traj"):
             if (value := getattr(keywords, name)) is not None:
-                yield f"{name}={value!r} has no effect without trajs_per_batch. Give it too, or leave this out."
+                yield f"{name}={value!r} has no effect without trajs_per_batch. Add it, or leave {name} out."
         return
-    required = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
-    for name, value in required.items():
+    required = {
+        "return_same_td": (False, "trajectories differ in length"),
+        "track_traj_ids": (True, "trajectories are assembled by their ids"),
+        "split_trajs": (False, "such a batch is already split into trajectories"),
+        "extend_buffer": (True, "trajectories differ in length"),
+    }
+    for name, (value, reason) in required.items():
         if bool(getattr(keywords, name)) is not value:
             yield (
-                f"{name}={not value} cannot be used with trajs_per_batch={trajectories}, because trajectories differ "
-                f"in length. Leave {name} out."
+                f"{name}={not value} cannot be used with trajs_per_batch={trajectories}: {reason}. Leave {name} out."
             )
 
 
 def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if unknown := unknown_models(getattr(keywords, name) or ()):
-            yield f"{name} names {', '.join(unknown)}, but {MODELS}."
+            are = "is" if len(unknown) == 1 else "are"
+            yield f"{name} names {' and '.join(map(repr, unknown))}, which {are} unknown. {MODELS}."
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -277,8 +282,8 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
             yield f"collector_class={cls!r} cannot be used: {rule}. Leave it out, or give a class of your own."
     elif kind_of_class(cls) is None:
         yield (
-            f"collector_class={cls!r} must be 'single', 'sync', 'async', a class of your own, or one of "
-            f"{', '.join(KNOWN_CLASSES)}."
+            f"collector_class={cls!r} is unknown. Valid names: 'single', 'sync', 'async'. Or give a class: your own, "
+            f"or {either(KNOWN_CLASSES)}."
         )
     if user_class(cls) is not None:
         if keywords.update_weights_between_steps:
@@ -300,18 +305,18 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
         try:
             device_name(kwargs.get(name))
         except ValueError as error:
-            yield f"collector_kwargs: {name}={kwargs[name]!r} {error}"
+            yield f"collector_kwargs[{name!r}]={kwargs[name]!r} {error}"
     if collector is not None:
         yield from _call_problems(collector)
         return
     if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
         yield (
-            f"collector_kwargs may not contain {', '.join(unknown)}. Valid keys: "
+            f"collector_kwargs cannot contain {' and '.join(map(repr, unknown))}. Valid names: "
             f"{', '.join(PER_WORKER + SAME_FOR_ALL)}."
         )
     exploration = exploration_name(kwargs.get("exploration_type"))
     if violated := out_of_range(exploration, field_of("collector.exploration_type").metadata, PYTHON):
-        yield f"collector_kwargs: exploration_type={exploration!r} {violated}"
+        yield f"collector_kwargs['exploration_type']={exploration!r} {violated}"
 
 
 def _call_problems(collector: UserCollector) -> Messages:
@@ -336,7 +341,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield reason
     configs, num_workers = entries(keywords.remote_configs), cfg.collector.num_workers
     if not all(config is None or isinstance(config, Mapping) for config in configs):
-        yield f"remote_configs={keywords.remote_configs!r} must be a dict, or a list with one for each worker."
+        yield f"remote_configs={keywords.remote_configs!r} must be a dict, or a list with one dict for each worker."
         return
     if reason is None:
         from collectx.place.ray_actors import objections
@@ -375,7 +380,7 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.on_worker_failure == "restart":
         yield (
             "on_worker_failure='restart' cannot be used with launcher='submitit_delayed', which cannot replace a lost "
-            "job. Use 'raise' or 'drop'."
+            "job. Use on_worker_failure='raise' or 'drop'."
         )
 
 

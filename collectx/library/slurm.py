@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from collectx.config.convert import out_of_range
+from collectx.config.problem import PYTHON
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.presubmitted import PresubmittedJobs, presubmitted_workers, submit_and_follow
@@ -95,7 +97,7 @@ def submitit_delayed_launcher(
     """
     transports = {"distributed": backend, "rpc": "rpc"}
     if framework not in transports:
-        raise ConfigError(f"framework={framework!r} must be 'distributed' or 'rpc'.")
+        raise ConfigError(f"framework={framework!r} {out_of_range(framework, {'choices': [*transports]}, PYTHON)}")
 
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(main)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from collectx.config.problem import either, nearest
+from collectx.config.convert import out_of_range
+from collectx.config.problem import PYTHON
 from collectx.errors import ConfigError
 from collectx.library.keywords import BACKENDS
 
@@ -65,23 +66,23 @@ def select(
 
 def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: Any) -> list[str]:
     if not isinstance(options, Mapping):
-        return [f"backend_options={options!r} must be a dict of the keywords of the class of that backend."]
+        return [f"backend_options={options!r} must be a dict of keywords of that backend's collector class."]
     problems = []
     if count is not None and not (isinstance(count, int) and count > 0):
-        problems.append(f"num_collectors={count!r} must be a whole number, at least 1.")
+        problems.append(f"num_collectors={count!r} must be an integer of at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
         callables = f"create_env_fn has {len(creates)} callables"
         problems.append(f"num_collectors={count}, but {callables}. Give one for each, or one callable for all.")
     if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
-        problems.append(f"backend_options contains {', '.join(twice)}, which is a keyword of Collector. Pass it there.")
+        names = " and ".join(map(repr, twice))
+        are, them = ("which is a keyword", "it") if len(twice) == 1 else ("which are keywords", "them")
+        problems.append(f"backend_options contains {names}, {are} of Collector. Pass {them} to Collector itself.")
     return problems
 
 
 def _checked(backend: Any) -> str:
     if backend not in BACKENDS:
-        near = nearest(str(backend), BACKENDS)
-        question = f"Did you mean {near!r}? " if near else ""
-        raise ConfigError(f"backend={backend!r} is unknown. {question}It must be {either(map(repr, BACKENDS))}.")
+        raise ConfigError(f"backend={backend!r} {out_of_range(backend, {'choices': BACKENDS}, PYTHON)}")
     return "process" if backend == "multiprocessing" else backend
 
 

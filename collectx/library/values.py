@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from collectx.config.problem import counted
 from collectx.config.schema.fields import Unset
 from collectx.policy.exploration import ExplorationType
 
@@ -16,8 +17,13 @@ def for_each(value: Any, num_workers: int) -> list[Any]:
     of a wrong length, which `rules._lists` reports."""
     values = list(value) if isinstance(value, list | tuple) else [value] * num_workers
     if len(values) != num_workers:
-        raise Unset(f"{len(values)} entries for {num_workers} workers")
+        raise Unset(f"{counted(len(values), 'entry', 'entries')} for {counted(num_workers, 'worker')}")
     return values
+
+
+def numbered_workers(num_workers: int) -> str:
+    """Returns which workers exist, for messages."""
+    return "the only worker is 0" if num_workers == 1 else f"there are {num_workers} workers, numbered from 0"
 
 
 def entries(value: Any) -> list[Any]:
@@ -45,7 +51,7 @@ def port_number(port: int | str | None) -> int | None:
     """Returns a port, which may be passed as digits like in TorchRL, as a number. Raises `ValueError` for other
     texts."""
     if isinstance(port, str) and not port.isdecimal():
-        raise ValueError("must be the number of a port.")
+        raise ValueError("must be a port number.")
     return None if port is None else int(port)
 
 
@@ -60,12 +66,8 @@ def device_name(device: Any) -> str | None:
     device."""
     try:
         return None if device is None else str(torch.device(device))
-    except RuntimeError as error:
-        text = str(error).splitlines()[0]
-        is_name = text.startswith("Expected one of")
-        raise ValueError("must be a device, such as 'cpu' or 'cuda:0'." if is_name else text) from None
-    except TypeError:
-        raise ValueError("must be a torch.device or its name, such as 'cpu' or 'cuda:0'.") from None
+    except (RuntimeError, TypeError):
+        raise ValueError("is not a device. Use 'cpu', 'cuda', or 'cuda:N' for GPU N.") from None
 
 
 def first_device(value: Any) -> str | None:

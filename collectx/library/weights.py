@@ -15,15 +15,16 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import CollectorCore
+from collectx.config.problem import counted
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
-from collectx.library.values import within
+from collectx.library.values import numbered_workers, within
 from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Writes
 
 # Ends messages about unknown models.
-MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
-_ADVICE = "pass those of a module with the policy's architecture"
+MODELS = "Valid names: 'policy', 'env.<path>', 'replay_buffer.<path>'"
+_ADVICE = "Pass the weights of a module with the policy's architecture"
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
@@ -93,14 +94,14 @@ def weights_by_model(
     passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
     by_model = dict(passed) or {model or "policy": None}
     if unknown := unknown_models(by_model):
-        raise ValueError(f"there is no model {', '.join(unknown)}: {MODELS}")
+        raise ValueError(f"model {unknown[0]!r} is unknown. {MODELS}")
     if len(passed) > len(by_model):
         raise TypeError(
             "the weights were passed more than once. Pass only one of policy_or_weights, weights, policy_weights, "
             "policy and weights_dict"
         )
     if missing := [name for name, weights in by_model.items() if weights is None and name != "policy"]:
-        raise TypeError(f"the weights of {missing[0]} are None. Pass them: only the policy's may be None")
+        raise TypeError(f"the weights of {missing[0]!r} are None. Pass them: only the policy's may be None")
     return by_model
 
 
@@ -119,10 +120,10 @@ def weights_by_worker(
     else:
         indices = [worker_ids] if isinstance(worker_ids, int | np.integer) else worker_ids
         by_worker = dict.fromkeys(map(int, indices), weights)
-    if not by_worker or not set(by_worker) <= set(range(num_workers)):
-        raise ValueError(
-            f"the weights are for the workers {list(by_worker)}. Name one or more of them, from 0 to {num_workers - 1}"
-        )
+    if unknown := [worker for worker in by_worker if worker not in range(num_workers)]:
+        raise ValueError(f"worker {unknown[0]!r} does not exist: {numbered_workers(num_workers)}")
+    if not by_worker:
+        raise ValueError("the weights are for no worker. Name one or more, or leave out worker_ids")
     return by_worker
 
 
@@ -166,7 +167,9 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
     if isinstance(weights, nn.Module):
         targets, sources = _tensors_of(policy), [*_tensors_of(weights).values()]
         if len(targets) != len(sources):
-            raise ValueError(f"the module has {len(sources)} weights, the policy has {len(targets)}: {_ADVICE}")
+            raise ValueError(
+                f"the module has {counted(len(sources), 'weight')}, but the policy has {len(targets)}. {_ADVICE}"
+            )
     else:
         targets, sources = policy.state_dict(), _by_name(policy, weights, strict)
     _check_shapes(targets, sources)
@@ -201,9 +204,11 @@ def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], str
     elif names.keys() - weights and _within(names).keys() <= weights.keys():
         names = _within(names)
     if missing := sorted(names.keys() - weights):
-        raise KeyError(f"the weights lack {', '.join(missing)}")
+        raise KeyError(f"the weights have no entry {' and no '.join(map(repr, missing))}, which the policy needs")
     if strict and (unexpected := sorted(weights.keys() - names)):
-        raise KeyError(f"the policy has no weights {', '.join(unexpected)} (strict=True)")
+        them = "it" if len(unexpected) == 1 else "them"
+        unknown = " or ".join(map(repr, unexpected))
+        raise KeyError(f"the policy has no weight named {unknown}; leave {them} out, or pass strict=False")
     return [weights[name] for name in names]
 
 
@@ -221,7 +226,7 @@ def _check_shapes(targets: Mapping[str, torch.Tensor], sources: Sequence[Any]) -
     for (name, target), source in zip(targets.items(), sources, strict=True):
         shape, expected = list(getattr(source, "shape", ())), list(getattr(target, "shape", ()))
         if shape != expected:
-            raise ValueError(f"the weights for {name} have shape {shape}, the policy's have {expected}: {_ADVICE}")
+            raise ValueError(f"{name!r} has shape {shape} in the weights, but {expected} in the policy. {_ADVICE}")
 
 
 def _is_torchrl(updater: Any) -> bool:

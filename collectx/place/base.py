@@ -202,7 +202,9 @@ class Place:
         when the env is made."""
         for name, value in vars(self.cfg.devices).items():
             if value is not None and not _DEVICE.fullmatch(value):
-                yield Problem(f"devices.{name}", "is not a device", value, "use cpu, cuda, or cuda:N for GPU N.")
+                yield Problem(
+                    f"devices.{name}", "is not a device", value, f"use devices.{name}=cpu, cuda, or cuda:N for GPU N."
+                )
         yield from self._gpu_problems(self._ends()["policy_device"])
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
@@ -260,10 +262,10 @@ class Place:
             ]
         if options.kind != "auto":
             return []
-        anywhere = "loopback" if self.is_local else "the network by which a worker reaches the trainer"
+        anywhere = "loopback" if self.is_local else "the network that connects the workers to the trainer"
         notes = {
             "nccl": "nccl, as policies and stored batches are both on GPUs.",
-            "rpc": "rpc. It pickles between trainer and workers, so use it on private networks only.",
+            "rpc": "rpc. Trainer and workers exchange pickles, so use it on private networks only.",
             "gloo": f"gloo, over {options.interface or anywhere}.",
         }
         return [f"backend=auto chose {notes[self.network]}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config import registry
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, counted
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.place.base import Place
 from collectx.place.launcher import Launcher
@@ -61,7 +61,7 @@ class RayCluster(Place):
             return
         num_workers = self.cfg.collector.num_workers
         if isinstance(configs, list) and len(configs) != num_workers:
-            rule = f"has {len(configs)} entries for `collector.num_workers={num_workers}`"
+            rule = f"has {counted(len(configs), 'entry', 'entries')} for `collector.num_workers={num_workers}`"
             yield Problem(path, rule, advice="give one for each, or one mapping for all.")
             return
         yield from gpu_problems(per_worker, [acting] * len(per_worker))

@@ -121,7 +121,8 @@ def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: S
     unknown = [key for key in reads if not any(seen[: len(key)] == key for seen in observed)]
     if unknown:
         raise ConfigError(
-            f"the policy reads {key_names(unknown)}, but the env writes {key_names(observed)}. Change its in_keys."
+            f"the policy reads {_quoted(unknown)}, but the env only writes {_quoted(observed)}. Change the policy's "
+            "in_keys."
         )
     if options.by_tensors:
         steps = tensor_modules(policy, spec.policy_shape, options.exploration_type, options.acceleration)
@@ -288,7 +289,7 @@ class TensorDictStep(Step):
         writes = self.writes = self.writes or [*outputs]
         if len(outputs) > len(writes) and (late := index.keys() & outputs.keys() - set(writes)):
             raise ShapeError(
-                f"the policy overwrites {key_names(late)}, but did not in its first call. Overwrite it in every call, "
+                f"the policy overwrites {_quoted(late)}, but did not in its first call. Overwrite it in every call, "
                 "or write it under another key."
             )
         try:
@@ -300,13 +301,17 @@ class TensorDictStep(Step):
 def missing_outputs(keys: Iterable[Key]) -> ShapeError:
     """Returns the error of a later call that lacks outputs of the first one."""
     return ShapeError(
-        f"the policy did not write {key_names(keys)}, but did in its first call. Write the same keys in every call."
+        f"the policy did not write {_quoted(keys)}, but did in its first call. Write the same keys in every call."
     )
 
 
 def key_names(keys: Iterable[Key]) -> str:
     """Returns keys as text for messages."""
     return ", ".join(".".join(key) for key in keys) or "nothing"
+
+
+def _quoted(keys: Iterable[Key]) -> str:
+    return " and ".join(repr(".".join(key)) for key in keys) or "nothing"
 
 
 @dataclass(frozen=True)
@@ -348,8 +353,8 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     missing = [key for key in actions if key not in outputs]
     if missing:
         raise ConfigError(
-            f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}. Change "
-            "its out_keys."
+            f"the env takes its action from {_quoted(missing)}, but the policy wrote {_quoted(outputs)}. Change "
+            "the policy's out_keys."
         )
     size, dims = spec.policy_shape, len(spec.policy_shape)
     observed = {leaf.key: leaf for leaf in spec.observation}

@@ -102,8 +102,8 @@ def _try_shapes(
     names = ", ".join(".".join(key) for key in keys)
     raise ConfigError(
         f"the policy carries {names} through `next`, but no shape that it accepts and returns was found (tried: "
-        f"{candidates or 'none, as it has no recurrent layer of torch'}): set the initial value as an attribute of "
-        f"the policy, initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}, for one env."
+        f"{candidates or 'none, because it has no torch recurrent layer'}). Set the initial value for one "
+        f"env as an attribute of the policy: initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}."
         + (f" The last error was: {last_error}" if last_error else "")
     ) from last_error
 

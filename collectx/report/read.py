@@ -171,9 +171,9 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):
-            reason = f"there is no run in or below {folder}" if folder.is_dir() else f"{folder} is a file"
+            reason = f"there is no run in or below '{folder}'" if folder.is_dir() else f"'{folder}' is a file"
             if not folder.exists():
-                reason = f"there is no folder {folder}"
+                reason = f"there is no folder '{folder}'"
             raise ConfigError(f"report: {reason}. To list your runs: collectx status")
         found |= {files.path: files for files in below}
     root = next(root for root in next(iter(found)).parents if all(root in path.parents for path in found))

@@ -30,7 +30,7 @@ def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
             "collector.frames_per_batch",
             f"is not a multiple of {product} ({frames} / {unit} = {frames / unit:.2f})",
             frames,
-            f"use {below} or {below + unit}." if below else f"use {unit}.",
+            f"use `collector.frames_per_batch={f'{below} or {below + unit}' if below else unit}`.",
         )
 
 
@@ -51,11 +51,14 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
         if (value := getattr(cfg.collector, name, None)) is not None:
             rule = "with `env.autoreset_mode=next_step`, a batch may begin with frames of an earlier batch"
             yield Problem(
-                f"collector.{name}", rule, value, "use `env.autoreset_mode=disabled or same_step`, or `null`."
+                f"collector.{name}",
+                rule,
+                value,
+                f"use `env.autoreset_mode=disabled or same_step`, or `collector.{name}=null`.",
             )
     if isinstance(cfg.inference, ServerInferenceConfig):
         rule = "`inference=server` must know early where each frame goes in the batch, and this mode decides late"
-        advice = "use disabled or same_step, or `inference=local`."
+        advice = "use `env.autoreset_mode=disabled or same_step`, or `inference=local`."
         yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
 
@@ -70,8 +73,8 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
         advice = "choose a Gymnasium id, such as `env.id=CartPole-v1`, or `env.entry_point=module:Class`."
         yield Problem("env.id", "is not set", advice=advice)
     if env.id is not None and env.entry_point is not None:
-        rule = f"`env.entry_point={env.entry_point}` already names an env"
-        yield Problem("env.id", rule, env.id, "set one of them to `null`.")
+        rule = f"cannot be used with `env.id={env.id}`, as both name an env"
+        yield Problem("env.entry_point", rule, env.entry_point, "to use your entry point, add `env.id=null`.")
     if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
@@ -95,7 +98,7 @@ def min_workers(cfg: RunConfig) -> Iterator[Problem]:
     minimum, count = cfg.collector.min_workers, cfg.collector.num_workers
     if minimum is not None and minimum > count:
         rule = f"is more than `collector.num_workers={count}`"
-        yield Problem("collector.min_workers", rule, minimum, f"use at most {count}.")
+        yield Problem("collector.min_workers", rule, minimum, f"use `collector.min_workers={count}`, or fewer.")
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
@@ -104,14 +107,14 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     if threshold is None:
         return
     if not cfg.collector.has_workers:
-        rule, advice = "`collector=single` has only one worker", "use `collector=multi_sync`, or `null`."
+        rule, advice = "`collector=single` has only one worker", f"use `collector=multi_sync`, or `{path}=null`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker, which waits for no other"
-        yield Problem(path, rule, threshold, "use `collector=multi_sync`, or `null`.")
+        yield Problem(path, rule, threshold, f"use `collector=multi_sync`, or `{path}=null`.")
     elif (network := place_of(cfg).network) is not None:
         rule = f"over `backend={network}`, workers cannot be stopped within a batch"
-        yield Problem(path, rule, threshold, "use `collector=multi_sync` on one machine, or `null`.")
+        yield Problem(path, rule, threshold, f"use `collector=multi_sync` on one machine, or `{path}=null`.")
 
 
 def overlap(cfg: RunConfig) -> Iterator[Problem]:
@@ -121,19 +124,22 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         return
     rule = advice = ""
     if not collector.has_workers:
-        rule, advice = "`collector=single` collects in the trainer's process", "use `collector=multi_sync`, or 0."
+        rule, advice = (
+            "`collector=single` collects in the trainer's process",
+            "use `collector=multi_sync`, or `collector.overlap=0`.",
+        )
     elif collector.schedule == "async":
         rule = "async workers do not wait between batches"
-        advice = "use a sync collector, or 0."
+        advice = "use a sync collector, or `collector.overlap=0`."
     elif collector.refresh == "step":
         rule = "with `collector.refresh=step`, workers load new weights within a batch"
-        advice = "use `collector.refresh=batch`, or 0."
+        advice = "use `collector.refresh=batch`, or `collector.overlap=0`."
     elif collector.preemptive_threshold is not None:
         rule = "with `collector.preemptive_threshold`, ending a batch early would also end the next one"
-        advice = "use `collector.preemptive_threshold=null`, or 0."
+        advice = "use `collector.preemptive_threshold=null`, or `collector.overlap=0`."
     elif collector.num_workers_per_collector > 1 and collector.inner == "async":
         rule = "with `collector.inner=async`, workers already run ahead of the trainer"
-        advice = "use `collector.inner=sync`, or 0."
+        advice = "use `collector.inner=sync`, or `collector.overlap=0`."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
 
@@ -152,9 +158,8 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, "`collector.inner=single` runs one process per worker", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
         rule = f"workers with several async processes (`{path}={count}`, `collector.inner=async`) add to the lag"
-        yield Problem(
-            "collector.max_policy_lag", rule, collector.max_policy_lag, "use `collector.inner=sync`, or `null`."
-        )
+        advice = "use `collector.inner=sync`, or `collector.max_policy_lag=null`."
+        yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, advice)
     place = place_of(cfg)
     if place.network is None:
         rule = f"with `backend={place.backend}`, each process is a worker of its own"
@@ -197,13 +202,23 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     is_fixed = acts_in_fixed_order(cfg)
     if is_fixed and collector.schedule == "async":
         rule = "async workers do not step in a fixed order"
-        yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
+        yield Problem(
+            "inference.order", rule, options.order, "use `inference.order=auto or ready`, or a sync collector."
+        )
     if not is_fixed and collector.overlap and collector.schedule == "sync":
         rule = "with `inference.order=ready`, one policy call would need two weight versions"
-        yield Problem("collector.overlap", rule, collector.overlap, "use `inference.order=fixed`, or 0.")
+        yield Problem(
+            "collector.overlap", rule, collector.overlap, "use `inference.order=fixed`, or `collector.overlap=0`."
+        )
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below `inference.min_batch={options.min_batch}`"
-        yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
+        advice = f"use `inference.max_batch={options.min_batch}`, or more, or `inference.max_batch=null`."
+        yield Problem("inference.max_batch", rule, options.max_batch, advice)
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
-        rule = f"must be below `collector.worker_timeout_s={limit_s:g}`, as every step may wait that long"
-        yield Problem("inference.timeout_s", rule, options.timeout_s, "use a short time, such as 0.01.")
+        rule = (
+            f"must be below `collector.worker_timeout_s={limit_s:g}`: the server may wait that long at every step, and "
+            "the worker would be treated as hung"
+        )
+        yield Problem(
+            "inference.timeout_s", rule, options.timeout_s, "use a short time, such as `inference.timeout_s=0.01`."
+        )

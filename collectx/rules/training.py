@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, counted
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
@@ -17,15 +17,17 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
         return
     if getattr(collector, "compact_obs", False):
         rule = f"`trainer={trainer}` needs the next observation of each frame, which this option leaves out"
-        yield Problem("collector.compact_obs", rule, True, "use `false`, or `trainer=meter or custom`.")
+        yield Problem(
+            "collector.compact_obs", rule, True, "use `collector.compact_obs=false`, or `trainer=meter or custom`."
+        )
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
             f"cannot be used with `trainer={trainer}`, which does not skip missing frames",
             threshold,
-            "use `null`, or collect complete trajectories with `collector.trajs_per_batch=N` "
-            "`collector.traj_format=cat`.",
+            "use `collector.preemptive_threshold=null`, or collect complete trajectories with "
+            "`collector.trajs_per_batch=N` `collector.traj_format=cat`.",
         )
     elif trajectories is not None and collector.traj_format == "padded":
         path, advice = "collector.trajs_per_batch", "use `collector.traj_format=cat`."
@@ -44,7 +46,7 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
     }
     for name, why in reasons.items():
         if value := getattr(collector, name, None):
-            advice = f"use {'null' if name == 'trajs_per_batch' else 'false'}."
+            advice = f"use `collector.{name}={'null' if name == 'trajs_per_batch' else 'false'}`."
             yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes, and {why}", value, advice)
 
 
@@ -53,7 +55,8 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
         rule = f"is not a metric of this run, which has only {', '.join(metrics)}"
-        yield Problem("checkpoint.keep_best", rule, name, "use mean_return, or add the info entry to `env.metrics`.")
+        advice = "use `checkpoint.keep_best=mean_return`, or add the info entry to `env.metrics`."
+        yield Problem("checkpoint.keep_best", rule, name, advice)
 
 
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
@@ -62,8 +65,12 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
             counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
-            rule = f"has {lists['channels']} entries, but {counts}"
-            yield Problem("policy.channels", rule, advice="give each one entry per convolution.")
+            count, advice = lists["channels"], "give each one entry per convolution"
+            rule = f"has {counted(count, 'entry', 'entries')}, but {counts}"
+            if not any(lists.values()):
+                rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`"
+                advice += ", such as `policy.channels=[32]` `policy.kernel_sizes=[3]` `policy.strides=[1]`"
+            yield Problem("policy.channels", rule, advice=f"{advice}.")
 
 
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
@@ -75,7 +82,7 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     exploration = cfg.collector.exploration_type
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
         rule = f"`trainer={trainer}` needs log-probabilities, which only sampled actions have"
-        yield Problem("collector.exploration_type", rule, exploration, "use random.")
+        yield Problem("collector.exploration_type", rule, exploration, "use `collector.exploration_type=random`.")
     if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
         yield Problem(
             "policy",

@@ -49,7 +49,8 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     if frames and not cfg.policy.is_random:
         if trainer in ("ppo", "impala"):
             notes.append(
-                f"trainer={trainer} learns wrongly from the random actions of collector.init_random_frames={frames}, "
+                f"{trainer.upper()} cannot learn correctly from the random actions of "
+                f"collector.init_random_frames={frames}, "
                 "whose log-probability is stored as 0. Use collector.init_random_frames=null."
             )
         if 0 <= total <= frames:

@@ -62,7 +62,7 @@ def env_problems(cfg: RunConfig) -> list[str]:
         versions = [each for each in gymnasium.registry if each.rpartition("-v")[0] == env_id]
         if versions:
             latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
-            return [f"env.id={env_id} does not exist. Did you mean env.id={latest}?"]
+            return [f"env.id={env_id} is unknown. Did you mean env.id={latest}?"]
         advice = f" If a module registers it, name the module too: env.id=MODULE:{env_id}" if is_unknown else ""
         text = str(error)
         return [f"env.id={env_id} cannot be made: {text}{'' if text.endswith(('.', '?')) else '.'}{advice}"]

@@ -45,8 +45,8 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_rollouts < self.num_rollouts:
             raise ValueError(
-                f"warmup_rollouts={self.warmup_rollouts} must be below num_rollouts={self.num_rollouts}, so that at "
-                "least one batch is recorded."
+                f"warmup_rollouts={self.warmup_rollouts} must be at least 0, and below num_rollouts="
+                f"{self.num_rollouts}, so that at least one batch is recorded."
             )
 
     def get_save_path(self, worker_idx: int) -> Path:
@@ -79,7 +79,7 @@ class ProfileConfig:
             problems.append(f"workers={self.workers} names worker {unknown[0]}, which does not exist.")
         if invalid := sorted(set(self.activities or ()) - {*_ACTIVITIES}):
             problems.append(
-                f"activities={self.activities} contains {invalid[0]!r}, which is unknown. Use 'cpu' or 'cuda'."
+                f"activities={self.activities} contains {invalid[0]!r}, which is unknown. Valid names: 'cpu', 'cuda'."
             )
         return problems
 

@@ -117,7 +117,10 @@ def test_a_job_that_slurm_has_requeued_too_often_is_not_started_again(folder):
     environment = os.environ | {"SLURM_RESTART_COUNT": "3", "SLURM_JOB_ID": "17"}
     text = script.script([folder], launcher, 3, False, 1.0)
     assert subprocess.run(["bash"], input=text, env=environment, text=True).returncode == 1
-    message = "collectx: job 17 is not started again: it was requeued launcher.max_requeues=2 times\n"
+    message = (
+        "collectx: job 17 will not start again: it has been requeued 2 times (launcher.max_requeues=2). Raise the "
+        "limit, or continue it with collectx resume.\n"
+    )
     assert (folder / "logs" / "job.log").read_text() == message
 
 
@@ -164,7 +167,7 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
 def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
     lines = {
         "17_0|RUNNING|None|n1": "RUNNING on n1",
-        "17_1|PENDING|Resources|": "PENDING (Resources, as the nodes that it needs are in use)",
+        "17_1|PENDING|Resources|": "PENDING (Resources: the nodes it needs are in use)",
         "17_2|NODE_FAIL|NodeDown|n2": "NODE_FAIL (NodeDown) on n2",
         "17_3|COMPLETING|None|n2": "COMPLETING on n2",
         "17_4|COMPLETED|None|n3": None,
@@ -414,9 +417,9 @@ def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
         (
             ["export A=1", "no_such_command x", "echo after"],
             127,
-            "launcher.setup ended with status 127: no_such_command x",
+            "launcher.setup failed with status 127 at: no_such_command x",
         ),
-        ([". ./nowhere"], 1, "launcher.setup ended with status 1: . ./nowhere"),
+        ([". ./nowhere"], 1, "launcher.setup failed with status 1 at: . ./nowhere"),
     ],
 )
 def test_a_failing_line_of_the_set_up_stops_the_job(tmp_path, command, lines, status, printed):

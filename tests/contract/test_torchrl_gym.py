@@ -170,15 +170,15 @@ def _patched():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Subclass("CartPole-v1"), "Subclass is no GymEnv of TorchRL"),
+        (lambda: Subclass("CartPole-v1"), "Subclass is not a TorchRL GymEnv"),
         (lambda: envs.TransformedEnv(torchrlenvs.walking(), Doubled()), "the transform Doubled is not one of"),
         (lambda: torchrlenvs.transformed(torchrlenvs.pushing(), envs.RewardScaling(0, 2)), "RewardScaling"),
         (lambda: _transformed(torchrlenvs.counted(), ["StepCounter"]), "two StepCounter"),
         (lambda: torchrlenvs.walking().set_info_dict_reader(lambda info, data: data), "it reads infos"),
-        (lambda: torchrlenvs.sampled(MultiDiscrete([2, 3])), f"its observations are of {MultiDiscrete([2, 3])}"),
+        (lambda: torchrlenvs.sampled(MultiDiscrete([2, 3])), f"its observation space is {MultiDiscrete([2, 3])}"),
         (lambda: envs.ParallelEnv(2, [torchrlenvs.one_hot, partial(_one, "one-hot", [])]), "by different functions"),
-        (torchrlenvs.ManyKeys, "ManyKeys is no GymEnv of TorchRL"),
-        (_patched, "its read_action was replaced"),
+        (torchrlenvs.ManyKeys, "ManyKeys is not a TorchRL GymEnv"),
+        (_patched, "its method read_action was replaced"),
     ],
 )
 def test_other_envs_are_stepped_by_themselves(make, reason):

@@ -225,7 +225,7 @@ def test_envs_with_a_batch_dimension_keep_it_whatever_its_size(way, form, size):
 @over(INLINE)
 def test_the_last_batch_is_whole(way):
     with pytest.warns(
-        UserWarning, match=r"total_frames=100 .*frames_per_batch=40 .*2.50\), rounded up to 3 batches \(120 frames\)"
+        UserWarning, match=r"total_frames=100 .*frames_per_batch=40, so 3 batches \(120 frames\) are collected"
     ):
         collector = make(way, frames_per_batch=40, total_frames=100)
     with collector:

@@ -196,7 +196,7 @@ def test_a_vec_env_is_seeded():
     assert torch.equal(first[0], first[1])
     assert not torch.equal(first[0], first[2])
     assert not torch.equal(first[0][0], first[0][1])
-    with pytest.raises(ConfigError, match="cannot read the infos of a VecEnv"):
+    with pytest.raises(ConfigError, match="cannot read the infos of a Stable-Baselines3 VecEnv"):
         make(SINGLE, make_env, info_keys=["x"], **FRAMES)
 
 

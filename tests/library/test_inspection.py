@@ -99,7 +99,7 @@ def test_a_path_in_the_envs_of_all_workers(way):
             with pytest.raises(AttributeError):
                 collector.getattr_env(path)
         if way != SINGLE:
-            with pytest.raises(AttributeError, match="workers are no collectors"):
+            with pytest.raises(AttributeError, match="because they are not collectors"):
                 collector.get_distant_attr("policy.weight")
 
 
@@ -209,7 +209,7 @@ def test_added_workers_count():
         assert collector.stats()["workers"] == collector.num_workers == 3
         assert collector.map_fn("env.set_level", [(1,), (2,), (3,)]) == [None, None]
         assert collector.get_attr("level") == (1, 2)
-        with pytest.raises(ValueError, match="2 and 3 entries for 3 workers"):
+        with pytest.raises(ValueError, match="list_of_args has 2 entries, but there are 3 workers"):
             collector.map_fn("env.set_level", [(1,), (2,)])
 
 
@@ -304,7 +304,7 @@ def test_a_reset_of_some_workers(way):
         collector.reset([False, True])
         after = collector.next()["collector", "traj_ids"][:, 0]
         assert (after > before).tolist() == [False, True]
-        with pytest.raises(ValueError, match=r"reset_idx=\[True\] must have one entry for each of 2 workers"):
+        with pytest.raises(ValueError, match=r"reset_idx=\[True\] has 1 entry, but there are 2 workers"):
             collector.reset([True])
 
 
@@ -312,9 +312,9 @@ def test_resets_that_are_refused():
     with make(SINGLE, partial(cartpoles, mode="NEXT_STEP")) as collector, pytest.raises(ValueError, match="by itself"):
         collector.reset([True, False, False])
     with make(SINGLE, cartpoles, frames_per_batch=6, trajs_per_batch=2) as collector:
-        with pytest.raises(ValueError, match="trajs_per_batch=2 you can only reset all"):
+        with pytest.raises(ValueError, match="trajs_per_batch=2, all envs are reset together"):
             collector.reset([True, False, False])
-        with pytest.raises(ValueError, match="resets do not take options"):
+        with pytest.raises(ValueError, match="resets take no 'options'"):
             collector.reset(options={})
         with pytest.raises(IndexError):
             collector.reset(3)

@@ -300,9 +300,9 @@ with MultiSyncCollector([Level] * 2, frames_per_batch=8, replay_buffer=buffer) a
     for path in ("level", "names", "names['seen']", "action_space", "metadata", "spec"):
         collector.getattr_env(path)
     assert collector.get_distant_attr("replay_buffer.write_count") == [8, 8]
-    with pytest.raises(ValueError, match=r"Pass list_of_args=\\[\\(\\)\\]"):
+    with pytest.raises(ValueError, match=r"pass list_of_args=\\[\\(\\)\\]"):
         collector.map_fn("get_policy_version")
-    with pytest.raises(ValueError, match="entries for 2 workers. Give one"):
+    with pytest.raises(ValueError, match="list_of_args has 1 entry, but there are 2 workers"):
         collector.map_fn("env.set_level", [(3,)])
     collector.pre_collect_hook = lambda: os.environ.update(LEVEL="3")
     assert collector.fill(16) and levels(buffer[16:24]) == [3]
@@ -314,7 +314,7 @@ with socket.create_server(("127.0.0.1", 0)) as free:
     port = str(free.getsockname()[1])
 with DistributedCollector([Level], frames_per_batch=4, launcher="mp", tcp_port=port) as collector:
     assert next(collector).shape == (4,)
-with pytest.raises(ValueError, match="tcp_port.*must be the number of a port"):
+with pytest.raises(ValueError, match="tcp_port.*must be a port number"):
     DistributedCollector([Level], frames_per_batch=4, launcher="mp", tcp_port="first")
 """
 

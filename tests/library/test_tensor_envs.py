@@ -162,12 +162,12 @@ class Returning(TensorCountingEnv):
     [
         (
             partial(Returning, reward=torch.zeros(3, 1)),
-            "reward: expected shape [3], torch.float32, on cpu, got shape [3, 1]",
+            "reward of shape [3, 1], torch.float32, on cpu, but it must have shape [3], torch.float32",
         ),
-        (partial(Returning, observation=torch.zeros(3, 5)), "observation: expected shape [3, 5], torch.int64"),
+        (partial(Returning, observation=torch.zeros(3, 5)), "but it must have shape [3, 5], torch.int64"),
         (
             partial(Returning, observation=torch.zeros(3, 5).numpy()),
-            "observation: expected a tensor on cpu, got ndarray",
+            "returned observation as ndarray, but it has an attribute 'device'",
         ),
         (partial(Returning, mode=AutoresetMode.NEXT_STEP), "autoreset mode NextStep. Use same_step"),
     ],

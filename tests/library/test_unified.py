@@ -51,7 +51,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
     ("keywords", "message"),
     [
         ({"backend": "thread"}, "backend='thread' is unknown. It must be 'direct', "),
-        ({"num_collectors": 0}, "num_collectors=0 must be a whole number"),
+        ({"num_collectors": 0}, "num_collectors=0 must be an integer"),
         (
             {"num_collectors": 2, "backend": "direct"},
             "num_collectors=2 is not supported: this collector collects in this process",
@@ -117,7 +117,7 @@ def test_async_collector_has_one_worker():
     with collectx.AsyncCollector(cartpole, **FRAMES) as collector:
         assert collector.num_workers == 1
         assert next(collector).shape == (8,)
-    with pytest.raises(ConfigError, match=r"num_workers=2, but create_env_fn has 1 entries"):
+    with pytest.raises(ConfigError, match=r"num_workers=2, but create_env_fn has 1 entry"):
         collectx.AsyncCollector(cartpole, num_workers=2, **FRAMES)
     assert issubclass(collectx.AsyncCollector, collectx.MultiAsyncCollector)
     assert collectx.aSyncDataCollector is collectx.AsyncCollector

@@ -145,7 +145,7 @@ def test_workers_act_with_individual_weights_until_newer_ones_come_for_all(way):
         assert acting() == ([1], [1], [1, 2])
         collector.update_policy_weights_(worker_ids=[0])
         assert acting() == ([0], [1], [3, 2])
-        with pytest.raises(RuntimeError, match=r"workers \[0, 1\] have individual weights"):
+        with pytest.raises(RuntimeError, match="would overwrite the individual weights of workers 0 and 1"):
             collector.increment_version()
         collector.update_policy_weights_(Constant(0.0))
         assert acting() == ([0], [0], [4, 4])
@@ -262,7 +262,7 @@ def test_weights_act_in_every_form_and_stay(way, form):
         (Constant(), {"weights": 3}, TypeError, "weights=3"),
         (Constant(), {"weights": {}}, KeyError, "action"),
         (Constant(), {"weights": {"module.other": 1.0}}, KeyError, "lack action"),
-        (Constant(), {"weights": {"action": 1.0, "other": 2.0}, "strict": True}, KeyError, "no weights other"),
+        (Constant(), {"weights": {"action": 1.0, "other": 2.0}, "strict": True}, KeyError, "no weight named 'other'"),
         (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),
         (None, {"weights": Constant()}, TypeError, "is not a module"),
         (lambda seen: seen[..., 0].long(), {"weights": Constant()}, TypeError, "is not a module"),

@@ -79,4 +79,4 @@ def test_members_of_the_moment(tmp_path, monkeypatch, wait_until):
     assert all(each["new_episodes"] is None for each in ready)
     assert ready[2]["batches"] == num_batches < ready[3]["batches"]
     text = files.log("trainer").read_text()
-    assert f"worker 0 joins after {ready[3]['batches']} batches: 2 of 2 workers" in text
+    assert f"worker 0 joined after {ready[3]['batches']} batches: 2 of 2 workers" in text

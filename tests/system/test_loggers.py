@@ -82,6 +82,6 @@ def test_wandb_without_a_key_is_said_before_the_run(tmp_path):
 def test_a_wrong_logger_is_a_problem_of_the_configuration(tmp_path):
     words = ["logger=[csv,tensorbord]", "logger.wandb.mod=online", "logger.custom.target=nothing.there:Here"]
     done = forked("run", *RUN, *words, cwd=tmp_path, status=2)
-    assert "logger=tensorbord does not exist. Did you mean logger=tensorboard?" in done.stderr
+    assert "logger=tensorbord is unknown. Did you mean logger=tensorboard?" in done.stderr
     assert "logger.wandb.mod is not an option. Did you mean logger.wandb.mode?" in done.stderr
     assert not (tmp_path / "run").exists()

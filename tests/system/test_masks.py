@@ -102,11 +102,11 @@ if __name__ == "__main__":
 @pytest.mark.ci
 def test_an_env_that_allows_no_action_and_one_with_another_mask_say_so(tmp_path):
     done = run([*MASKED, "policy=mlp", "trainer=ppo", "env.kwargs={closed_at: 4}"], tmp_path, status=1)
-    assert "env 0 of 2: action_mask allows no action. Return a mask with a legal action" in done.stderr
+    assert "'action_mask' of env 0 (of 2) allows no action. Return a mask with a legal action" in done.stderr
     assert "(step 4 of the batch)" in done.stderr
     wrong = [*MASKED, *RANDOM, *INFO, "env.info_keys=[{action_mask: [int8, 4]}]"]
     done = forked("run", *wrong, cwd=tmp_path, status=2)
-    assert "info.action_mask, a mask of legal actions, has the shape [4], but" in done.stderr
+    assert "'info.action_mask', a mask of legal actions, has shape [4], but" in done.stderr
 
 
 @pytest.mark.ci
@@ -115,7 +115,7 @@ def test_what_is_not_supported_says_so(tmp_path):
     assert "no built-in policy acts in the action space of a group of agents, players.action" in done.stderr
     joint = [*MASKED, *RANDOM, "env.kwargs={nvec: [3, 3], joint: true, where: info}"]
     done = forked("run", *joint, cwd=tmp_path, status=2)
-    assert "info.action_mask, a mask of legal actions, has the shape [3, 3], but" in done.stderr
+    assert "'info.action_mask', a mask of legal actions, has shape [3, 3], but" in done.stderr
     assert "For a mask over all combinations, use one Discrete(9) as action" in done.stderr
 
 

@@ -112,10 +112,10 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         (["run", "format=memmap"], "run contains no episodes, because it ran with trainer=meter. Only trainer=record"),
         (
             ["run", "format=hdf5"],
-            "format=hdf5 does not exist. Valid names: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
+            "format=hdf5 is unknown. Valid names: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
         ),
         (["run", "forma=memmap"], "forma is not an option. Did you mean format?"),
-        (["nowhere", "format=memmap"], "there is no folder nowhere"),
+        (["nowhere", "format=memmap"], "there is no folder 'nowhere'"),
         (["format=memmap"], "export: which run?"),
         (["run", "run", "format=memmap"], "you named several folders. Say where to merge them with output=FOLDER"),
         (["run", "format=lerobot", "fps=0"], "fps=0 must be a whole number of at least 1"),
@@ -124,9 +124,12 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "and it joins their frames itself. Use null"),
-        ("collector.reset_at_each_iter=true", "this option cuts them. Use false"),
-        ("collector.compact_obs=true", "this option drops the last observation of each. Use false"),
+        ("collector.trajs_per_batch=2", "and it joins their frames itself. Use collector.trajs_per_batch=null"),
+        ("collector.reset_at_each_iter=true", "this option cuts them. Use collector.reset_at_each_iter=false"),
+        (
+            "collector.compact_obs=true",
+            "this option drops the last observation of each. Use collector.compact_obs=false",
+        ),
         ("trainer.format=hdf5", "memmap"),
     ):
         assert run.main(["trainer=record", option]) == 2

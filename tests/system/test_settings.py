@@ -197,7 +197,10 @@ REFUSING = {
         ["env=gym_vector", "env.id=CartPole-v1", "env.vectorization_mode=vector_entry_point"],
         "autoreset mode",
     ),
-    "torchrl": (["env=torchrl", "env.target=worlds.levels:torchrl_norm"], "TorchRL resets these envs, without options"),
+    "torchrl": (
+        ["env=torchrl", "env.target=worlds.levels:torchrl_norm"],
+        "reset options cannot be used: TorchRL resets these envs, because",
+    ),
 }
 
 

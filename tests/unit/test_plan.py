@@ -159,8 +159,8 @@ def test_a_sweep_has_a_line_for_each_point_and_totals(capsys, tmp_path, monkeypa
         "collector.num_workers=1: 4 processes",
         "collector.num_workers=2: 5 processes",
     ]
-    assert "  frames               512" in lines
-    assert "  at a time processes  5" in lines
+    assert "  frames             512" in lines
+    assert "  processes at once  5" in lines
     assert not any(tmp_path.iterdir())
 
 

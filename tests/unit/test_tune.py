@@ -163,7 +163,7 @@ def test_what_the_user_gives_is_not_searched():
         (1, "local"),
         (1, "server"),
     }
-    with pytest.raises(ConfigError, match=r"nothing is left to search: .*num_envs.*tune.exact=false also"):
+    with pytest.raises(ConfigError, match=r"nothing is left to search: .*num_envs.*tune.exact=false to also"):
         tune.space(composed("collector=single"), ["env.num_envs"], exact=True)
     with pytest.raises(
         ConfigError, match=r"tune cannot use launcher=slurm, because it measures on the machine where it runs"

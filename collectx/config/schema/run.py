@@ -40,11 +40,11 @@ class CheckpointOptions(Section):
     """When checkpoints are written. These defaults apply without a section `checkpoint`."""
 
     every_batches: int | None = option(
-        None, "Batches between checkpoints. `null`: no checkpoints by batches.", minimum=1
+        None, "Batches between checkpoints. `null`: do not save by batch count.", minimum=1
     )
     every_min: float | None = option(
         10.0,
-        """Minutes between checkpoints. `null`: no checkpoints by time. The run also saves a checkpoint at its end, and
+        """Minutes between checkpoints. `null`: do not save by time. The run also saves a checkpoint at its end, and
         when a signal stops it. Checkpoints by time are postponed if they would take more than 1 % of the time.""",
         above=0,
     )
@@ -53,7 +53,7 @@ class CheckpointOptions(Section):
         None,
         """Also keep the checkpoint with the greatest value of this metric when it was written: `mean_return`, or an
         entry of env.metrics. `collectx eval RUN_DIR weights=best` and `collectx export` take its weights. `null`: keep
-        the newest ones alone.""",
+        only the newest.""",
     )
     grace_s: float = option(
         20.0,

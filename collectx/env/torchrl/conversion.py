@@ -110,10 +110,10 @@ class Conversion:
         """Raises `Unrecognised` unless the origin of every leaf is known."""
         written = {(name,) for name in (self.step_count, self.episode_reward, self.is_init) if name is not None}
         if spec.rewards != (REWARD,):
-            raise Unrecognised(f"its rewards are {[leaf.key for leaf in spec.rewards]}")
+            raise Unrecognised(f"its reward keys are {['.'.join(leaf.key) for leaf in spec.rewards]}")
         for leaf in spec.observation:
             if leaf.key not in {*self.reads, *written}:
-                raise Unrecognised(f"the origin of {'.'.join(leaf.key)} is not known")
+                raise Unrecognised(f"it is unknown where {'.'.join(leaf.key)!r} comes from")
 
 
 def split_transforms(env: Any) -> tuple[Any, list[Any]]:
@@ -136,15 +136,15 @@ def _check_methods(env: Any) -> None:
             and hasattr(type(env), name)
             and not (getattr(value, "__module__", None) or "").startswith("torchrl.")
         ):
-            raise Unrecognised(f"its {name} was replaced")
+            raise Unrecognised(f"its method {name} was replaced")
 
 
 def _check_base(env: Any) -> None:
     """Raises `Unrecognised` unless it is a `GymEnv` or `GymWrapper` of one env that adds nothing but conversions."""
     if type(env) not in (torchrl_envs().GymEnv, torchrl_envs().GymWrapper):
-        raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is no GymEnv of TorchRL")
+        raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is not a TorchRL GymEnv")
     if not isinstance(env._env, gymnasium.Env):
-        raise Unrecognised(f"{type(env._env).__name__} is no gymnasium.Env")
+        raise Unrecognised(f"{type(env._env).__name__} is not a gymnasium.Env")
     for reason, applies in {
         "it reads infos": bool(env.info_dict_reader),
         "it observes pixels": bool(env.from_pixels),
@@ -170,11 +170,11 @@ def _by_name(transforms: Sequence[Any]) -> dict[str, Any]:
         if type(transform) is not getattr(torchrl_envs(), name, None) or name not in _TRANSFORMS:
             raise Unrecognised(f"the transform {name} is not one of {', '.join(_TRANSFORMS)}")
         if name in by_name and name != "DoubleToFloat":
-            raise Unrecognised(f"it has two {name}")
+            raise Unrecognised(f"it has two {name} transforms")
         by_name[name] = transform
     counter, total = by_name.get("StepCounter"), by_name.get("RewardSum")
     if counter is not None and (counter.truncated_key != "truncated" or not counter.update_done):
-        raise Unrecognised("its StepCounter writes truncated or done otherwise than by default")
+        raise Unrecognised("its StepCounter has another truncated_key or update_done than by default")
     if total is not None and ([*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str)):
         raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
     return by_name
@@ -186,7 +186,7 @@ def _reads(base: Any) -> Iterator[tuple[Key, Read]]:
     is_dict = isinstance(space, spaces.Dict)
     # TorchRL renames a "state" without an "observation".
     if is_dict and "state" in space.spaces and "observation" not in space.spaces:
-        raise Unrecognised(f"its observations are of {space}")
+        raise Unrecognised(f"its observation space is {space}")
     for key, spec in specs.items():
         part, path = space, key if is_dict else ()
         for name in path:
@@ -197,13 +197,13 @@ def _reads(base: Any) -> Iterator[tuple[Key, Read]]:
         elif isinstance(part, _STORED) and shape in (part.shape, part.shape or (1,)):
             yield key, Read(path, None)
         else:
-            raise Unrecognised(f"its observations are of {space}")
+            raise Unrecognised(f"its observation space is {space}")
 
 
 def _to_action(base: Any, leaves: Sequence[Leaf]) -> Callable[[np.ndarray], Any]:
     space, (leaf, *others) = base._env.action_space, leaves
     if others or leaf.key != ("action",):
-        raise Unrecognised(f"its actions are {[each.key for each in leaves]}")
+        raise Unrecognised(f"its action keys are {['.'.join(each.key) for each in leaves]}")
     is_discrete = is_integer(numpy_dtype(leaf))
     if isinstance(space, spaces.Discrete) and space.start == 0:
         if leaf.shape == () and is_discrete:
@@ -215,4 +215,4 @@ def _to_action(base: Any, leaves: Sequence[Leaf]) -> Callable[[np.ndarray], Any]
         dtype = numpy_dtype(Leaf(("action",), (), base.action_spec.dtype))
         # A copy: the env may keep its action.
         return lambda action: action.astype(dtype)
-    raise Unrecognised(f"its actions are of {space}, with {leaf.dtype} {list(leaf.shape)}")
+    raise Unrecognised(f"its action space is {space}, with a spec of {leaf.dtype} {list(leaf.shape)}")

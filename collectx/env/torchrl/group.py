@@ -35,11 +35,11 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
 
     env = make_one(0)
     if not is_torchrl_env(env):
-        raise ConfigError(f"env.target={cfg.target} returned {type(env).__name__}, not an EnvBase of TorchRL.")
+        raise ConfigError(f"env.target={cfg.target} returned {type(env).__name__}, which is not a TorchRL EnvBase.")
     if env.batch_size:
         if env.batch_size.numel() != cfg.num_envs:
             raise ConfigError(
-                f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env of batch size "
+                f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env with batch size "
                 f"{list(env.batch_size)}. Use env.num_envs={env.batch_size.numel()}."
             )
         return TorchrlEnv(split_serial_env(env), exclude=cfg.exclude_keys)
@@ -77,7 +77,7 @@ class TorchrlEnv(Env):
             specs = [read_spec(env, exclude) for env in envs]
             leaves, *others = [(spec.observation, spec.action, spec.rewards, spec.deltas) for spec in specs]
             if any(each != leaves for each in others):
-                raise SpaceError("all envs of a group need the same specs, but these differ")
+                raise SpaceError("the envs of a worker must have the same specs, but these differ")
             action = specs[0].action
             num_envs = sum(spec.num_envs for spec in specs)
             self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
@@ -135,8 +135,7 @@ class TorchrlEnv(Env):
             if isinstance(stepper, EnvStepper):
                 reason = self.spec.path.removeprefix("torchrl: ")
                 raise NotImplementedError(
-                    f"TorchRL resets these envs, without options, as collectx cannot step Gymnasium envs below them "
-                    f"({reason}). Use set_attr or call"
+                    f"reset options cannot be used: TorchRL resets these envs, because {reason}. Use set_attr or call"
                 )
             stepper.reset_options = options or {}
         self.reset_options = options or {}
@@ -194,5 +193,6 @@ def _path(env: Any, steppers: Sequence[Any]) -> str:
 def _check(env: Any, alone: bool) -> None:
     if env.batch_size and not alone:
         raise ConfigError(
-            f"{type(env).__name__} has the batch size {list(env.batch_size)}: it is a group by itself. Pass it alone."
+            f"{type(env).__name__} has batch size {list(env.batch_size)}, so it already contains several envs. Pass it "
+            "alone."
         )

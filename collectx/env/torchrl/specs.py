@@ -165,7 +165,7 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
     prefixes = {key: [key[: end + 1] for end in range(len(key))] for key in observed}
     known = [prefix for each in prefixes.values() for prefix in each]
-    check_excluded(exclude, known, f"does not exist in the observations of {name}, which")
+    check_excluded(exclude, known, f"the observations of {name}")
     observed = {key: spec for key, spec in observed.items() if set(exclude).isdisjoint(map(".".join, prefixes[key]))}
     ends = _by_key(env.full_done_spec)
     leaves = _leaves(ends, env)
@@ -204,15 +204,17 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
     for owner in _with_hooks(env):
         if not isinstance(owner, torchrl_envs().NextObservationDelta):
             raise ConfigError(
-                f"{type(owner).__name__} has _post_step_mdp_hooks, by which a frame's keys below next are not "
-                "those at its root. Leave it out, and change what was collected, as with postproc or a replay "
-                "buffer's transforms."
+                f"{type(owner).__name__} cannot be used: its _post_step_mdp_hooks changes observations between steps, "
+                "so a frame's 'next' no longer matches the following frame. Remove it, and make the change after "
+                "collection, for example with postproc or a replay buffer's transforms."
             )
         changing = [by_key[key] for key in map(as_key, owner.in_keys) if key in by_key]
         deltas |= {leaf.key: Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing}
     for leaf in deltas.values():
         if not _is_storable(leaf):
-            raise SpaceError(f"{'.'.join(leaf.key)}: numpy has no {leaf.dtype}. Use delta_dtype=torch.float16")
+            raise SpaceError(
+                f"{'.'.join(leaf.key)!r} cannot be stored: NumPy has no {leaf.dtype}. Use delta_dtype=torch.float16"
+            )
     return tuple(deltas.values())
 
 
@@ -235,10 +237,13 @@ def _leaves(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:
     leaves = tuple(Leaf(key, tuple(spec.shape[len(env.batch_size) :]), spec.dtype) for key, spec in specs.items())
     for leaf in leaves:
         if not _is_storable(leaf):
+            name, kind = ".".join(leaf.key), type(specs[leaf.key]).__name__
+            is_fixed = min(leaf.shape, default=0) >= 0
+            has = f"shape {leaf.shape}" if not is_fixed else f"dtype {leaf.dtype}" if leaf.dtype else "no dtype"
             raise SpaceError(
-                f"{'.'.join(leaf.key)}: the spec {type(specs[leaf.key]).__name__} of {type(env).__name__} has shape "
-                f"{leaf.shape} and dtype {leaf.dtype}: a batch holds tensors of a fixed shape and a dtype that numpy "
-                f"has: transform it, or, if it is observed, {leave_out('.'.join(leaf.key))}"
+                f"{name!r} of {type(env).__name__} cannot be stored: its {kind} spec has {has}, and a batch only "
+                "contains tensors with a fixed shape and a NumPy dtype. Transform it, or, if it is part of the "
+                f"observation, {leave_out(name)}"
             )
     return leaves
 

@@ -19,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from tensordict import TensorDictBase, is_leaf_nontensor
 
 from collectx.batch import DONE_KEYS, Leaf
+from collectx.config.problem import counted
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check_value, checked_values
 from collectx.env.torchrl import torchrl_envs
@@ -100,7 +101,9 @@ class EnvStepper:
             reward = after.get("reward", None)
             numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
             if len(numbers) != num_envs:
-                raise ShapeError(f"reward: expected {num_envs} numbers, one for each env, got {len(numbers)}")
+                raise ShapeError(
+                    f"the env returned {counted(len(numbers), 'reward')}, but must return {num_envs}, one for each env"
+                )
             out.reward[self.envs] = numbers
             return
         total = np.zeros(num_envs)
@@ -187,7 +190,7 @@ class EnvStepper:
         """Checks the keys of the first step. Returns the root keys that the step did not write."""
         for key, leaf in zip(self._keys, self._leaves, strict=True):
             if after.get(key, None) is None and self._data.get(key, None) is None:
-                raise ShapeError(f"{'.'.join(leaf.key)}: declared in the specs, but neither reset nor step writes it")
+                raise ShapeError(f"the specs declare {'.'.join(leaf.key)!r}, but neither reset nor step writes it")
         if not self._agents_ends and after.get("done", None) is None and after.get("terminated", None) is None:
             raise ShapeError("step writes neither done nor terminated, so no episode would ever end")
         written = {*self._actions, *_leaf_keys(after)}
@@ -197,7 +200,7 @@ class EnvStepper:
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
         """Checks shape and dtype of a value, and writes it into its part of `array`."""
         if value is None:
-            raise ShapeError(f"{'.'.join(leaf.key)}: the first step of the env wrote it, but this step did not")
+            raise ShapeError(f"the env wrote {'.'.join(leaf.key)!r} in its first step, but not in this one")
         values = self._numpy(value)
         target = array[self._at]
         if values.shape != target.shape or values.dtype != target.dtype:

@@ -40,27 +40,27 @@ _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
 _JOB_ID = re.compile(r"(?P<id>\d+)(;\S+)?")
 
 _GUARD = (
-    """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: a line of launcher.setup ended with """
-    """status $status: $BASH_COMMAND; a line may fail where it ends with || true" >&2; exit "$status"; fi' ERR"""
+    """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: launcher.setup failed with status """
+    r"""$status at: $BASH_COMMAND. If this line may fail, append \" || true\" to it." >&2; exit "$status"; fi' ERR"""
 )
 
 
 # SLURM's reasons for a job's state, with an explanation.
 _REASONS = {
-    "Priority": "Priority, as other jobs are before it",
-    "Resources": "Resources, as the nodes that it needs are in use",
-    "PartitionConfig": "PartitionConfig, as no node of the partition has what it asks for; ask for less, or choose "
+    "Priority": "Priority: other jobs are ahead of it",
+    "Resources": "Resources: the nodes it needs are in use",
+    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for; ask for less, or choose "
     "another",
-    "PartitionTimeLimit": "PartitionTimeLimit, as launcher.time is more than the partition allows",
-    "PartitionNodeLimit": "PartitionNodeLimit, as it asks for more nodes than the partition allows",
-    "BadConstraints": "BadConstraints, as no node has the features and resources that it asks for",
-    "Dependency": "Dependency, as launcher.max_parallel or launcher.sbatch.dependency lets other jobs go first",
-    "JobArrayTaskLimit": "JobArrayTaskLimit, as launcher.max_parallel points are already running",
-    "JobHeldUser": "JobHeldUser, as it is held until you call `scontrol release`",
-    "JobHeldAdmin": "JobHeldAdmin, as an administrator holds it; ask your site",
-    "launch failed requeued held": "launch failed requeued held, as a node could not start it, for example because its "
+    "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
+    "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
+    "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
+    "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets other jobs go first",
+    "JobArrayTaskLimit": "JobArrayTaskLimit: launcher.max_parallel points are already running",
+    "JobHeldUser": "JobHeldUser: it is held until you call `scontrol release`",
+    "JobHeldAdmin": "JobHeldAdmin: an administrator holds it; ask your site",
+    "launch failed requeued held": "launch failed requeued held: a node could not start it, for example because its "
     "prolog fails; `sinfo -R` says why. When the node is repaired or drained, call `scontrol release`",
-    "BeginTime": "BeginTime, as it may only start later; SLURM restarts a requeued job after two minutes",
+    "BeginTime": "BeginTime: it may only start later; SLURM restarts a requeued job after two minutes",
     "None": "",
 }
 

@@ -243,13 +243,21 @@ class JobWatcher(Launcher):
             if not (job.state.has_started or job.state.is_over or job.released_until_s is not None)
             and now_s >= job.created_s + _PATIENCE_S
         ]
+        # A worker may have several waiting jobs: the newest one counts.
+        states = {job.worker: str(job.state) for job in waiting}
         reasons: dict[str, list[str]] = {}
-        for job in waiting:
-            reasons.setdefault(str(job.state), []).append(str(job.worker))
-        notice = "; ".join(f"worker {', '.join(workers)} is {state}" for state, workers in reasons.items())
+        for worker, state in sorted(states.items()):
+            reasons.setdefault(state, []).append(str(worker))
+        notice = "; ".join(f"{_workers(names)} {state}" for state, names in reasons.items())
         if notice and notice != self._queue_notice and now_s >= self._queue_notice_s:
             self._queue_notice, self._queue_notice_s = notice, now_s + _NOTICE_S
-            self._say(f"{len(waiting)} of {self._num_workers} workers are waiting in the queue: {notice}")
+            verb = "is" if len(states) == 1 else "are"
+            self._say(f"{len(states)} of {self._num_workers} workers {verb} waiting in the queue: {notice}")
+
+
+def _workers(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"workers {', '.join(others)} and {last} are" if others else f"worker {last} is"
 
 
 def _message(error: Exception) -> str:

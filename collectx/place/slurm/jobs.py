@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, counted
 from collectx.place.base import Place
 from collectx.place.slurm import commands
 from collectx.place.slurm.script import WORKERS
@@ -64,7 +64,8 @@ class SlurmArray(Place):
                 "none"
             )
             path = "collector.on_worker_failure"
-            yield Problem(path, rule, self.cfg.collector.on_worker_failure, "use raise, or `backend=gloo`.")
+            advice = f"use `{path}=raise`, or `backend=gloo`."
+            yield Problem(path, rule, self.cfg.collector.on_worker_failure, advice)
 
     def _sbatch_problems(self) -> Iterator[Problem]:
         for path, part in self._parts().items():
@@ -103,19 +104,19 @@ class SlurmJob(SlurmArray):
         yield from self._time_problems()
 
     def _described_tasks(self) -> tuple[int, str]:
-        """Returns number and description of the tasks for which `launcher.nodes` counts nodes."""
+        """Returns the number of the tasks, and a clause about them, for which `launcher.nodes` counts nodes."""
         if not self.cfg.collector.has_workers:
-            return self.num_tasks, "tasks, `collector=single`"
-        return self.num_tasks, f"tasks, the trainer and {self.num_tasks - 1} workers"
+            return self.num_tasks, f"with `collector=single`, the job has {self.num_tasks} task"
+        num_workers = self.num_tasks - 1
+        return self.num_tasks, f"the job has {self.num_tasks} tasks, the trainer and {counted(num_workers, 'worker')}"
 
     def _node_problems(self) -> Iterator[Problem]:
         """No node is without a task."""
         nodes = self._launcher.nodes
         num_tasks, described = self._described_tasks()
         if nodes is not None and nodes > num_tasks:
-            yield Problem(
-                "launcher.nodes", f"is more than the {num_tasks} {described}", nodes, f"use {num_tasks} or `null`."
-            )
+            advice = f"use `launcher.nodes={num_tasks}` or `launcher.nodes=null`."
+            yield Problem("launcher.nodes", f"is too many: {described}", nodes, advice)
 
     def _time_problems(self) -> Iterator[Problem]:
         """A requeued run has time for a batch: SLURM does not signal it as soon as it starts."""
@@ -124,9 +125,9 @@ class SlurmJob(SlurmArray):
             return
         limit_s = _seconds(str(launcher.time))
         if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
-            early = f"SLURM may signal {_EARLY_S} s earlier, {launcher.signal_s + _EARLY_S} s before the end"
-            rule = f"is too much for `launcher.time={limit_s}` s: {early}"
-            advice = "use a smaller value, a longer `launcher.time`, or `launcher.requeue=false`."
+            early = f"send the signal up to {_EARLY_S} s early, so {launcher.signal_s + _EARLY_S} s before the end"
+            rule = f"is too long for `launcher.time={launcher.time}` ({limit_s} s): SLURM may {early}"
+            advice = "use a smaller `launcher.signal_s`, a longer `launcher.time`, or `launcher.requeue=false`."
             yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 
 
@@ -147,13 +148,17 @@ class SlurmParts(SlurmJob):
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
         if self._launcher.max_parallel is not None:
-            rule, advice = "jobs with two parts cannot form a job array", "use `null`, or `launcher=slurm`."
+            rule, advice = (
+                "jobs with two parts cannot form a job array",
+                "use `launcher.max_parallel=null`, or `launcher=slurm`.",
+            )
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
 
     def _described_tasks(self) -> tuple[int, str]:
         if not self.cfg.collector.has_workers:
             return super()._described_tasks()
-        return self.num_tasks - 1, "workers"
+        num_workers = self.num_tasks - 1
+        return num_workers, f"there {'is' if num_workers == 1 else 'are'} {counted(num_workers, 'worker')}"
 
 
 def _seconds(time: str) -> int | None:

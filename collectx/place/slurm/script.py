@@ -128,7 +128,9 @@ def _limit(launcher: SlurmLauncherConfig) -> list[str]:
     if not launcher.requeue:
         return []
     limit = launcher.max_requeues
-    message = f"collectx: job $job is not started again: it was requeued launcher.max_requeues={limit} times"
+    times = f"{limit} time{'s' * (limit != 1)} (launcher.max_requeues={limit})"
+    remedy = "Raise the limit, or continue it with collectx resume."
+    message = f"collectx: job $job will not start again: it has been requeued {times}. {remedy}"
     count = '"${SLURM_RESTART_COUNT:-0}"'
     return [
         f'if [ {count} -gt {limit} ]; then echo "{message}"; exit 1; fi',

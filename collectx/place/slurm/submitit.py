@@ -26,9 +26,11 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
     takes. submitit itself checks them. Raises `ConfigError` if submitit does not know a parameter, or collectx sets it
     itself."""
     requested = _translated(slurm_kwargs)
+    # As passed: with or without the prefix, and `tasks_per_node` for `ntasks_per_node`.
+    typed = {name: key for key in slurm_kwargs for name in _UNSUPPORTED if name.endswith(key.removeprefix("slurm_"))}
     wrong = [
-        f"slurm_kwargs: {name}={requested[name]!r}: a worker is one task on one node, which collectx starts and "
-        "watches itself. Leave it out."
+        f"slurm_kwargs[{typed.get(name, name)!r}]={requested[name]!r} cannot be used: each worker is one task on one "
+        "node, which collectx starts and watches itself. Leave it out."
         for name in _UNSUPPORTED
         if requested.get(name) not in (None, 1)
     ]

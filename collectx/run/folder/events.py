@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from collectx.config.problem import counted
 from collectx.run.folder.files import JsonLines
 from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal.notices import Notices
@@ -65,11 +66,11 @@ class EventLog:
 # Event messages that only fill in the event's fields; see `format_event`.
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
-    "worker_dropped": "the run continues without worker {worker} (collector.on_worker_failure=drop): {num_workers} "
-    "left",
+    "worker_dropped": "the run continues without worker {worker} (collector.on_worker_failure=drop). Workers left: "
+    "{num_workers}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_failed": "{logger} logging stopped, but the run continues: {message}",
-    "logger_slow": "{logger} logging is slower than the run: lines are skipped while {waiting} wait",
+    "logger_slow": "{logger} logging is slower than the run: while {waiting} lines wait, further lines are skipped",
     "requeued": "the job is requeued: {reason}",
     "cancelled": "the job is cancelled: {reason}",
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
@@ -93,23 +94,23 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         # Folders of earlier versions have `life`, the incarnation, alone.
         number = fields["restarts"] if "restarts" in fields else fields["life"]
         after = fields.get("after")
-        nth = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         lost = " and ".join(fields.get("normalizers", ()))
         begins = f"; the statistics of {lost} in its envs start from scratch" if lost else ""
-        return f"worker {worker} was restarted for the {number}{nth} time, {why}{begins}"
+        return f"worker {worker} was restarted (restart {number}) {why}{begins}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"
-        counts = f"{fields['num_workers']} of {fields['of']} workers"
-        return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
+        counts = f"{fields['num_workers']} of {fields['of']} workers take part"
+        return f"worker {worker} joined after {counted(fields['batches'], 'batch', 'batches')}: {counts}{begins}"
     if name == "not_saved":
         return (
-            f"the trainer was interrupted within batch {fields['batches'] - 1}, so neither a checkpoint nor final.pt "
+            f"the trainer was interrupted during batch {fields['batches'] - 1}, so neither a checkpoint nor final.pt "
             "was saved. `collectx resume` continues from the newest checkpoint, if there is one"
         )
     if name == "envs_not_saved":
-        of = f" of workers {', '.join(map(str, fields['workers']))}" if "workers" in fields else ""
+        some = fields.get("workers", ())
+        of = f" of worker{'s' * (len(some) > 1)} {' and '.join(map(str, some))}" if some else ""
         return f"checkpoints do not save the envs{of}, which begin new episodes after a resume: {fields['reason']}"
     if name == "envs_large":
         return (
@@ -122,8 +123,11 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"({', '.join(fields['names'])}). To avoid this, declare them: '{fields['declared']}'"
         )
     if name == "metrics_missing":
-        names = " or ".join(fields["names"])
-        return f"no step returned {names} of env.metrics in its info. Check the names; infos of resets do not count"
+        names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
+        return (
+            f"env.metrics names {names}, but no step's info contained {them}. Check the names; infos of resets do not "
+            "count"
+        )
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():
@@ -132,7 +136,7 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"; {which[0] if len(which) == 1 else f'{len(which)} workers begin'} new episodes: {reason}"
             for reason, which in workers.items()
         )
-        return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
+        return f"continues after {counted(fields['batches'], 'batch', 'batches')}, {fields['frames']} frames{begin}"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"

@@ -169,11 +169,11 @@ def check_folder(files: RunFolder) -> None:
     `ConfigError` if there is no run, or a newer version wrote it."""
     if not files.config.is_file():
         if not files.path.exists():
-            raise ConfigError(f"there is no folder {files.path}. To list your runs: collectx status")
+            raise ConfigError(f"there is no folder '{files.path}'. To list your runs: collectx status")
         if runs := runs_below(files.path, max_depth=1):
-            raise ConfigError(f"{files.path} contains several runs. Name one of them, such as {runs[0].path}.")
+            raise ConfigError(f"'{files.path}' contains several runs. Name one of them, such as {runs[0].path}.")
         lacks = f"it does not contain {files.config.relative_to(files.path)}"
-        raise ConfigError(f"{files.path} is not a run folder: {lacks if files.path.is_dir() else 'it is a file'}.")
+        raise ConfigError(f"'{files.path}' is not a run folder: {lacks if files.path.is_dir() else 'it is a file'}.")
     snapshot.check_format(files)
 
 

@@ -346,13 +346,18 @@ def _how_to_continue(folder: Path) -> str:
     """Returns the command that resumes a run, or how to save checkpoints."""
     if RunFolder(folder).has_checkpoint:
         return f"to continue from the newest checkpoint: collectx resume {shlex.quote(printing.typed(folder))}"
-    return "no checkpoint was saved, so this run cannot be resumed. Save more often, as with checkpoint.every_min=1."
+    return (
+        "no checkpoint was saved, so this run cannot be resumed. Next time, save more often, for example with "
+        "checkpoint.every_min=1."
+    )
 
 
 def print_completed(result: Result) -> None:
     """Prints that a run is already complete, and the run's table."""
-    if result.exit_reason == ALL_DELIVERED:
-        how = f"To train longer: collectx resume {shlex.quote(printing.typed(result.folder))} collector.total_frames=N"
+    is_limit = "(run.max_batches=" in result.exit_reason
+    if is_limit or result.exit_reason == ALL_DELIVERED:
+        option = "run.max_batches" if is_limit else "collector.total_frames"
+        how = f"To train longer: collectx resume {shlex.quote(printing.typed(result.folder))} {option}=N"
     else:
         how = "To train longer, change the option that ended it."
     printing.message(f"already complete: {result.exit_reason}. {how}")

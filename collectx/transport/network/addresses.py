@@ -62,7 +62,7 @@ def listening_sockets(addresses: Sequence[str], port: int, interface: str | None
         return [socket.create_server(("", port), backlog=_BACKLOG)]
     except OSError as error:
         raise ConfigError(
-            f"backend.port={port} cannot be used: {error}. Choose another port, or null for any free one."
+            f"backend.port={port} cannot be used: {error}. Choose another port, or backend.port=null for any free one."
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, counted
 from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 
@@ -21,13 +21,14 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
     path = "backend.tensorpipe"
     for key, value in cfg.backend.tensorpipe.items():
         if key not in _TENSORPIPE:
-            rule = f"cannot contain {key}. Valid keys: {', '.join(_TENSORPIPE)}."
+            rule = f"has the key {key!r}, which is unknown. Valid names: {', '.join(_TENSORPIPE)}."
             yield Problem(path, rule)
         elif key.startswith("_"):
             if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                yield Problem(path, f"has {key}={value!r}, which must be a list of TensorPipe's names, such as ['uv'].")
+                rule = f"has {key}={value!r}, which must be a list of TensorPipe {key[1:]}, such as ['uv']."
+                yield Problem(path, rule)
         elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield Problem(path, f"has {key}={value!r}, which must be a number above 0.")
+            yield Problem(path, f"has {key}={value!r}, which must be a number greater than 0.")
 
 
 def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:
@@ -41,7 +42,11 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
         yield Problem(path, rule, visible)
         return
     if len(visible) != num_workers:
-        yield Problem(path, f"has {len(visible)} entries for {num_workers} workers", advice="give one for each.")
+        yield Problem(
+            path,
+            f"has {counted(len(visible), 'entry', 'entries')} for {counted(num_workers, 'worker')}",
+            advice="give one for each.",
+        )
         return
     for worker, sees in enumerate(visible):
         acts = acting(worker)

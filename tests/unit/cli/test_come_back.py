@@ -206,11 +206,11 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     ("main", "argv", "message"),
     [
         (logs.main, ["sweep", "wroker-0"], "Did you mean worker-0?"),
-        (logs.main, ["sweep", "-x"], "collectx logs has no flag -x. Usage: collectx logs DIR [ROLE] [-f]"),
+        (logs.main, ["sweep", "-x"], "logs: unknown flag -x. Usage: collectx logs DIR [ROLE] [-f]"),
         (logs.main, ["sweep", "job", "trainer"], "logs: name one role, not 2 (job, trainer)"),
         (watch.main, [], "watch: which run? Usage: collectx watch DIR"),
         (logs.main, ["", "job"], "logs: the folder name is empty"),
-        (cancel.main, ["nowhere"], "cancel: there is no folder nowhere. To list your runs: collectx status"),
+        (cancel.main, ["nowhere"], "cancel: there is no folder 'nowhere'. To list your runs: collectx status"),
         (watch.main, [str(Path(__file__))], "is a file, not a run folder"),
         (cancel.main, ["a", "b"], "cancel: name one folder, not 2 (a, b). Usage: collectx cancel DIR [--now]"),
     ],

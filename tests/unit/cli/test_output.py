@@ -16,10 +16,10 @@ def blocked(tmp_path, monkeypatch):
 
 def test_tune_says_it_before_it_measures(blocked, capsys, within):
     assert tune.main(["--output", "notes/experiment/a.yaml"]) == 2
-    assert "Choose another file with --output" in capsys.readouterr().err
+    assert "Choose another file: --output FILE" in capsys.readouterr().err
     within(tune, "os", access=lambda path, mode: False)
     assert tune.main([]) == 2
-    assert "conf/experiment/tuned.yaml cannot be written below" in capsys.readouterr().err.replace("\n", " ")
+    assert "'conf/experiment/tuned.yaml' cannot be written: " in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_export_names_the_option(blocked, capsys, monkeypatch):

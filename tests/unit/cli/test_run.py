@@ -229,8 +229,8 @@ def test_words_are_completed(monkeypatch, capsys, line, offered):
         ([], 2, "collectx SUBCOMMAND --help"),
         (["--help"], 0, "collectx SUBCOMMAND --help"),
         (["--version"], 0, f"collectx {__version__}"),
-        (["rum"], 2, "collectx: there is no subcommand rum. Did you mean collectx run?"),
-        (["-m", "run"], 2, "collectx: there is no subcommand -m. Write flags after the subcommand: collectx run -m"),
+        (["rum"], 2, "collectx: there is no subcommand 'rum'. Did you mean collectx run?"),
+        (["-m", "run"], 2, "collectx: there is no subcommand '-m'. Write flags after the subcommand: collectx run -m"),
     ],
 )
 def test_what_the_command_says_without_a_subcommand(capsys, words, status, text):
@@ -291,7 +291,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
         (["-m", "launcher=glob(*,exclude=[s*,ray])"], ["launcher=inline", "launcher=local"], ""),
         (["env=glob(cart*)"], ["run"], ""),
         (["-m", "env=glob(x*)"], [], "env=glob(x*) matches none of the choices: cartpole, counting"),
-        (["-m", "seed=glob(*)"], [], "seed is not a group"),
+        (["-m", "seed=glob(*)"], [], "there is no group 'seed'"),
         (
             ["-m", "trainer.gamma=interval(0,1)"],
             [],

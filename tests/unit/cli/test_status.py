@@ -68,7 +68,7 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     monkeypatch.setattr(jobs_status, "is_locked", lambda files: True)
     word, text = said(capsys, files)
     assert word == "running"
-    assert f"{tmp_path.name}: worker 2, 1 is PENDING (Resources, as the nodes that it needs are in use) on n1\n" in text
+    assert f"{tmp_path.name}: worker 2, 1 is PENDING (Resources: the nodes it needs are in use) on n1\n" in text
     assert text.count(": worker ") == 1
     queue.error = "Unable to contact slurm controller"
     assert f"cannot tell whether worker jobs are waiting: {queue.error}" in said(capsys, files)[1]
@@ -103,7 +103,7 @@ def test_a_run_elsewhere_lives_as_long_as_jobs_of_its_workers(queue, tmp_path, c
 def test_without_a_folder_the_newest_runs_of_outputs_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert status.main([]) == 2
-    assert "there is no folder outputs" in capsys.readouterr().err
+    assert "there is no folder 'outputs'" in capsys.readouterr().err
     names = [f"day/{number}" for number in range(9)] + ["day/time-sweep/seed=0", "day/time-sweep/seed=1", "mine"]
     for time_s, name in enumerate(reversed(names)):
         files = RunFolder(tmp_path / "outputs" / name)
@@ -135,4 +135,4 @@ def test_a_run_that_ended_before_its_last_frame_says_why(tmp_path, capsys, reaso
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2
-    assert "nowhere." in capsys.readouterr().err
+    assert "nowhere'. To list the runs" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_the_fastest_point_is_an_experiment_with_what_was_typed(measured, capsys
         ["collector.num_workers=4", "kept,", "chosen"],
     ]
     assert [line[-2] for line in kept] == ["2,000", "4,000"]
-    assert "2.00 times as fast as your settings, in turns (95 % CI 2.00 to 2.00)" in said.out
+    assert "2.00 times as fast as your settings, measured alternately (95 % CI 2.00 to 2.00)" in said.out
     assert "changes for the trainer: more or fewer batches are on their way" in said.out
     first_words = ["collectx", "run", "experiment=fast", "--config-dir", "mine"]
     again = shlex.split(last.partition("run it: ")[2])
@@ -117,7 +117,7 @@ def test_it_says_how_long_a_batch_of_a_slow_env_takes(measured, capsys):
     [
         (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
         (["--output", "other/experiment/here.yaml", "--config-dir", "."], "Use ./experiment/NAME.yaml"),
-        (["--output", "file/experiment/here.yaml"], "cannot be written below"),
+        (["--output", "file/experiment/here.yaml"], "cannot be written: "),
         (["launcher=slurm"], "launcher=slurm"),
         ([], "your settings cannot be measured: failed: no memory"),
     ],

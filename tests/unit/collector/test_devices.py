@@ -34,7 +34,7 @@ CONFIGURATIONS = [
     ),
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs cannot be used: .*cpus"),
-    (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entries"),
+    (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entry"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
     (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 or a part of"),
     (
@@ -43,7 +43,7 @@ CONFIGURATIONS = [
     ),
     (config(**RAY, policy_device="cuda", remote_configs={"num_gpus": 0.5}), None),
     (rpc(["cuda:0", "gpu"]), r"^backend\.visible_devices.*must be a list"),
-    (rpc(["cuda:0"]), r"^backend\.visible_devices has 1 entries for 2 workers"),
+    (rpc(["cuda:0"]), r"^backend\.visible_devices has 1 entry for 2 workers"),
     (rpc(["cuda:0", "cuda:1"], policy_device="cuda:0"), r"worker 1 acts on cuda:0, but the worker only sees cuda:1"),
     (rpc(["cuda:0", "cuda:1"], policy_device="cuda"), None),
 ]

@@ -31,14 +31,12 @@ MANY = [f"k{number:02d}" for number in range(13)]
         (
             101,
             50,
-            "total_frames=101 is not a multiple of frames_per_batch=50 (101 / 50 = 2.02), rounded up to 3 batches "
-            "(150 frames).",
+            "total_frames=101 is not a multiple of frames_per_batch=50, so 3 batches (150 frames) are collected.",
         ),
         (
             1,
             50,
-            "total_frames=1 is not a multiple of frames_per_batch=50 (1 / 50 = 0.02), rounded up to 1 batch "
-            "(50 frames).",
+            "total_frames=1 is not a multiple of frames_per_batch=50, so 1 batch (50 frames) is collected.",
         ),
     ],
 )

@@ -161,14 +161,29 @@ def changed(place, change):
 
 
 WRONG = [
-    (changed(0, lambda x: x.numpy()), r"observation: expected a tensor on cpu, got ndarray: a vector env with an"),
-    (changed(0, lambda x: x[:1]), r"observation: expected shape \[2, 5\], torch.int64, on cpu, got shape \[1, 5\]"),
-    (changed(0, lambda x: x.double()), r"observation: .* got shape \[2, 5\], torch.float64, on cpu"),
-    (changed(0, lambda x: x.to("meta")), r"observation: .* torch.int64, on meta"),
-    (changed(1, lambda x: x[:, None]), r"reward: expected shape \[2\], torch.float32, on cpu, got shape \[2, 1\]"),
-    (changed(2, lambda x: x.long()), r"terminated: expected shape \[2\], torch.bool, .* torch.int64"),
-    (changed(3, lambda x: x[:1]), r"truncated: expected shape \[2\]"),
-    (changed(4, lambda x: {"final_obs": x["final_obs"].double()}), r"observation: .* torch.float64"),
+    (
+        changed(0, lambda x: x.numpy()),
+        "returned observation as ndarray, but it has an attribute 'device', so it must return tensors on cpu",
+    ),
+    (
+        changed(0, lambda x: x[:1]),
+        r"observation of shape \[1, 5\], torch.int64, on cpu, but it must have shape \[2, 5\], torch.int64, on cpu",
+    ),
+    (changed(0, lambda x: x.double()), r"returned observation of shape \[2, 5\], torch.float64, on cpu, but"),
+    (changed(0, lambda x: x.to("meta")), "returned observation of .* torch.int64, on meta, but"),
+    (
+        changed(1, lambda x: x[:, None]),
+        r"reward of shape \[2, 1\], torch.float32, on cpu, but it must have shape \[2\], torch.float32, on cpu",
+    ),
+    (
+        changed(2, lambda x: x.long()),
+        r"terminated of .*, torch.int64, on cpu, but it must have shape \[2\], torch.bool",
+    ),
+    (changed(3, lambda x: x[:1]), r"truncated of .* but it must have shape \[2\]"),
+    (
+        changed(4, lambda x: {"final_obs": x["final_obs"].double()}),
+        "returned observation of .* torch.float64, on cpu, but",
+    ),
 ]
 
 

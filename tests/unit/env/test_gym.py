@@ -71,7 +71,7 @@ MISFITS = {
         r"shape \(1,\), dtype float32, but its space has shape \(2,\), dtype float32",
     ),
     "kind": (BYTES, np.array([300.7, -1.0]), r"shape \(2,\), dtype float64, .*, dtype uint8"),
-    "range": (BYTES, np.array([300, -1]), "dtype int64 with values from -1 to 300, where 0 to 255 are possible"),
+    "range": (BYTES, np.array([300, -1]), r"values from -1 to 300, but its space has dtype uint8 \(0 to 255\)"),
     "ragged": (BYTES, [[1], [2, 3]], "list of uneven shape"),
     "scalar": (spaces.Discrete(3), 2.9, r"shape \(\), dtype float64, but its space has shape \(\), dtype int64"),
 }
@@ -84,7 +84,7 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
     stepper = Stepper(build(toys(space=space, fault=value, at=at))).reset()
     for _ in range(at - 1):
         stepper.step()
-    with pytest.raises(ShapeError, match=rf"^env 0 of the group returned observation of .*{got}"):
+    with pytest.raises(ShapeError, match=rf"^env 0 of the group returned observation .*{got}"):
         stepper.step()
     checked = CheckedEnv(Toy(space, value))
     checked.reset()
@@ -181,7 +181,7 @@ def test_a_declared_info_steps_no_env():
 
 @pytest.mark.parametrize("form", ["flot32", ["float32", "x"], [], 3, "str"])
 def test_a_wrong_declaration_says_how_to_declare(form):
-    with pytest.raises(SpaceError, match=r"'lives' is declared as .* Write env.info_keys=\[\{NAME: float32\}\]"):
+    with pytest.raises(SpaceError, match=r"'lives' is declared as .* Write 'env.info_keys=\[\{lives: float32\}\]'"):
         build(toys(info_keys=[{"lives": form}]))
 
 
@@ -227,7 +227,9 @@ def spoken():
 
 def test_parts_of_an_observation_are_left_out():
     cfg = gym(3, entry_point=spoken)
-    with pytest.raises(SpaceError, match=r"^the space .* of inner\.mission .*exclude_keys=\[inner.mission\],"):
+    with pytest.raises(
+        SpaceError, match=r"^'inner\.mission' cannot be stored as a tensor: .*exclude_keys=\[inner.mission\],"
+    ):
         build(replace(cfg, exclude_keys=["seen"]))
     env = build(replace(cfg, exclude_keys=["inner.mission"]))
     Stepper(env).reset().step()

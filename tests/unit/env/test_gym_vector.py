@@ -78,7 +78,7 @@ def test_an_env_that_does_not_say_how_it_resets():
             r"env 0 .*returned observation of shape \(2,\).*, but its space has shape \(1,\), dtype float64",
         ),
         (np.zeros((2, 1), complex), r"env 0 .* returned observation of .* dtype complex128"),
-        (np.zeros((1, 1)), "observation: expected 2 values, one for each env, .* got 1"),
+        (np.zeros((1, 1)), "returned observation as 1 value, but its space has 2 values of shape .*, one for each env"),
     ],
 )
 def test_observations_that_do_not_fit_are_refused_in_a_later_step(fault, message):
@@ -143,7 +143,7 @@ class Behind(gymnasium.vector.VectorEnv):
 
 def test_rewards_that_gymnasium_cannot_store_are_named():
     stepper = Stepper(build(replace(gym_vector(2), id=None, entry_point=Behind))).reset()
-    with pytest.raises(ShapeError, match=r"reward: expected one number from each env, .*\(.+\): return a float"):
+    with pytest.raises(ShapeError, match=r"could not store the rewards of its envs \(.+\). Return a float"):
         stepper.step(np.zeros(2, np.int64))
 
 

@@ -70,7 +70,7 @@ def test_an_env_without_a_legal_action_is_named():
     observation = SEEN, MASK
     legal = LegalActions(spec(spaces.Discrete(6), *observation), MASK)
     mask = torch.tensor([[0, 1, 0, 0, 0, 0], [0] * 6])
-    with pytest.raises(ShapeError, match=r"^env 1 of 2: action_mask allows no action\. Return"):
+    with pytest.raises(ShapeError, match=r"^'action_mask' of env 1 \(of 2\) allows no action\. Return"):
         legal.draw(mask)
     # The next observation of a frame that ended its episode.
     assert legal.or_all(legal(mask)).sum(-1).tolist() == [[1], [6]]
@@ -78,7 +78,7 @@ def test_an_env_without_a_legal_action_is_named():
     ragged = LegalActions(spec(spaces.Discrete(6), *observation, ragged=True), MASK)
     assert ragged.draw(mask).tolist()[0] == 1
     # A choice, too.
-    with pytest.raises(ShapeError, match=r"^env 0 of 1"):
+    with pytest.raises(ShapeError, match=r"^'action_mask' of env 0 \(of 1\)"):
         LegalActions(spec(choices(), *observation), MASK).draw(torch.tensor([[1, 1, 1, 1, 0, 0]]))
 
 
@@ -94,19 +94,19 @@ def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
 @pytest.mark.parametrize(
     ("action_space", "mask", "words"),
     [
-        (spaces.Discrete(5), MASK, r"action_mask, .* has the shape \[6\], .* Discrete\(5\) needs \[5\].*exclude_keys"),
+        (spaces.Discrete(5), MASK, r"'action_mask', .* has shape \[6\], .* Discrete\(5\) needs \[5\].*exclude_keys"),
         (spaces.MultiDiscrete([3, 4]), MASK, r"needs \[7\]"),
         (spaces.MultiDiscrete([2, 3]), Leaf(("action_mask",), (2, 3), torch.bool), r"shape \[2, 3\].*needs \[5\]"),
         (spaces.Box(-1, 1, (6,)), MASK, r"can have none, unlike Discrete"),
         (
             spaces.Discrete(6),
             Leaf(("action_mask", "arm"), (6,), torch.int8),
-            r"^action_mask contains several arrays, such as arm.*exclude_keys=\[action_mask\]",
+            r"^'action_mask' contains several arrays, such as 'arm'.*exclude_keys=\[action_mask\]",
         ),
         (
             spaces.Discrete(5),
             Leaf(("info", "action_mask"), (6,), torch.int8),
-            r"^info\.action_mask, .*exclude_keys=\[action_mask\]",
+            r"^'info\.action_mask', .*exclude_keys=\[action_mask\]",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_every_mask_is_read_and_obeyed(name):
     possible = some.all(-1)
     assert legal.check(table[possible]) is not None
     both = torch.cat([table[possible][:1], table[possible][-1:], table[~possible][-1:], table[~possible][:1]])
-    with pytest.raises(ShapeError, match=r"^env 2 of 4: action_mask allows no action"):
+    with pytest.raises(ShapeError, match=r"^'action_mask' of env 2 \(of 4\) allows no action"):
         legal.check(both)
     torch.manual_seed(0)
     drawn = torch.stack([legal.draw(masks[possible]) for _ in range(40)])

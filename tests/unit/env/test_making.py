@@ -45,15 +45,24 @@ REWARDS = [
     (np.array([2**24 + 1]), "the reward 16777217 from env 1 of the group would be rounded to 16777216"),
     (
         np.ones(2),
-        "but is shape (2,), dtype float64 from env 1 of the group. Return a float from step, such as the sum of",
+        " from env 1 of the group must be one number, but is an array of shape (2,), dtype float64. Return a float",
     ),
-    ([], "but is shape (0,), dtype float64 from env 1 of the group. Return a float from step"),
-    ([1, [2]], "but is list of uneven shape from env 1 of the group. Return a float from step"),
-    ("x", "but is 'x' from env 1 of the group. Return a float from step"),
-    (["x"], "but is shape (1,), dtype <U1 from env 1 of the group. Return a float from step"),
-    (["x", "y"], "dtype <U1 from env 1 of the group. Return a float from step, such as the sum of several objectives"),
-    (None, "but is None from env 1 of the group. Return a float from step"),
-    (1j, "but is 1j from env 1 of the group. Return a float from step"),
+    (
+        [],
+        " from env 1 of the group must be one number, but is an array of shape (0,), dtype float64. Return",
+    ),
+    (
+        [1, [2]],
+        " from env 1 of the group must be one number, but is list of uneven shape. Return a float from step",
+    ),
+    ("x", "the reward from env 1 of the group must be one number, but is 'x'. Return a float from step"),
+    (
+        ["x"],
+        " from env 1 of the group must be one number, but is an array of shape (1,), dtype <U1. Return",
+    ),
+    (["x", "y"], "dtype <U1. Return a float from step, such as the sum of several objectives"),
+    (None, "the reward from env 1 of the group must be one number, but is None. Return a float from step"),
+    (1j, "the reward from env 1 of the group must be one number, but is 1j. Return a float from step"),
 ]
 
 
@@ -122,11 +131,11 @@ def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
         (np.array([[1.5], [2]]), [1.5, 2]),
         ((1, 2.5), [1, 2.5]),
         ([np.array([1]), 2], [1, 2]),
-        (np.ones((2, 2)), "reward: expected shape (2,), one value for each env, got shape (2, 2): the vector env must"),
-        (np.ones(3), "reward: expected shape (2,), one value for each env, got shape (3,)"),
-        (1.5, "reward: expected shape (2,), one value for each env, got shape ()"),
+        (np.ones((2, 2)), "returned reward of shape (2, 2), but one value for each env has shape (2,)"),
+        (np.ones(3), "returned reward of shape (3,), but one value for each env has shape (2,)"),
+        (1.5, "returned reward of shape (), but one value for each env has shape (2,)"),
         (np.array([1, 2**24 + 1]), "the reward 16777217 from env 1 of the group would be rounded"),
-        (np.array([0.5, "x"], object), "the reward must be one number, but is 'x' from env 1 of the group"),
+        (np.array([0.5, "x"], object), "the reward from env 1 of the group must be one number, but is 'x'"),
     ],
     ids=str,
 )
@@ -380,7 +389,7 @@ def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
     env = vectors.CheckedEnv(Paying("x"), index=index)
     env.reset()
     source = "" if where == "the env" else f" from {where}"
-    with pytest.raises(ShapeError, match=rf"^the reward must be one number, but is 'x'{source}\. Return"):
+    with pytest.raises(ShapeError, match=rf"^the reward{source} must be one number, but is 'x'\. Return"):
         env.step(0)
     env = vectors.CheckedEnv(Paying(), index=index)
     env.observation_space = spaces.Box(0, 1, (2,))

@@ -136,7 +136,7 @@ def test_values(expected):
                     store(array)
                 results.append(array[1].item())
             except ShapeError as error:
-                results.append(str(error).removeprefix(f"env {e} of the group returned a.b of "))
+                results.append(str(error).removeprefix(f"env {e} of the group returned a.b "))
         assert results[0] == results[1]
         return results[0]
 
@@ -154,22 +154,22 @@ def test_values(expected):
         ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
         ([np.array([1, 2], np.uint8), [3, 4]], [[1, 2], [3, 4]]),
         ([[1, 2], [3]], "env 1 of the group returned x of shape (1,), dtype int64, but its space has shape (2,), "),
-        ([[1, 2], [3, [4]]], "env 1 of the group returned x of list of uneven shape, but its space has shape (2,), "),
+        ([[1, 2], [3, [4]]], "env 1 of the group returned x as list of uneven shape, but its space has shape (2,), "),
         (
             [[1, 2], [3, 256]],
-            "env 1 of the group returned x of shape (2,), dtype int64 with values from 3 to 256, where 0 ",
+            "env 1 of the group returned x with values from 3 to 256, but its space has dtype uint8 (0 to 255)",
         ),
         (
             [[1, 2]],
-            "x: expected 2 values, one for each env, of shape (2,), got 1: the vector env must return ",
+            "the vector env returned x as 1 value, but its space has 2 values of shape (2,), one for each env",
         ),
         (
             3,
-            "x: expected 2 values, one for each env, of shape (2,), got int: the vector env must return ",
+            "the vector env returned x as int, but its space has 2 values of shape (2,), one for each env",
         ),
         (
             [],
-            "x: expected 2 values, one for each env, of shape (2,), got list: the vector env must return",
+            "the vector env returned x as list, but its space has 2 values of shape (2,), one for each env",
         ),
     ],
 )

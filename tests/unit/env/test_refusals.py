@@ -52,22 +52,24 @@ REFUSED = [
     (replace(gym(), info_keys=["nothing"]), "names 'nothing', but the infos .* contain nothing"),
     (
         replace(gym(), exclude_keys=["mission"]),
-        "exclude_keys cannot be used: mission does not exist .* contains observation",
+        "exclude_keys has 'mission', which is not in the observation. Valid names: observation",
     ),
     (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
     (
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="gymnasium.spaces:Discrete", kwargs={"n": 2}),
-        "returned Discrete, not an EnvBase",
+        "returned Discrete, which is not a TorchRL EnvBase",
     ),
     pytest.param(
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="user_code.torchrlenvs:serial"),
         "Use env.num_envs=3",
         marks=TORCHRL,
     ),
-    pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
-    pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs must not contain batch_size, seed", marks=IN_ENVPOOL),
+    pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not an EnvPool task", marks=IN_ENVPOOL),
+    pytest.param(
+        envpool(batch_size=3, seed=1), r"env\.kwargs cannot contain 'batch_size' and 'seed'", marks=IN_ENVPOOL
+    ),
 ]
 
 

@@ -234,7 +234,7 @@ def test_a_key_that_is_no_tensor_is_left_out():
     ("create", "key", "size"), [(torchrlenvs.Growing, "rows", "-1, 2"), (torchrlenvs.Unequal, "agents.rows", "2, -1")]
 )
 def test_an_observation_without_a_fixed_size_is_refused_or_left_out(create, key, size):
-    with pytest.raises(SpaceError, match=rf"^{key}: .* has shape \({size}\) .*exclude_keys=\['{key}'\]"):
+    with pytest.raises(SpaceError, match=rf"^'{key}' of .* has shape \({size}\), .*exclude_keys=\['{key}'\]"):
         Collector(create, frames_per_batch=20)
     with Collector(create, frames_per_batch=20, exclude_keys=[key]) as collector:
         batch = collector.next()
@@ -264,7 +264,10 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
         if reward.size == 1:
             assert (collector.next()["next", "reward"] == 0.5).all()
         else:
-            with pytest.raises(ShapeError, match=r"^the reward must be one number, but is shape \(2,\)"):
+            with pytest.raises(
+                ShapeError,
+                match=r"^the reward from env 0 of the group must be one number, but is an array of shape \(2,\)",
+            ):
                 collector.next()
 
 
@@ -335,10 +338,18 @@ class Misfit(torchrlenvs.ManyKeys):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
-        (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
-        (lambda: 3, ConfigError, "returned 3. Return a gymnasium.Env, .* an EnvBase of TorchRL"),
-        (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
+        (torchrlenvs.hooked, ConfigError, "Hooked cannot be used: its _post_step_mdp_hooks changes"),
+        (
+            partial(torchrlenvs.differences, delta_dtype=torch.bfloat16),
+            SpaceError,
+            "'delta.observation' cannot be stored: NumPy has no torch.bfloat16",
+        ),
+        (lambda: 3, ConfigError, "returned 3, which is not an env. Return a gymnasium.Env, .* a TorchRL EnvBase"),
+        (
+            torchrlenvs.Spoken,
+            SpaceError,
+            r"^'mission' of Spoken .*: its NonTensor spec has no dtype, .*env.exclude_keys=\[mission\]",
+        ),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (
             partial(Misfit, torch.ones(1)),
@@ -348,7 +359,7 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             partial(Misfit, torch.full((2, 2, 3), 300)),
             ShapeError,
-            "returned pixels of .*values from 300 to 300, where 0 to 255",
+            r"returned pixels with the value 300, but its space has dtype uint8 \(0 to 255\)",
         ),
     ],
 )

@@ -372,15 +372,18 @@ def test_the_ends_that_a_step_writes(written, terminated, truncated):
 
 MISSING = [
     ([{}], r"^step writes neither done nor terminated, so no episode would ever end$"),
-    ([{"done": flag(False), "reward": torch.zeros(2)}], r"^reward: expected 1 numbers, one for each env, got 2$"),
-    ([{"done": flag(False), "reward": None}], r"^reward: expected 1 numbers, one for each env, got 0$"),
+    (
+        [{"done": flag(False), "reward": torch.zeros(2)}],
+        r"^the env returned 2 rewards, but must return 1, one for each env$",
+    ),
+    ([{"done": flag(False), "reward": None}], r"^the env returned 0 rewards, but must return 1, one for each env$"),
     (
         [{"done": flag(False), "observation": torch.zeros(2)}],
         r"^env 0 of the group returned observation of shape \(2,\), dtype float32, but its space has shape \(1,\)",
     ),
     (
         [{"done": flag(False)}, {"done": flag(False), "observation": None}],
-        r"^observation: the first step of the env wrote it, but this step did not$",
+        r"^the env wrote 'observation' in its first step, but not in this one$",
     ),
 ]
 

@@ -81,7 +81,7 @@ def test_the_limit_of_an_array_is_explained(queue, capsys):
     start(*(f"launcher.wait=false launcher.max_parallel=1 seed={seed}" for seed in (0, 4)))
     queue.squeue = lambda command: "100_0|RUNNING||n1\n100_1|PENDING|JobArrayTaskLimit|\n"
     assert status.main(["."]) == 0
-    assert "point1: JobArrayTaskLimit, as launcher.max_parallel points are already running\n" in capsys.readouterr().out
+    assert "point1: JobArrayTaskLimit: launcher.max_parallel points are already running\n" in capsys.readouterr().out
 
 
 def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypatch):

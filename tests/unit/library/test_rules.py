@@ -77,7 +77,7 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
         (rules._overlap, {"has_individual_policies": True}, {"overlap": 1}, ["overlap=1 ... policy_factory"]),
         (rules._overlap, {"has_individual_policies": True}, {"overlap": 0}, []),
         (rules._overlap, {}, {"overlap": 1}, []),
-        (rules._early_ends, {"interruptor": 3}, {}, ["interruptor=int ... `collection_stopped`"]),
+        (rules._early_ends, {"interruptor": 3}, {}, ["interruptor=3 ... collection_stopped"]),
         (rules._early_ends, {"interruptor": SimpleNamespace(collection_stopped=print)}, {}, []),
         (
             rules._early_ends,
@@ -124,7 +124,7 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             rules._models,
             {"weight_recv_schemes": {"env": 1, "critic": 2}},
             {},
-            ["weight_recv_schemes ... critic, env, "],
+            ["weight_recv_schemes ... 'critic' and 'env', which are unknown"],
         ),
         (rules._callables, {"policy_factory": [print, None]}, {}, []),
         (

@@ -47,12 +47,12 @@ def test_values_in_every_form(convert, cases):
 @pytest.mark.parametrize(
     ("convert", "value", "error", "message"),
     [
-        (partial(values.for_each, num_workers=2), [1], Unset, "1 entries for 2 workers"),
-        (values.port_number, "any", ValueError, "must be the number of a port"),
-        (values.device_name, "gpu", ValueError, "must be a device"),
-        (values.device_name, [], ValueError, "must be a torch.device or its name"),
-        (values.first_device, ["cpu", "gpu"], ValueError, "must be a device"),
-        (values.visible_names, ["gpu"], ValueError, "must be a device"),
+        (partial(values.for_each, num_workers=2), [1], Unset, "1 entry for 2 workers"),
+        (values.port_number, "any", ValueError, "must be a port number"),
+        (values.device_name, "gpu", ValueError, "is not a device"),
+        (values.device_name, [], ValueError, "is not a device"),
+        (values.first_device, ["cpu", "gpu"], ValueError, "is not a device"),
+        (values.visible_names, ["gpu"], ValueError, "is not a device"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

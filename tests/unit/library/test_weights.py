@@ -22,9 +22,9 @@ from collectx.policy.flat_weights import FlatWeights
         ([], {"policy": None}, None, {"policy": None}),
         ([3, 4], None, None, "passed more than once"),
         ([3], {"policy": 4}, "policy", "passed more than once"),
-        ([3], None, "critic", "no model critic: the models are"),
-        ([], {"env.x": None}, None, "env.x are None"),
-        ([], None, "env.x", "env.x are None"),
+        ([3], None, "critic", "model 'critic' is unknown. Valid names: "),
+        ([], {"env.x": None}, None, "'env.x' are None"),
+        ([], None, "env.x", "'env.x' are None"),
     ],
 )
 def test_weights_belong_to_models(alternatives, models, model, expected):
@@ -46,11 +46,11 @@ def test_weights_belong_to_models(alternatives, models, model, expected):
         (7, [0, 2], {0: 7, 2: 7}),
         ({0: 7, np.int64(2): 8}, None, {0: 7, 2: 8}),
         ({0: 7}, [0], r"worker_ids=\[0\]"),
-        (7, [], "from 0 to 2"),
-        (7, 3, r"the workers \[3\]"),
-        (7, -1, "from 0 to 2"),
-        ({0: 7, 3: 8}, None, "from 0 to 2"),
-        ({0: 7, "a": 8}, None, "from 0 to 2"),
+        (7, [], "for no worker"),
+        (7, 3, "worker 3 does not exist: there are 3 workers, numbered from 0"),
+        (7, -1, "worker -1 does not exist"),
+        ({0: 7, 3: 8}, None, "worker 3 does not exist"),
+        ({0: 7, "a": 8}, None, "worker 'a' does not exist"),
     ],
 )
 def test_weights_belong_to_workers(given, worker_ids, expected):
@@ -103,10 +103,10 @@ def test_weights_are_loaded_from_every_form(given):
 @pytest.mark.parametrize(
     ("given", "strict", "error", "words"),
     [
-        ({"weight": STATE["weight"]}, False, KeyError, "the weights lack bias"),
-        (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weights more \(strict=True\)"),
-        (linear(3.0, 4), False, ValueError, r"for weight have shape \[1, 4\], the policy's have \[1, 2\]"),
-        (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weights, the policy has 2"),
+        ({"weight": STATE["weight"]}, False, KeyError, "the weights have no entry 'bias'"),
+        (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weight named 'more'"),
+        (linear(3.0, 4), False, ValueError, r"'weight' has shape \[1, 4\] in the weights, but \[1, 2\] in the policy"),
+        (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weight, but the policy has 2"),
         (3, False, TypeError, "weights=3 must be a module"),
     ],
 )

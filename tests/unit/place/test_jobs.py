@@ -218,7 +218,9 @@ def test_a_worker_that_slurm_ends_before_it_joins_has_not_failed(workers, wait_u
 def test_which_workers_wait_in_the_queue_is_said_with_the_reason(workers, wait_until):
     workers.start_all()
     workers.become(1, RUNNING)
-    wait_until(lambda: "2 of 3 workers are waiting in the queue: worker 0, 2 is PENDING (Resources)" in workers.lines)
+    wait_until(
+        lambda: "2 of 3 workers are waiting in the queue: workers 0 and 2 are PENDING (Resources)" in workers.lines
+    )
 
 
 def test_what_becomes_of_jobs_round_by_round(tmp_path, monkeypatch, within, expected):

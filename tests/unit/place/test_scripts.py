@@ -46,7 +46,10 @@ def test_submitits_parameters_are_translated(srun):
     [
         ({"slurm_partitoin": "p"}, "Unknown argument 'partitoin' for executor 'slurm'"),
         ({"timeout_min": "ten"}, '"timeout_min" expected type'),
-        ({"tasks_per_node": 4, "slurm_teardown": ["ls"]}, "ntasks_per_node=4: a worker is one task on one node"),
+        (
+            {"tasks_per_node": 4, "slurm_teardown": ["ls"]},
+            "slurm_kwargs['tasks_per_node']=4 cannot be used: each worker is one task on one node",
+        ),
     ],
 )
 def test_wrong_parameters_of_submitit_are_refused(srun, parameters, problem):

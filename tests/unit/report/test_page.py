@@ -154,7 +154,7 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
     [
         ([], "report: which runs? Usage: collectx report DIR..."),
         ([""], "report: which runs? Usage: collectx report DIR..."),
-        (["nowhere"], "report: there is no folder nowhere."),
+        (["nowhere"], "report: there is no folder 'nowhere'."),
         (["{sweep}", "objective=mean_retrun"], "Did you mean mean_return?"),
         (["{sweep}", "out=/proc/nothing"], "cannot write the report to /proc/nothing"),
     ],

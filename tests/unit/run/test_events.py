@@ -31,7 +31,7 @@ def test_the_same_text_of_many_workers_is_told_once_with_their_number(folder):
     events.close()
     failed, restarted = (
         "failed: WorkerDied: worker {} (pid {}): killed",
-        "was restarted for the 1st time, after WorkerDied",
+        "was restarted (restart 1) after WorkerDied",
     )
     assert told == [
         f"worker 0 {failed.format(0, 7)}",

@@ -40,7 +40,7 @@ def test_copies_are_told_and_those_of_torchrun_refused(monkeypatch, variables, t
 @pytest.mark.parametrize(
     ("env_id", "text"),
     [
-        ("CartPole", "env.id=CartPole does not exist. Did you mean env.id=CartPole-v1?"),
+        ("CartPole", "env.id=CartPole is unknown. Did you mean env.id=CartPole-v1?"),
         ("CartPol-v1", "`CartPole`? If a module registers it, name the module too: env.id=MODULE:CartPol-v1"),
         ("CartPole-v9", "It provides versioned environments: [ `v0`, `v1` ]."),
     ],

@@ -170,7 +170,7 @@ def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
     state = torch.load(tmp_path / "mine.pt", weights_only=True)
     torch.testing.assert_close(state, torch.load(trained / "policy.pt", weights_only=True), rtol=0, atol=0)
     assert export.main([str(trained), "format=onx"]) == 2
-    assert "export: format=onx does not exist. Did you mean format=onnx?" in capsys.readouterr().err
+    assert "export: format=onx is unknown. Did you mean format=onnx?" in capsys.readouterr().err
     assert export.main([str(trained), "format=onnx", "opset=3"]) == 2
     assert "opset is not an option" in capsys.readouterr().err
     assert export.main(["format=onnx"]) == 2

@@ -286,7 +286,9 @@ def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(l
     port, supervisor = listen().endpoint.port, Supervisor(60.0, 60.0, 60.0, str)
     endpoint, open_before = Endpoint(("127.0.0.1",), port, SECRET), psutil.Process().num_fds()
     for _ in range(3):
-        with pytest.raises(ConfigError, match=rf"^backend\.port={port} cannot be used: .*Choose another port, or null"):
+        with pytest.raises(
+            ConfigError, match=rf"^backend\.port={port} cannot be used: .*Choose another port, or backend.port=null"
+        ):
             NetworkTransport(batch_spec(1), supervisor, endpoint, timeout_s=60.0)
     assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
     supervisor.close()

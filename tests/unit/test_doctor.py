@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectx import doctor
+from collectx import doctor, memory
 from collectx.cli import doctor as command
 from collectx.run import cores
 
@@ -121,9 +121,22 @@ def test_clocks(within, monkeypatch, tmp_path):
     assert levels("folders").count("warning") == 2  # files are not from 2001
 
 
-def test_a_folder_that_cannot_be_written_to(within):
-    within(doctor, "os", getcwd=lambda: "/proc")
-    assert levels("folders") == ["ok", "problem"]
+@pytest.mark.parametrize(("module", "name", "expected"), [
+    ("tempfile", "gettempdir", [("problem", "set TMPDIR."), ("ok", "")]),
+    ("os", "getcwd", [("ok", ""), ("problem", "set hydra.run.dir and hydra.sweep.dir.")]),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_written_to(within, module, name, expected):
+    within(doctor, module, **{name: lambda: "/proc"})
+    assert [(finding.level, finding.advice) for finding in found("folders")] == expected
+
+
+def test_a_machine_that_maps_no_shared_memory(within):
+    def refuse(descriptor, nbytes):
+        raise OSError("Operation not permitted")
+
+    within(memory, "mmap", mmap=refuse)
+    first = found("shared memory")[0]
+    assert (first.level, first.text) == ("problem", "cannot map an anonymous file: Operation not permitted")
 
 
 def test_a_check_that_fails_is_a_problem_and_the_exit_status_says_so(monkeypatch, capsys):

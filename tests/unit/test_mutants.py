@@ -31,6 +31,12 @@ def test_the_tests_of_a_mutant_execute_its_statement_or_else_its_file():
     assert coverage.of(replace(MUTANT, is_in_function=False)) == ["a", "b"]
 
 
+def test_every_module_is_of_one_target():
+    files = {str(path.relative_to(ROOT)) for part in ("cli", "collectx") for path in (ROOT / part).rglob("*.py")}
+    of_targets = [file for target in mutants.TARGETS for file in mutants.modules(target)]
+    assert sorted(of_targets) == sorted(files - mutants.UNCOVERED - mutants.DRAWING)
+
+
 @pytest.mark.ci
 def test_every_target_has_mutants():
     assert len(mutants.chosen(0)) == sum(mutants.TARGETS.values()) >= 150

@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
+from collectx.data import folder
 from collectx.data.folder import RecordedRun, SequentialWriter, begin
 from collectx.data.shard_writers import MemmapWriter
 from collectx.data.unfinished import UnfinishedEpisodes
@@ -143,3 +144,19 @@ def test_a_run_of_a_shared_data_set_can_be_replaced_only_if_it_is_the_last(tmp_p
     assert record(tmp_path, "a", 5, 0) == (0, 5)
     with pytest.raises(ConfigError, match="6 were recorded before the checkpoint, but the data set contains 5"):
         record(tmp_path, "b", 6, 1)
+
+
+def test_the_runs_of_a_data_set_are_in_the_order_in_which_they_began(tmp_path, within):
+    times = iter((1.0, 2.0, 3.0, 4.0, 5.0))
+    within(folder, "time", time=lambda: next(times))
+
+    def runs(name, position):
+        begin(MemmapWriter, tmp_path, replace(RUN, name=name, folder=name), position).close()
+        return [(run.name, run.time) for run in folder.runs_of(tmp_path)]
+
+    assert runs("a", None) == [("a", 1.0)]
+    assert runs("b", None) == [("a", 1.0), ("b", 2.0)]
+    assert runs("a", 0) == [("a", 1.0), ("b", 2.0)]  # resumed
+    assert runs("c", 0) == [("a", 1.0), ("b", 2.0), ("c", 3.0)]  # to a data set that does not know it
+    (tmp_path / "_runs" / "b.json").unlink()
+    assert runs("b", None) == [("a", 1.0), ("c", 3.0), ("b", 4.0)]

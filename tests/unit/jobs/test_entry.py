@@ -5,6 +5,7 @@ import signal
 import stat
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -284,3 +285,20 @@ def test_which_worker_a_process_of_a_job_is(task, monkeypatch, rank, more, varia
     )
     assert task(rank, "", *more, token=token, **variables) == 5
     assert found == [worker]
+
+
+@pytest.mark.parametrize(("backend", "is_rank", "has_mpi4py", "expected"), [
+    ("mpi", True, True, [(50.0, "collector.start_timeout_s")]),
+    ("mpi", False, True, []),
+    ("mpi", True, False, []),
+    ("gloo", True, True, []),
+])  # fmt: skip
+def test_mpi_begins_in_the_ranks_of_a_job_if_it_is_installed(monkeypatch, backend, is_rank, has_mpi4py, expected):
+    calls, name = [], "collectx.transport.network.mpi"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(initialize_ranks=lambda *limit: calls.append(limit)))
+    monkeypatch.setattr(entry, "find_spec", lambda package: object() if has_mpi4py else None)
+    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
+    if is_rank:
+        monkeypatch.setenv("PMIX_NAMESPACE", "slurm.7.0")
+    entry._begin_mpi(composed(f"launcher=slurm backend={backend} collector.start_timeout_s=50"))
+    assert calls == expected

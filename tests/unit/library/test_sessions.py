@@ -318,3 +318,13 @@ def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():
         collector.next()
         collector.shutdown(close_env=close_env)
         assert env.num_closes == num_closes
+
+
+def test_a_state_without_a_count_of_batches_begins_at_none():
+    """As one that a script wrote, which has weights and frames alone."""
+    with make(SINGLE, Count, frames_per_batch=4, total_frames=40) as collector:
+        collector.load_state_dict({"policy_state_dict": {}, "frames": 8})
+        saved = collector.state_dict()
+        assert (saved["frames"], saved["iter"]) == (8, 0)
+        collector.next()
+        assert collector.state_dict()["iter"] == 1

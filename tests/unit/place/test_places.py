@@ -137,3 +137,15 @@ def test_who_starts_the_workers():
     assert setup["core"] is None
     with pytest.raises(LauncherError, match="launcher=submitit submits its workers as jobs"):
         place_of(composed(f"{REMOTE} launcher=submitit")).launcher(None)
+
+
+@pytest.mark.parametrize(("log_dir", "mode", "expected"), [
+    (None, "raise", False),  # the trainer raises the error
+    (None, "drop", True),
+    (None, "restart", True),
+    (Path("logs"), "raise", True),
+    (Path("logs"), "drop", True),
+])  # fmt: skip
+def test_a_local_worker_prints_an_error_that_is_raised_nowhere_or_goes_to_its_log(log_dir, mode, expected):
+    place = place_of(composed(f"{WORKERS} collector.on_worker_failure={mode}"))
+    assert place.launcher(log_dir)._prints_errors is expected

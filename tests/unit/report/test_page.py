@@ -31,6 +31,7 @@ class Page(HTMLParser):
         self.loads, self.links, self.tags, self.texts = [], [], [], []
         self.feed(path.read_text())
         self.text = " ".join(" ".join(self.texts).split())
+        self.title = re.search("<title>(.*)</title>", path.read_text())[1]
 
     def handle_starttag(self, tag, attrs):
         if tag == "main":
@@ -145,6 +146,7 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
     assert report.main([str(tmp_path / "run")]) == 0
     page = Page(tmp_path / "run" / "report" / "index.html")
     assert "svg" not in page.tags
+    assert page.title == "run - collectx report"
     assert "failed: its process ended without a result" in page.text
 
 

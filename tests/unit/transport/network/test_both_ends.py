@@ -2,6 +2,7 @@
 losses, compared with a model of what each worker must act with. Pairs are queues of bytes; connections are real.
 """
 
+import itertools
 import os
 import random
 from collections import deque
@@ -17,6 +18,7 @@ from user_code.toyworker import NUMBER, SECRET, batch_spec, writer
 
 from collectx.errors import WorkerDied
 from collectx.transport.base import Arrival, Departure, Fill, Joined, Reply, Request, Reset, SlotReport
+from collectx.transport.network import link as network_link
 from collectx.transport.network import transport as ends
 from collectx.transport.network import weight_sync
 from collectx.transport.network.handshake import Endpoint
@@ -392,6 +394,22 @@ def test_weights_that_arrive_after_a_grant_are_used(monkeypatch):
         assert isinstance(link.acquire(), Fill)
         walk.publish(None)
         assert link.refresh(lambda buffer: None, -1) == 1
+
+
+def test_weights_that_arrive_within_a_batch_make_room_for_newer_ones(monkeypatch, within):
+    monkeypatch.setattr(ends, "Admission", Admission)
+    within(network_link, "time", monotonic=itertools.count().__next__)
+    with ExitStack() as stack:
+        walk = Walk(0, stack)
+        walk.join(0)
+        walk.grant(0)
+        link = walk.workers[0].link
+        assert isinstance(link.acquire(), Fill)
+        for _ in range(4):
+            walk.publish(None)
+            assert not link.stop[0]  # as after each step
+            walk.pump()
+        assert link.refresh(lambda buffer: None, 0) == 4
 
 
 def plain(report):

@@ -107,24 +107,30 @@ def _spread(line: dict[str, Any]) -> str:
 
 
 def _learning(_: dict[str, Any]) -> str:
-    """The final return of each learning curve, and below the table the curves."""
+    """The final return of each learning curve; below the table the cases that were not run, and folded the curves and
+    the commands.
+    """
     results = json.loads(learning.RESULTS.read_text())
     rows = [["case", "seeds", "frames", "minutes", "return (95 % interval)", "published", "source"]]
     for name, case in learning.CASES.items():
-        cells = ["", "", "", "not run"]
         if name in results:
             result = results[name]
             low, high = result["interval"]
-            cells = [
-                str(result["seeds"]),
-                f"{result['frames']:,}",
-                f"{result['minutes']:g}",
-                f"{result['return']:g} ({low:g} to {high:g})",
-            ]
-        rows.append([f"`{name}`", *cells, case.published, case.source])
+            frames, minutes = f"{result['frames']:,}", f"{result['minutes']:g}"
+            final = f"{result['return']:g} ({low:g} to {high:g})"
+            rows.append([f"`{name}`", str(result["seeds"]), frames, minutes, final, case.published, case.source])
+    missing = " and ".join(f"`{name}`" for name in learning.CASES if name not in results)
+    parts = [_markdown(rows)]
+    if missing:
+        parts.append(f"Not trained yet: {missing}.")
     figures = "\n".join(f"![{name}: mean return against frames](../images/learning_{name}.png)" for name in results)
     commands = "\n".join(f"{result['command']}  # {result['date']}" for result in results.values())
-    return f"{_markdown(rows)}\n\n{figures}\n\n```text\n{commands}\n```"
+    parts += [_folded("All learning curves", figures), _folded("The commands", f"```text\n{commands}\n```")]
+    return "\n\n".join(parts)
+
+
+def _folded(title: str, text: str) -> str:
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
 def _title(name: str) -> str:

@@ -53,7 +53,7 @@ def split_trajectories(
         prefix = "collector" if prefix is None and "collector" in batch else prefix
         trajectory_key = (*(() if prefix is None else as_key(prefix)), "traj_ids")
     key = as_key(trajectory_key)
-    frames = batch.reshape(-1)
+    frames = batch.reshape(batch.numel())
     if key not in frames.keys(include_nested=True):
         frames = frames.copy().set(key, _count_ends(batch["next", *as_key(done_key or "done")], batch.shape))
     _, lengths, order = _order(frames[key])
@@ -98,7 +98,7 @@ def add_mask(batch: TensorDict, steps: Sequence[int]) -> None:
 
 def _pad(frames: TensorDictBase, lengths: torch.Tensor, mask_key: Key = MASK) -> TensorDictBase:
     """Splits successive frames into trajectories of these lengths, and pads them."""
-    longest = int(lengths.max())
+    longest = int(lengths.max()) if len(lengths) else 0
     mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
     place = mask.reshape(-1).nonzero().squeeze(-1)
     padded = torch.zeros_like(frames[:1]).expand(mask.numel()).clone()

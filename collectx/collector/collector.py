@@ -351,7 +351,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._schedule.skip(num_batches - self.num_batches)
         self.num_frames, self.num_batches = num_frames, num_batches
         for worker, count in (by_worker or {}).items():
-            self.pool.records[worker].num_frames += count
+            self.pool.records[worker].num_frames = count
 
     def state(self, wait_for_workers: bool = True) -> CollectorState:
         """Returns the state for `load`, see `collectx.collector.saved_state`. Blocks until the workers have filled
@@ -427,7 +427,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def check_can_ask(self, name: str) -> None:
         """Raises NotImplementedError unless `can_ask`."""
         if not self.can_ask(name):
-            raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
+            raise NotImplementedError(
+                f"{name} is not possible with workers over a network, which only get plain data. Use MultiSyncCollector "
+                "or MultiAsyncCollector"
+            )
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
         """Calls a method in workers; returns the results by worker. Blocks until the workers have filled the slots that
@@ -438,7 +441,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             per_worker: arguments by worker; other workers are not asked. None: `arguments` for all workers.
 
         Raises:
-            NotImplementedError: the workers are on other hosts, or may be.
+            NotImplementedError: the workers exchange data over a network, and the request is none of its plain ones.
             Exception: the method raised this in a worker; or a worker failed, see `next`.
         """
         self.check_can_ask(name)

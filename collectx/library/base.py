@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import numbers
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -100,7 +101,7 @@ class BaseCollector(ReadableCollector):
         # Rounding up collects more frames.
         is_rounded = self.total_frames % self._keywords.requested_frames
         if is_rounded and (note := surplus_note(self.total_frames, self._frames_per_batch)) is not None:
-            warnings.warn(note, stacklevel=3)
+            warnings.warn(note, stacklevel=_level_of_user())
         policy = self._make_policy()
         with named_in_python(self._keywords):
             core = self._start_core(policy)
@@ -226,7 +227,7 @@ class BaseCollector(ReadableCollector):
         `Delivery.next`."""
         interval, num_collected = self._keywords.publish_interval, self._delivery.num_collected
         if interval > 0 and num_collected and num_collected % interval == 0:
-            self._weights.publish(self.policy, {None: None}, self.num_workers)
+            self._weights.publish(self.policy, {None: None})
         return self._delivery.next()
 
     def next(self) -> TensorDictBase | None:
@@ -341,7 +342,7 @@ class BaseCollector(ReadableCollector):
                 self._load_into(model, each)
         if "policy" in by_worker:
             with self._before_publishing():
-                self._weights.publish(self.policy, by_worker["policy"], self.num_workers, strict)
+                self._weights.publish(self.policy, by_worker["policy"], strict)
 
     def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
         """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
@@ -402,8 +403,10 @@ class BaseCollector(ReadableCollector):
                 "('env.NAME'). To call this collector's own method once, pass list_of_args=[()]."
             )
         is_per_worker = path is not None and has_workers
-        count = self.num_workers if is_per_worker else len(list_of_args or list_of_kwargs or ()) + has_no_lists
-        positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
+        calls = next((each for each in (list_of_args, list_of_kwargs) if each is not None), [()])
+        count = self.num_workers if is_per_worker else len(calls)
+        positional = [()] * count if list_of_args is None else list_of_args
+        named = [{}] * count if list_of_kwargs is None else list_of_kwargs
         if (len(positional), len(named)) != (count, count):
             lists = {"list_of_args": len(positional), "list_of_kwargs": len(named)}
             name, given = next(each for each in lists.items() if not is_per_worker or each[1] != count)
@@ -516,7 +519,7 @@ class BaseCollector(ReadableCollector):
         """Profiles the next batches of the selected workers, in their processes, with `torch.profiler`.
 
         Raises:
-            NotImplementedError: workers of this class may be on other hosts.
+            NotImplementedError: the workers of this class exchange data over a network.
             ValueError: no batch would be left to record, or a worker or an activity does not exist.
         """
         self._core.check_can_ask("profile")
@@ -546,6 +549,7 @@ class BaseCollector(ReadableCollector):
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": saved["frames"],
             "iter": saved["batches"],
+            "frames_by_worker": saved["frames_by_worker"],
             "policy_version": saved["version"] + self._stream.version_offset,
             **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
@@ -596,7 +600,7 @@ class BaseCollector(ReadableCollector):
         saved_state: CollectorState = {
             "frames": state_dict["frames"],
             "batches": state_dict.get("iter", 0),
-            "frames_by_worker": {},
+            "frames_by_worker": state_dict.get("frames_by_worker", {}),
             "undelivered": [],
             "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
             "workers": saved,
@@ -690,6 +694,14 @@ class BaseCollector(ReadableCollector):
         # A forked process may leave a block of its parent's collector.
         if self._stream.core.owner.is_this_process:
             self.shutdown(close_env=False)
+
+
+def _level_of_user() -> int:
+    """Returns the `stacklevel` with which a warning of the caller names the first line outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("collectx."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _write(extend: Callable[[TensorDictBase], Any], version_offset: int, batch: TensorDictBase) -> None:

@@ -156,13 +156,6 @@ class AsyncBatchedCollector(BaseCollector):
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, AsyncBatchedKeywords, arguments, keywords)
 
-    @property
-    def env(self) -> Any:
-        """Raises AttributeError, because the envs are in the worker processes."""
-        raise AttributeError(
-            "env cannot be read, because the envs are in the workers' processes. Use getattr_env, or create_env_fn"
-        )
-
 
 class AsyncCollector(MultiAsyncCollector):
     """Collects in one worker process of this machine, while this process learns. The same as `MultiAsyncCollector` with
@@ -309,11 +302,13 @@ class RayCollector(BaseCollector):
             shutdown_ray: whether to disconnect this process from Ray, which ends the cluster if this process started
                 it.
         """
-        super().shutdown(timeout, close_env, raise_on_error)
-        if shutdown_ray:
-            from collectx.place import ray_cluster
+        try:
+            super().shutdown(timeout, close_env, raise_on_error)
+        finally:
+            if shutdown_ray:
+                from collectx.place import ray_cluster
 
-            ray_cluster.disconnect()
+                ray_cluster.disconnect()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
         """The same as `shutdown`."""

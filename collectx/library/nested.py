@@ -59,6 +59,9 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     user-defined. Returns the new keywords, and messages about entries that contradict each other."""
     kwargs = keywords.get("collector_kwargs")
     per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
+    if not all(each is None or isinstance(each, Mapping) for each in per_worker):
+        wrong = f"collector_kwargs={kwargs!r} is not a dict, nor a list with a dict for each worker."
+        return {name: value for name, value in keywords.items() if name != "collector_kwargs"}, [wrong]
     names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]
     if not names or user_class(keywords.get("collector_class")) is not None:
         return dict(keywords), []

@@ -11,6 +11,7 @@ ATTRIBUTES = {
     "cascade_execute": _WEIGHT_SCHEMES,
     "collector_infos": _PROCESSES,
     "collector_rrefs": _PROCESSES,
+    "env": "the envs are in the workers' processes; use collector.getattr_env or collector.create_env_fn",
     "env_constructors": "use collector.create_env_fn",
     "frames_per_worker": "use collector.frames_per_batch_worker",
     "futures": _PROCESSES,

@@ -88,6 +88,20 @@ def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
             yield f"{name} has {count}. Give one for each worker, or one for all."
 
 
+def _twice(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """Keywords with one meaning do not contradict each other."""
+    intervals = {name: getattr(keywords, name) for name in ("max_weight_update_interval", "update_interval")}
+    passed = {name: value for name, value in intervals.items() if value not in (None, -1)}
+    at_each = ("update_at_each_batch", "update_after_each_batch")
+    passed |= {name: 1 for name in at_each if getattr(keywords, name)}
+    if len(set(passed.values())) > 1:
+        both = " and ".join(f"{name}={getattr(keywords, name)!r}" for name in passed)
+        yield f"{both} contradict each other. Pass one of them."
+    kind, mode = keywords.exploration_type, keywords.exploration_mode
+    if mode is not None and exploration_name(kind) not in ("random", exploration_name(mode)):
+        yield f"exploration_type={kind!r} and exploration_mode={mode!r} contradict each other. Pass one of them."
+
+
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
     hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
     advice = {
@@ -397,6 +411,7 @@ def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _lists,
+    _twice,
     _callables,
     _envs,
     _policies,

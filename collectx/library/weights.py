@@ -50,7 +50,7 @@ class WeightPublisher:
         self._lock = threading.Lock()
 
     def publish(
-        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool = False
+        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], strict: bool = False
     ) -> None:
         """Publishes weights by worker index, then calls the updater's post-hooks. Weights with the key None are loaded
         into `policy`, whose weights are published to all workers. Raises the errors of `load_weights`."""
@@ -60,7 +60,7 @@ class WeightPublisher:
         with self._lock:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
-            if individual and num_workers > 1:
+            if individual and self._keywords.has_workers:
                 version = self._core.publish_weights(weight_writers(policy, individual, strict))
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)

@@ -100,6 +100,11 @@ class ReplayBuffer:
         """Number of frames written so far by all processes, including overwritten ones."""
         return self._ring.end
 
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Raises TypeError; Python would otherwise call `buffer[0]`, `buffer[1]` and so on, whose frames may be
+        overwritten."""
+        raise TypeError("a ReplayBuffer cannot be iterated. Use buffer[:] for all its frames, or buffer.sample(size)")
+
     def __len__(self) -> int:
         """Returns the number of frames in the buffer, which can be sampled."""
         with self._lock:
@@ -193,16 +198,20 @@ class ReplayBuffer:
 
         Raises:
             IndexError: a frame was overwritten, or is not written yet. Slices skip such frames.
+            TypeError: the indices are no whole numbers, such as a mask.
         """
         with self._lock:
             self._attach()
             if isinstance(index, slice):
                 indices = np.arange(*index.indices(self._ring.end))
                 indices = indices[indices >= self._ring.first]
-            elif isinstance(index, int):
+            elif isinstance(index, int) and not isinstance(index, bool):
                 indices = np.array(index + self._ring.end if index < 0 else index)
             else:
-                indices = torch.as_tensor(index).to("cpu", torch.int64).numpy()
+                numbers = torch.as_tensor(index)
+                if numbers.numel() and (numbers.dtype == torch.bool or numbers.dtype.is_floating_point):
+                    raise TypeError(f"the indices are {numbers.dtype}. Pass whole numbers, as `extend` returns them")
+                indices = numbers.to("cpu", torch.int64).numpy()
             absent = indices[~self._ring.contains(indices)]
             if absent.size:
                 raise IndexError(

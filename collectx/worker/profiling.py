@@ -51,7 +51,7 @@ class ProfileConfig:
 
     def get_save_path(self, worker_idx: int) -> Path:
         """Returns the path of a worker's trace file."""
-        return Path(str(self.save_path or _FILE).format(worker_idx=worker_idx))
+        return Path(str(self.save_path or _FILE).replace("{worker_idx}", str(worker_idx)))
 
     def get_activities(self) -> list[ProfilerActivity]:
         """Returns those of `activities` that this process supports, as torch's constants."""

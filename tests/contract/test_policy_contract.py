@@ -388,7 +388,7 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
         (LINEAR, ShapeError, "argmax"),
         (lambda observation: (positive(observation), None), ShapeError, "returned NoneType for output1, not a tensor"),
         (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "from action, .* wrote observation"),
-        (lambda td: None, ConfigError, "takes its action from action, but the policy wrote nothing. Change"),
+        (lambda td: None, ConfigError, "takes its action from 'action', but the policy wrote nothing. Change"),
         (lambda observation: None, ShapeError, "as a tensor, but returned NoneType"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),

@@ -316,7 +316,7 @@ def test_a_scalar_observation_of_a_single_env_is_changed_in_place():
         ({"action": torch.tensor([[0], [1], [0]])}, r"action of shape \[3, 1\], .* but \[3\]"),
         ({"extra": torch.zeros(3, 2)}, r"extra of shape \[3, 2\]"),
         ({"extra": torch.zeros(3, dtype=torch.complex64)}, r"extra of .* torch\.complex64"),
-        ({"observation": torch.zeros(3, 5)}, "overwrites observation, but did not"),
+        ({"observation": torch.zeros(3, 5)}, "overwrites 'observation', but did not"),
     ],
 )
 def test_what_a_policy_returns_in_a_later_call_is_checked(later, match):
@@ -342,7 +342,7 @@ def test_a_policy_that_writes_no_action_in_a_later_call_is_told_so(keys):
     actor = actor_of(policy)
     assert "action" not in keys or act(actor, observe(SPEC))
     written[:] = [("extra",)]
-    with pytest.raises(ShapeError, match="did not write action, but did in its first call"):
+    with pytest.raises(ShapeError, match="did not write 'action', but did in its first call"):
         act(actor, observe(SPEC))
 
 
@@ -387,8 +387,12 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     [
         (LINEAR, ShapeError, "argmax"),
         (lambda observation: (positive(observation), None), ShapeError, "returned NoneType for output1, not a tensor"),
-        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "from action, .* wrote observation"),
-        (lambda td: None, ConfigError, "takes its action from action, but the policy wrote nothing. Change"),
+        (
+            TensorDictModule(LINEAR, ["observation"], ["observation"]),
+            ConfigError,
+            "from 'action', .* wrote 'observation'",
+        ),
+        (lambda td: None, ConfigError, "takes its action from 'action', but the policy wrote nothing. Change"),
         (lambda observation: None, ShapeError, "as a tensor, but returned NoneType"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),
@@ -397,8 +401,8 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
         ),
         (lambda observation: observation.sum(-1) + 0.5, ShapeError, r"float32 with the value 0.5, .*int64.* Round it"),
         (lambda observation: observation.sum(-1) * torch.nan, ShapeError, r"float32 with the value nan, .*int64"),
-        (TensorDictModule(LINEAR, ["pixels"], ["action"]), ConfigError, r"reads pixels.*writes observation"),
-        (TensorDictModule(LINEAR, ["observation"], ["logits"]), ConfigError, "wrote logits"),
+        (TensorDictModule(LINEAR, ["pixels"], ["action"]), ConfigError, r"reads 'pixels'.*writes 'observation'"),
+        (TensorDictModule(LINEAR, ["observation"], ["logits"]), ConfigError, "wrote 'logits'"),
     ],
 )
 def test_a_policy_that_does_not_fit_is_refused(policy, error, message):

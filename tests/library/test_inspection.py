@@ -318,7 +318,7 @@ def test_resets_that_are_refused():
             collector.reset(options={})
         with pytest.raises(IndexError):
             collector.reset(3)
-    with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1 must be at least 0"):
+    with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1 must be an integer, at least 0 "):
         collector.set_seed(-1)
 
 

@@ -79,7 +79,7 @@ def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatc
 def test_the_server_is_forked_from_a_process_that_has_done_nothing_but_import(tmp_path, first):
     """It holds no file of it, such as the lock of the run folder, and its workers' libraries have one thread."""
     script = f"""
-import os, sys, threading
+import multiprocessing, os, sys, threading
 from multiprocessing import forkserver
 
 import psutil
@@ -93,6 +93,11 @@ def look(path):
     me = psutil.Process()
     files = [each.path for each in me.open_files()]
     print(me.cmdline()[-1] == path, os.environ["OMP_NUM_THREADS"], me.num_threads(), *files)
+    # The worker's own server, not the trainer's.
+    process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    process.start()
+    process.join(50)
+    print(process.exitcode, psutil.Process(forkserver._forkserver._forkserver_pid).ppid() == os.getpid())
 
 if __name__ == "__main__":
     print("from here", end=" ")
@@ -108,7 +113,7 @@ if __name__ == "__main__":
     path = tmp_path / "script.py"
     path.write_text(script)
     ended = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert ended.stdout.split() == ["from", "here", str(not first), "1", "1", "0", "True"], ended.stderr
+    assert ended.stdout.split() == ["from", "here", str(not first), "1", "1", "0", "True", "0", "True"], ended.stderr
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_an_error_that_says_what_to_do(monkeypatch):

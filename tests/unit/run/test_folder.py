@@ -37,6 +37,17 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     assert list(folder.read_metrics()) == list(folder.read_events()) == []
 
 
+def test_a_new_run_forgets_the_configurations_of_resumes_and_a_resumed_one_keeps_them(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.begin()
+    for path in (folder.config, folder.resumed_config(7), folder.resumed_config(12)):
+        path.write_text("seed: 0")
+    folder.begin(keep_run=True)
+    assert [batches for batches, _ in folder.configs] == [0, 7, 12]
+    folder.begin()
+    assert folder.configs == [(0, folder.config)]
+
+
 @pytest.mark.parametrize("keep_run", [False, True])
 def test_begin_removes_what_a_killed_process_has_not_completed(tmp_path, monkeypatch, keep_run):
     folder = RunFolder(tmp_path)

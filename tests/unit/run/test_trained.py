@@ -14,11 +14,15 @@ from tensordict import TensorDict
 from user_code.torchrlenvs import Goals
 
 import collectx
+from collectx.batch import Leaf
 from collectx.cli import export
+from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.policy.exploration import ExplorationType
 from collectx.policy.flat_weights import FlatWeights
 from collectx.run import RunFolder, execute
 from collectx.run.after import foreign_code
+from collectx.run.after.trained import LoadedPolicy
 
 _SHORT = "collector=single collector.frames_per_batch=64 collector.total_frames=128 policy.hidden_sizes=[8]"
 _CUSTOM = "trainer=meter policy=custom collector=single collector.frames_per_batch=8 collector.total_frames=16"
@@ -109,6 +113,18 @@ def test_random_and_dict_spaces(tmp_path):
     env = Goals()
     observation, _ = env.reset(seed=0)
     assert env.action_space.contains(policy(observation))
+
+
+@pytest.mark.parametrize(("reads", "count"), [((), 1), ([("info", "speed")], 2), (["step_count", "observation"], 2)])
+def test_a_policy_is_called_with_its_inputs_and_the_keys_that_it_reads(reads, count):
+    seen, speed = Leaf(("observation",), (2,), torch.float32), Leaf(("info", "speed"), (), torch.float64)
+    steps, action = Leaf(("step_count",), (1,), torch.int64), Leaf(("action",), (), torch.int64)
+    box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    spec = EnvSpec(1, (seen, speed, steps), (action,), box, discrete, inputs=(seen,))
+    policy = LoadedPolicy(None, spec, ExplorationType.RANDOM, torch.device("cpu"), reads=reads)
+    assert policy.leaves == (seen, speed if reads == [("info", "speed")] else steps)[:count]
+    examples = policy.example(4)
+    assert [(each.shape, each.dtype) for each in examples] == [((4, *leaf.shape), leaf.dtype) for leaf in policy.leaves]
 
 
 def onnx_session(path):

@@ -53,7 +53,7 @@ def split_trajectories(
         prefix = "collector" if prefix is None and "collector" in batch else prefix
         trajectory_key = (*(() if prefix is None else as_key(prefix)), "traj_ids")
     key = as_key(trajectory_key)
-    frames = batch.reshape(batch.numel())
+    frames = batch.reshape(batch.shape.numel())
     if key not in frames.keys(include_nested=True):
         frames = frames.copy().set(key, _count_ends(batch["next", *as_key(done_key or "done")], batch.shape))
     _, lengths, order = _order(frames[key])
@@ -67,8 +67,8 @@ def split_trajectories(
 def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
     """Returns trajectory ids, `[frames]` int64: each row of a batch of this size begins a trajectory, and so does each
     frame after one that is done."""
-    begins = torch.ones(size.numel() // size[-1], size[-1], dtype=torch.bool, device=done.device)
-    begins[:, 1:] = done.reshape(*begins.shape, -1).any(-1)[:, :-1]
+    begins = torch.ones(size, dtype=torch.bool, device=done.device)
+    begins[..., 1:] = done.flatten(len(size)).any(-1)[..., :-1]
     return begins.flatten().cumsum(0) - 1
 
 

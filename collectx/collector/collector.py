@@ -454,8 +454,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._handle_event()
 
     def wait_until_ready(self) -> None:
-        """Blocks until the workers have made their envs and policies. Raises the errors of `next`."""
+        """Blocks until the workers, or `min_workers` of them, have made their envs and policies. Raises the errors of
+        `next`."""
         with self.owner:
+            while self.pool.must_wait_for_workers:
+                self._handle_event()
             # Does not collect the replies: errors of workers that were replaced or dropped have been handled.
             while new := [worker.index for worker in self.pool.unanswered]:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))

@@ -116,7 +116,8 @@ def _cores(cfg: RunConfig) -> Section:
     usable = cores.num_cores()
     busy = 1 if place.is_inline else num_processes_of(cfg.collector) * launcher.num_threads
     trainers = cores.trainer_threads(cfg)
-    used = {"torch_threads_of_the_trainer": trainers, "threads_together": trainers + busy * bool(threads)}
+    together = trainers + busy * bool(threads) + place.processes()["evaluator"]
+    used = {"torch_threads_of_the_trainer": trainers, "threads_together": together}
     return {"usable_here": usable, **threads, **used}
 
 
@@ -136,6 +137,7 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
         counted["slots_of_workers_bytes"] = counted["slots_bytes"]
     acting = processes["inference_server"] or processes["processes_in_workers"] or batch.num_workers
     counted["weights_of_trainer_and_workers_bytes"] = (1 + acting) * batch.weights_nbytes
+    counted["weights_of_the_evaluator_bytes"] = processes["evaluator"] * batch.weights_nbytes
     is_copied = not cfg.collector.zero_copy and not batch.num_spare
     counted["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
     counted["replay_buffer_bytes"] = replay_nbytes

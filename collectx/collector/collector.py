@@ -428,8 +428,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Raises NotImplementedError unless `can_ask`."""
         if not self.can_ask(name):
             raise NotImplementedError(
-                f"{name} is not possible with workers over a network, which only get plain data. Use MultiSyncCollector "
-                "or MultiAsyncCollector"
+                f"{name} is not possible with workers over a network, which only get plain data. Use "
+                "MultiSyncCollector or MultiAsyncCollector"
             )
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
@@ -457,8 +457,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._handle_event()
 
     def wait_until_ready(self) -> None:
-        """Blocks until the workers have made their envs and policies. Raises the errors of `next`."""
+        """Blocks until the workers, or `min_workers` of them, have made their envs and policies. Raises the errors of
+        `next`."""
         with self.owner:
+            while self.pool.must_wait_for_workers:
+                self._handle_event()
             # Does not collect the replies: errors of workers that were replaced or dropped have been handled.
             while new := [worker.index for worker in self.pool.unanswered]:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))

@@ -281,6 +281,13 @@ class WorkerPool:
             self._workers.request(self.server.index, Request(name, arguments))
             self.server.num_pending += 1
 
+    def tell_starting(self, name: str, *arguments: Any) -> None:
+        """Sends a request to the workers that are starting, before they take part."""
+        for worker in self.records:
+            if worker.first_requests:
+                first, *others = worker.first_requests
+                worker.first_requests = [first, Request(name, arguments), *others]
+
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], is_setting: bool = False) -> None:
         """Sends a request to workers. `num_awaited` is 0 when all of them have replied, or have failed.
 

@@ -51,10 +51,11 @@ class Settings:
         return setting
 
     def withdraw(self, setting: Setting, earlier: Setting | None) -> None:
-        """Removes a setting that a worker refused, and puts `earlier` in force again."""
+        """Removes a setting that a worker refused, and puts `earlier` in force again, in its old place."""
         del self._in_force[setting.kind, setting.name]
         if earlier is not None:
-            self._in_force[setting.kind, setting.name] = earlier
+            in_force = [*self._in_force.values(), earlier]
+            self._in_force = {(each.kind, each.name): each for each in sorted(in_force, key=lambda each: each.version)}
 
     def get(self, kind: str, name: str) -> Setting | None:
         """Returns the setting in force; None without one."""

@@ -51,7 +51,8 @@ class ReadableCollector(EnvMethods):
     its default.
 
     Workers answer queries between two of their batches, so a query blocks until then; an async worker first completes
-    its granted batches. Workers over a network (torch.distributed, RPC and Ray) cannot be queried: these calls raise `NotImplementedError`.
+    its granted batches. Workers over a network (torch.distributed, RPC and Ray) cannot be queried: these calls raise
+    `NotImplementedError`.
     """
 
     _stream: Stream

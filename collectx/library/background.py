@@ -29,6 +29,11 @@ class StepThread:
         # Not at Python's exit, because the thread may have to close envs then.
         self._end.atexit = False
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread, for example as a hook."""
+        return self._thread is threading.current_thread()
+
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Queues a function for the thread; returns its future. Does not block."""
         if self._thread is None:
@@ -41,7 +46,7 @@ class StepThread:
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
         """Calls a function in the thread, which then ends; in the calling thread if that one was never started, or is
         still busy after `timeout_s` seconds. Blocks until the function returns; raises its error."""
-        if self._thread in (None, threading.current_thread()):
+        if self._thread is None or self.is_current:
             function()
             return
         future = self.submit(function)
@@ -95,7 +100,10 @@ class Background:
         return self._running is not None and not self._running.done()
 
     def ends_within(self, timeout_s: float | None) -> bool:
-        """Waits up to `timeout_s` seconds until the thread ends; returns whether it has ended. True before `start`."""
+        """Waits up to `timeout_s` seconds until the thread ends; returns whether it has ended. True before `start`, and
+        in the thread itself, which ends after its current step."""
+        if self._thread.is_current:
+            return True
         if self._running is not None:
             wait([self._running], None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
         return not self.is_running
@@ -103,12 +111,15 @@ class Background:
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
         """Waits for the end of the current step; the thread begins no other step within the block. Several threads may
-        be in such a block at once.
+        be in such a block at once. In the thread itself, as in a hook that the step calls, does not wait.
 
         Raises:
             TimeoutError: on entry, if the current step takes longer than `timeout_s`.
             Exception: on entry, the error that ended the thread, once.
         """
+        if self._thread.is_current:
+            yield
+            return
         with self._changed:
             # A block that follows another lets the thread take a step in between.
             self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, timeout_s)

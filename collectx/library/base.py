@@ -484,7 +484,7 @@ class BaseCollector(ReadableCollector):
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
         """Called without arguments in every worker before each of its batches. An assignment replaces the hook in all
-        workers from their next batch on; a restarted worker uses the constructor's hook."""
+        workers from their next batch on, also in those that start later."""
         return self._hooks.pre_collect_hook
 
     @pre_collect_hook.setter
@@ -509,8 +509,16 @@ class BaseCollector(ReadableCollector):
             with self._exclusive():
                 self._delivery.post_collect_hook = hook
         else:
-            self._ask("set_hook", name, Hooks(**{name: hook}))
+            self._set_hook(name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
+
+    def _set_hook(self, name: str, hook: Callable | None) -> None:
+        """Replaces a hook in all workers, also in those that are starting or start later."""
+        hooks = Hooks(**{name: hook})
+        self._ask("set_hook", name, hooks)
+        self._core.pool.tell_starting("set_hook", name, hooks)
+        for fields in self._overrides:
+            fields.hooks = replace(fields.hooks, **{name: hook})
 
     # --- profiling ---
 
@@ -626,9 +634,7 @@ class BaseCollector(ReadableCollector):
         self._stream.version_offset = offset = version - self._core.policy_version
         if workers_write(self._overrides):
             write = partial(_write, self._keywords.replay_buffer.extend, offset)
-            self._ask("set_hook", "write_batch", Hooks(write_batch=write))
-            for fields in self._overrides:  # for restarted workers
-                fields.hooks = replace(fields.hooks, write_batch=write)
+            self._set_hook("write_batch", write)
 
     # --- the end ---
 

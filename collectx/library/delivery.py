@@ -14,9 +14,9 @@ from collectx.collector.batch_info import WrittenBatch
 from collectx.collector.stream import Stream
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError
 from collectx.library.keywords import Keywords
 from collectx.trajectories import split_trajectories
+from collectx.worker.requests import check_forms
 
 
 class Delivery:
@@ -60,9 +60,7 @@ class Delivery:
     def _add(self, batch: TensorDict, parts: Sequence[dict[Key, torch.Tensor]]) -> None:
         """Adds the entries that the workers' `post_collect_hook` added to the parts of the batch; zeros in unfilled
         steps."""
-        forms = [{key: (*value.shape[2:], value.dtype) for key, value in added.items()} for added in parts]
-        if any(form != forms[0] for form in forms):
-            raise ShapeError(f"the workers' post_collect_hook adds different keys, shapes or dtypes: {forms}")
+        check_forms(parts)
         rows = batch.unbind(0) if self._stacked else (batch,)
         for key, value in parts[0].items():
             whole = value.new_zeros(*batch.shape, *value.shape[2:], device=batch.device)

@@ -49,9 +49,7 @@ class WeightPublisher:
             self.updater = updater()
         self._lock = threading.Lock()
 
-    def publish(
-        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], strict: bool = False
-    ) -> None:
+    def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], strict: bool = False) -> None:
         """Publishes weights by worker index, then calls the updater's post-hooks. Weights with the key None are loaded
         into `policy`, whose weights are published to all workers. Raises the errors of `load_weights`."""
         scheme = (self._keywords.weight_sync_schemes or {}).get("policy")

@@ -116,13 +116,15 @@ class Place:
         workers = 0 if self.is_inline else num_workers_of(options)
         nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
         is_async_env = isinstance(env, GymVectorEnvConfig) and env.vectorization_mode == "async"
+        evaluator = int(self.cfg.eval.every_batches is not None)
         return {
             "trainer": 1,
             "workers": workers,
             "processes_in_workers": workers * nested,
             "inference_server": int(isinstance(self.cfg.inference, ServerInferenceConfig)),
             "env_processes": (workers * (nested or 1) or num_workers_of(options)) * env.num_envs * is_async_env,
-            "fork_server_and_tracker": 0,
+            "evaluator": evaluator,
+            "fork_server_and_tracker": 2 * evaluator,
         }
 
     def num_threads_beside(self) -> int:

@@ -19,7 +19,7 @@ class Local(Place):
 
     def processes(self) -> dict[str, int]:
         counts = super().processes()
-        return counts | {"fork_server_and_tracker": 2 * (counts["workers"] > 0)}
+        return counts | {"fork_server_and_tracker": 2 * (counts["workers"] + counts["evaluator"] > 0)}
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
         options, launcher = self.cfg.collector, self.cfg.launcher

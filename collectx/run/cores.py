@@ -50,7 +50,8 @@ def note(cfg: RunConfig) -> str | None:
     if not place.is_local:
         return None
     counts = place.processes()
-    busy = sum(counts.values()) - counts["fork_server_and_tracker"]
+    # The evaluator yields to the others.
+    busy = sum(counts.values()) - counts["fork_server_and_tracker"] - counts["evaluator"]
     if (advice := shortage(busy)) is None:
         return None
     found = limits()

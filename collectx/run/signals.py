@@ -124,8 +124,8 @@ class Signals:
             yield
         finally:
             self._held = False
-        if self._is_pending and self.last is not None:
-            self._is_pending = False
+            is_pending, self._is_pending = self._is_pending, False
+        if is_pending and self.last is not None:
             raise RunStopped(self.last)
 
     def defer(self, grace_s: float, note: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.batch import POLICY_VERSION
+from collectx.batch import POLICY_VERSION, Key
 from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
@@ -30,7 +30,7 @@ from collectx.transport.base import Fill, Request, SlotReport
 from collectx.transport.network.link import NetworkLink
 from collectx.transport.plain import packed, unpacked
 from collectx.worker.env_settings import contents_of_each
-from collectx.worker.requests import reply_without_state
+from collectx.worker.requests import check_forms, reply_without_state
 from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 
@@ -95,6 +95,7 @@ class NestedSource:
             np.concatenate([part.report.returns for part in parts]),
             np.concatenate([part.report.lengths for part in parts]),
             metrics=sum(part.report.metrics for part in parts),
+            added=_joined([part.report.added for part in parts]),
         )
 
     def reply(self, request: Request) -> None:
@@ -121,6 +122,12 @@ class NestedSource:
     def close(self) -> None:
         self._end_watch()
         self._collector.close()
+
+
+def _joined(added: Sequence[dict[Key, torch.Tensor]]) -> dict[Key, torch.Tensor]:
+    """Returns what the hooks of the processes added to their parts, `[rows, steps, *shape]`, as one part."""
+    check_forms(added)
+    return {key: torch.cat([each[key] for each in added]) for key in added[0]}
 
 
 def nested_options(options: CollectorConfig) -> CollectorConfig:

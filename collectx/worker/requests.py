@@ -234,6 +234,14 @@ def _one_or_all(values: list[Any]) -> Any:
     return values.pop() if len(values) == 1 else values
 
 
+def check_forms(added: Sequence[Mapping[Key, torch.Tensor]]) -> None:
+    """Raises `ShapeError` if the `post_collect_hook` of the workers added different keys, shapes or dtypes to their
+    parts, `[rows, steps, *shape]`."""
+    forms = [{key: (*value.shape[2:], value.dtype) for key, value in each.items()} for each in added]
+    if any(form != forms[0] for form in forms):
+        raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
+
+
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:
     """Calls `hook` with `batch`, `[*envs, steps]`. Copies the tensors that it replaced into the batch; returns copies
     of those that it added, `[rows, steps, *shape]`, on the CPU."""

@@ -1,6 +1,9 @@
 """What hooks see and add, and what the policy, its versions and its factories are in each process, over every way."""
 
 import os
+from functools import partial
+from multiprocessing import parent_process
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +12,16 @@ from torch import nn
 from user_code.cartpoles import cartpole
 from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
 
-from collectx import Collector
+from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
 from collectx.errors import ShapeError
+
+
+def cartpole_after(path):
+    """Returns an env; in a worker, when the named pipe is opened for writing."""
+    if parent_process() is not None:
+        Path(path).read_text()
+    return cartpole()
+
 
 FRAMES = {"frames_per_batch": 24, "total_frames": 48}
 
@@ -32,6 +43,59 @@ def test_keys_that_a_hook_adds_and_tensors_that_it_replaces_are_delivered(way):
             assert batch["deep.pair"].shape == batch.shape
             assert not batch["observation"].any()
             assert batch["next", "observation"].any()
+
+
+def add_reward(batch):
+    batch["threefold"] = 3 * batch["next", "reward"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("inner", ["sync", "async"])
+def test_keys_that_a_hook_adds_in_nested_collectors_are_delivered(inner):
+    nested = {"collector_class": inner, "num_workers_per_collector": 2, "launcher": "mp", "sync": True}
+    with DistributedCollector([cartpole] * 2, post_collect_hook=add_reward, **nested, **FRAMES) as collector:
+        for batch in collector:
+            assert torch.equal(batch["threefold"], 3 * batch["next", "reward"])
+
+
+def test_a_replaced_worker_has_the_newest_hook():
+    with make(SHARED_SYNC, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
+        collector.post_collect_hook = add_reward
+        next(collector)
+        collector._core.handles()[1].kill()
+        batches = [batch for batch in collector if "threefold" in [*batch.keys()]]
+        assert len(batches) == 9
+        assert [worker.history.num_replaced for worker in collector._core.pool.records] == [0, 1]
+
+
+def test_a_worker_that_joins_later_has_the_newest_hook(tmp_path, wait_until):
+    os.mkfifo(tmp_path / "go")
+    late = [cartpole, partial(cartpole_after, str(tmp_path / "go"))]
+    joining = {"on_worker_failure": "drop", "min_workers": 1}
+    with MultiSyncCollector(late, frames_per_batch=24, total_frames=-1, **joining) as collector:
+        assert collector.getattr_env("render_mode") is None  # one worker is ready
+        assert len(collector.stats("per_worker")) == 3 + 2
+        collector.post_collect_hook = add_reward
+        (tmp_path / "go").write_text("")
+        wait_until(lambda: next(collector).shape[0] == 2, what="the second worker")
+        assert "threefold" in [*next(collector).keys()]
+
+
+@pytest.mark.parametrize("hook", ["postproc", "pre_collect_hook", "post_collect_hook"])
+def test_a_hook_may_use_the_collector_while_it_collects_in_the_background(hook, wait_until):
+    versions = []
+
+    def use(*batch):
+        collector.reset()
+        collector.update_policy_weights_()
+        versions.append(collector.increment_version())
+        return next(iter(batch), None)
+
+    keywords = {hook: use, "replay_buffer": ReplayBuffer(2000)}
+    with Collector(cartpole, Chosen(1), frames_per_batch=24, total_frames=72, **keywords) as collector:
+        collector.start()
+        wait_until(lambda: not collector.is_running(), what="the end")
+    assert versions == [2, 4, 6]
 
 
 @pytest.mark.parametrize(("num_envs", "size"), [(None, (12,)), (1, (1, 12)), (2, (2, 6))])

@@ -205,6 +205,8 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"overlap": 1} | PREEMPTIVE, "overlap=1 preemptive_threshold=None"),
         ("gloo", {"sync": True, "overlap": 1} | INNER_ASYNC, "collector_class='async' collector_class='sync'"),
         ("gloo", INNER_ASYNC | {"collector_class": "single"}, "num_workers_per_collector=2 collector_class='sync'"),
+        ("gloo", {"collector_kwargs": "fast"}, "collector_kwargs='fast' dict"),
+        ("gloo", {"collector_kwargs": [{"max_frames_per_traj": 5}, 5]}, "collector_kwargs 5] dict"),
         ("rpc", {"visible_devices": ["cpu"]}, "visible_devices 1 entries 2"),
         ("rpc", {"tensorpipe_options": {"speed": 3}}, "tensorpipe_options speed rpc_timeout"),
         # Parts of other lengths.

@@ -304,6 +304,8 @@ with MultiSyncCollector([Level] * 2, frames_per_batch=8, replay_buffer=buffer) a
         collector.map_fn("get_policy_version")
     with pytest.raises(ValueError, match="list_of_args has 1 entry, but there are 2 workers"):
         collector.map_fn("env.set_level", [(3,)])
+    with pytest.raises(ValueError, match="list_of_args has 0 entries"):
+        collector.map_fn("env.close", [])
     collector.pre_collect_hook = lambda: os.environ.update(LEVEL="3")
     assert collector.fill(16) and levels(buffer[16:24]) == [3]
 with Collector(Level, frames_per_batch=4) as collector:

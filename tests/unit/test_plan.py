@@ -121,6 +121,17 @@ def test_how_long_the_envs_take(tmp_path):
         assert time["all_batches_s"] == pytest.approx(4 * time["part_of_a_worker_s"] / workers)
 
 
+@pytest.mark.parametrize("kind", ["single", "multi_sync"])
+def test_the_evaluator_is_a_process_with_weights_of_its_own(kind, tmp_path):
+    line = f"collector={kind} trainer=ppo eval.every_batches"
+    one, without = planned(f"{line}=2", tmp_path), planned(f"{line}=null", tmp_path)
+    # With a fork server and its tracker, if no worker needs them.
+    assert one["processes"]["total"] - without["processes"]["total"] == (3 if kind == "single" else 1)
+    assert one["cores"]["threads_together"] == without["cores"]["threads_together"] + 1
+    nbytes = one["memory"]["weights_of_the_policy_bytes"]
+    assert one["memory"]["total_bytes"] - without["memory"]["total_bytes"] == nbytes > 0
+
+
 def test_the_processes_of_an_async_vector_env(tmp_path):
     line = "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=async env.num_envs=2 trainer=meter"
     (one,) = plan([NamedRun("run", tmp_path, composed(line))])["runs"]

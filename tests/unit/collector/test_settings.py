@@ -17,5 +17,5 @@ def test_of_each_name_the_last_setting_is_in_force_in_the_order_in_which_they_we
     assert again.since(0, 2) == [("set_attr", "go", "b"), ("call", "go", "d")]
     assert again.get("call", "go") == settings.get("call", "go")
     settings.withdraw(settings.get("call", "go"), first)
-    assert settings.since(0, 0) == [("set_attr", "go", "b"), ("call", "go", "a")]
+    assert settings.since(0, 0) == [("call", "go", "a"), ("set_attr", "go", "b")]
     assert settings.version == 3

@@ -19,6 +19,8 @@ KEYWORDS = {
     **dict.fromkeys(("pre_collect_hook", "post_collect_hook", "init_fn", "weight_sync_schemes", "weight_recv_schemes")),
     **dict.fromkeys(("split_trajs", "return_same_td", "has_individual_policies", "is_concatenated"), False),
     **dict.fromkeys(("track_traj_ids", "extend_buffer", "has_workers", "track_policy_version"), True),
+    **dict.fromkeys(("update_interval", "max_weight_update_interval", "exploration_mode")),
+    **{"update_at_each_batch": False, "update_after_each_batch": False, "exploration_type": "RANDOM"},
     **dict.fromkeys(("create_env_kwargs", "device", "storing_device", "policy_device", "env_device", "create_env_fn")),
 }
 COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_threshold": None}
@@ -144,6 +146,29 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             {"create_env_fn": print, "create_env_kwargs": [3, {}]},
             {},
             ["create_env_kwargs=3 ... dict"],
+        ),
+        (rules._twice, {"update_after_each_batch": True, "update_interval": 1}, {}, []),
+        (rules._twice, {"update_interval": 3, "max_weight_update_interval": 3}, {}, []),
+        (rules._twice, {"update_at_each_batch": True, "update_interval": -1}, {}, []),
+        (
+            rules._twice,
+            {"update_at_each_batch": True, "update_interval": 5},
+            {},
+            ["update_interval=5 and update_at_each_batch=True contradict"],
+        ),
+        (
+            rules._twice,
+            {"update_interval": 3, "max_weight_update_interval": 5},
+            {},
+            ["max_weight_update_interval=5 and update_interval=3 contradict"],
+        ),
+        (rules._twice, {"exploration_type": "RANDOM", "exploration_mode": "mode"}, {}, []),
+        (rules._twice, {"exploration_type": "MODE", "exploration_mode": "mode"}, {}, []),
+        (
+            rules._twice,
+            {"exploration_type": "MODE", "exploration_mode": "random"},
+            {},
+            ["exploration_type='MODE' and exploration_mode='random' contradict"],
         ),
         (rules._lists, {"policy_device": ["cpu", "cpu"], "device": "cpu"}, {}, []),
         (rules._lists, {"policy_device": ["cpu"]}, {}, ["policy_device ... 2 workers"]),

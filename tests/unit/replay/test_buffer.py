@@ -238,6 +238,12 @@ def test_frames_by_number():
     for absent in (2, 13, -11, [3, 2]):
         with pytest.raises(IndexError, match="which contains 3 to 12"):
             buffer[absent]
+    for mask in (True, torch.ones(10, dtype=torch.bool), [0.5]):
+        with pytest.raises(TypeError, match="whole numbers"):
+            buffer[mask]
+    assert buffer[[]].batch_size == (0,)
+    with pytest.raises(TypeError, match=r"cannot be iterated. Use buffer\[:\]"):
+        iter(buffer)
 
 
 def test_threads_that_unpickle_a_lock_at_once_get_one_object(monkeypatch):

@@ -51,6 +51,17 @@ def test_held_it_raises_at_the_end_of_the_block():
             assert not raises(signal.SIGINT)  # the second one only counts, here too
 
 
+def test_held_in_a_block_that_fails_it_raises_once_in_check():
+    with Signals() as signals:
+        with suppress(OSError), signals.hold():
+            assert not raises(signal.SIGINT)
+            raise OSError("full")
+        with pytest.raises(RunStopped):
+            signals.check()
+        with signals.hold():  # the last checkpoint
+            pass
+
+
 def test_deferred_the_first_only_counts_and_the_second_raises():
     with Signals() as signals:
         signals.defer(100.0, lambda: None)

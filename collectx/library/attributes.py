@@ -84,7 +84,8 @@ class ReadableCollector(EnvMethods):
         def __getattr__(self, name: str) -> Any:
             if name in _keywords(self):
                 return getattr(self._keywords, name)
-            why = f" (of TorchRL's, not here: {refused.ATTRIBUTES[name]})" if name in refused.ATTRIBUTES else ""
+            reasons = refused.ATTRIBUTES | refused.OF_ONE_PROCESS
+            why = f". TorchRL has it, collectx does not: {reasons[name]}" if name in reasons else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def __dir__(self) -> list[str]:

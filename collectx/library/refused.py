@@ -11,7 +11,6 @@ ATTRIBUTES = {
     "cascade_execute": _WEIGHT_SCHEMES,
     "collector_infos": _PROCESSES,
     "collector_rrefs": _PROCESSES,
-    "env": "the envs are in the workers' processes; use collector.getattr_env or collector.create_env_fn",
     "env_constructors": "use collector.create_env_fn",
     "frames_per_worker": "use collector.frames_per_batch_worker",
     "futures": _PROCESSES,
@@ -29,6 +28,9 @@ ATTRIBUTES = {
     "running": "use collector.is_running()",
     "total_frames_per_collector": "workers collect until total_frames are delivered",
 }
+
+# Attributes that only a collector without workers has.
+OF_ONE_PROCESS = {"env": "the envs are in the workers' processes; use collector.getattr_env or collector.create_env_fn"}
 
 # Public names of `torchrl.collectors`, with the reason or a replacement.
 NAMES = {

@@ -125,7 +125,7 @@ def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match=called) as caught:
         start(Handmade, max_frames_per_traj=9, collector_kwargs=[{"last": 3}, {"first": 3}])
     assert len(caught.value.problems) == 2
-    with pytest.raises(ConfigError, match=r"collector_kwargs: policy_device='cpq'"):
+    with pytest.raises(ConfigError, match=r"collector_kwargs\['policy_device'\]='cpq'"):
         start(Handmade, collector_kwargs={"device": "cpu", "policy_device": "cpq"})
     with pytest.raises(ConfigError, match="update_weights_between_steps=True"):
         start(Handmade, update_weights_between_steps=True)

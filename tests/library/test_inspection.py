@@ -105,9 +105,9 @@ def test_a_path_in_the_envs_of_all_workers(way):
 
 @over([GLOO_SYNC])
 def test_workers_on_other_hosts_cannot_be_asked(way):
-    with make(way, frames_per_batch=20) as collector:
-        with pytest.raises(NotImplementedError, match="getattr_env is not possible with workers over a network"):
-            collector.getattr_env("spec")
+    words = "getattr_env is not possible with workers over a network"
+    with make(way, frames_per_batch=20) as collector, pytest.raises(NotImplementedError, match=words):
+        collector.getattr_env("spec")
 
 
 @over(SHARED)

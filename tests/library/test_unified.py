@@ -50,7 +50,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"backend": "thread"}, "backend='thread' is unknown. It must be 'direct', "),
+        ({"backend": "thread"}, "backend='thread' is unknown. Valid names: 'direct', "),
         ({"num_collectors": 0}, "num_collectors=0 must be an integer"),
         (
             {"num_collectors": 2, "backend": "direct"},
@@ -62,8 +62,8 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
         ),
         ({"sync": False}, "sync=False is not supported: this collector collects"),
         ({"create_env_fn": [cartpole] * 2, "num_collectors": 3}, "num_collectors=3, but create_env_fn has 2"),
-        ({"backend": "process", "backend_options": {"sync": True}}, "backend_options contains sync"),
-        ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options contains seed"),
+        ({"backend": "process", "backend_options": {"sync": True}}, "backend_options contains 'sync'"),
+        ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options contains 'seed'"),
         (
             {"backend": "submitit", "launcher": "mp"},
             "launcher='mp' cannot be used with backend='submitit', which is a launcher itself",

@@ -154,7 +154,7 @@ def test_workers_act_with_individual_weights_until_newer_ones_come_for_all(way):
 
 def test_weights_of_the_only_worker_are_not_those_of_this_process():
     policy = Constant(0.0)
-    with make(INLINE_SYNC, policy=policy, num_workers=1, frames_per_batch=20) as collector:
+    with make(SHARED_SYNC, policy=policy, num_workers=1, frames_per_batch=20) as collector:
         collector.update_policy_weights_({0: Constant(1.0)})
         assert actions_of(collector.next()) == [1]
         assert policy.action == 0

@@ -91,7 +91,8 @@ class NotRestorable(CollectxError):
 
 
 class DamagedFile(ConfigError):
-    """A file of a run folder was not written by collectx, or was changed. The message names the file and the line."""
+    """A file that collectx saved is damaged, or was changed. The message names the file, and the line if it has
+    lines."""
 
 
 class SpaceError(CollectxError):

@@ -24,7 +24,7 @@ def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class WrittenBatch:
-    """A batch that a worker wrote to a replay buffer.
+    """A batch that its workers wrote to a replay buffer.
 
     Attributes:
         frames: number of frames in the batch.

@@ -29,7 +29,8 @@ from collectx.worker.spec import env_seed
 
 
 class Owner:
-    """The process that made a collector. A `with` block raises `RuntimeError` in other processes or a second thread."""
+    """The process that made a collector. A `with` block raises `RuntimeError` in other processes, and while another
+    block is in progress: in another thread, or around a hook or an env that calls the collector."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -288,8 +289,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def change(self, kind: str, name: str, contents: Sequence[Any]) -> dict[int, Any]:
         """Makes a setting in all workers; see `collectx.collector.settings`. Blocks until the workers have filled the
         slots that were granted before, and have applied the setting. For `kind`, `name` and `contents`, see `Setting`.
-        Returns the result of each env, by worker; None for the envs of a lost worker. Raises what an env raised; the
-        setting before this one is then in force again."""
+        Returns the result of each env, by worker; None for the envs of a lost worker. Raises what an env raised;
+        workers that start later then get the setting before this one."""
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
         self._check_usable()
@@ -347,7 +348,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return any(worker.num_granted for worker in self.pool.records)
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:
-        """Continues the counts of another collector, whose frames count towards `total_frames`."""
+        """Sets the counts to those of another collector, whose frames count towards `total_frames`. `by_worker`
+        contains the frames of its workers; others keep their counts."""
         self._schedule.skip(num_batches - self.num_batches)
         self.num_frames, self.num_batches = num_frames, num_batches
         for worker, count in (by_worker or {}).items():

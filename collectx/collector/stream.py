@@ -16,10 +16,12 @@ from collectx.trajectories import Assembler, add_mask
 
 
 class Stream:
-    """Yields the batches of the collector `core`, or with `collector.trajs_per_batch` complete trajectories.
+    """Takes batches from the collector `core`, and joins them to complete trajectories with
+    `collector.trajs_per_batch`.
 
     Args:
-        prefix: text before option names in these messages.
+        say, post_traj: see `collectx.trajectories.Assembler`.
+        prefix: text before option names in the messages of `say`.
         is_concatenated: whether the parts of a batch are joined without missing frames, so that batches need no mask.
 
     Attributes:

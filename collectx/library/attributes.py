@@ -117,7 +117,8 @@ class ReadableCollector(EnvMethods):
 
     @property
     def device(self) -> Any:
-        """The keyword `device`, the default of the other devices."""
+        """The keyword `device`, the default of the other devices; None, also for each worker, if workers have different
+        ones."""
         return self._per_worker(self._cfg.devices.device)
 
     @property

@@ -44,7 +44,7 @@ class StepThread:
         return future
 
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
-        """Calls a function in the thread, which then ends; in the calling thread if that one was never started, or is
+        """Calls a function in the thread, which then ends; in the calling thread if the thread was never started, or is
         still busy after `timeout_s` seconds. Blocks until the function returns; raises its error."""
         if self._thread is None or self.is_current:
             function()

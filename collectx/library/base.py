@@ -209,8 +209,8 @@ class BaseCollector(ReadableCollector):
         return batch
 
     def fill(self, frames: int = 1) -> int:
-        """Collects batches into `replay_buffer` until they contain at least `frames` frames; blocks until then. Returns
-        the number of frames collected, 0 after `total_frames`, so `while collector.fill():` is a loop over batches.
+        """Collects at least `frames` frames into `replay_buffer`, in whole batches; blocks until then. Returns the
+        number of frames collected, 0 after `total_frames`, so `while collector.fill():` is a loop over batches.
 
         Raises:
             RuntimeError: the collector was made without a replay buffer, or collects in the background.
@@ -231,7 +231,8 @@ class BaseCollector(ReadableCollector):
         return self._delivery.next()
 
     def next(self) -> TensorDictBase | None:
-        """Returns the next batch, or None after the last one. Blocks until the batch is complete."""
+        """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.
+        Blocks until the batch is complete."""
         return next(self, None)
 
     def rollout(self) -> TensorDictBase | None:
@@ -590,7 +591,7 @@ class BaseCollector(ReadableCollector):
         Raises:
             KeyError: the dict is not the state of a collector.
             RuntimeError: the weights do not fit the policy.
-            TypeError: the state is no dict.
+            TypeError: the state is not a dict.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -646,7 +647,11 @@ class BaseCollector(ReadableCollector):
             timeout: seconds to wait for the current batch of the background thread; None: `close_timeout_s`.
             close_env: whether to close the env object that you passed to a `Collector`. The end of a `with` block does
                 not close it. Envs that the collector made are always closed.
-            raise_on_error: whether to raise the error that ended the background thread.
+            raise_on_error: whether to raise the error that ended the background thread, and a timeout of its batch.
+
+        Raises:
+            TimeoutError: the background thread's batch took longer than `timeout`.
+            Exception: this ended the background thread.
         """
         self._check_process()
         background, thread = self._background, self._thread

@@ -81,7 +81,9 @@ class Collector(BaseCollector):
             IndexError: `index` selects an env that does not exist.
         """
         if keywords:
-            raise ValueError(f"resets take no {' or '.join(map(repr, keywords))}. Set it on the env, or in its factory")
+            raise ValueError(
+                f"resets take no {' or '.join(map(repr, keywords))}. Use set_seed() or set_reset_options()"
+            )
         if index is None:
             super().reset()
             return
@@ -228,7 +230,7 @@ class RayCollector(BaseCollector):
         remote_configs: dict[str, Any] | None = None,
     ) -> None:
         """Starts more workers, with new seeds and trajectory ids. Waits for the background thread's current batch, not
-        for the workers. Batches of a sync collector grow by their parts, so the next batch waits for them.
+        for the workers. With `sync=True`, the next batch already contains their parts, so it waits for them.
 
         Args:
             create_env_fn: a callable per new worker. It must make the same number of envs, with the same spaces, as for

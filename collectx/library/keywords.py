@@ -36,9 +36,9 @@ class Keywords:
     """The keywords of all constructors.
 
     Args:
-        create_env_fn: a callable that returns a Gymnasium env, a Gymnasium vector env (a dimension of the batch) or a
-            TorchRL env; with workers, one for all, or a list with one per worker. You may also pass an env object:
-            `Collector` steps it, and `shutdown()` closes it; workers step copies.
+        create_env_fn: a callable that returns a Gymnasium env, a Gymnasium vector env (whose envs are a dimension of
+            the batch) or a TorchRL env; with workers, one for all, or a list with one per worker. You may also pass an
+            env object: `Collector` steps it, and `shutdown()` closes it; workers step copies.
         policy: a TensorDictModule, an `nn.Module`, or another callable from the observation to the action. None or a
             `RandomPolicy`: random actions.
         policy_factory: a callable that returns the policy, called in this process and in every worker. All workers act
@@ -51,7 +51,7 @@ class Keywords:
         exploration_type: how an action is chosen from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
             DETERMINISTIC, a member of TorchRL's `ExplorationType` or its name. collectx's own policies sample for
             RANDOM, and take the mode for the others.
-        exploration_mode: the name, by TorchRL's earlier keyword.
+        exploration_mode: TorchRL's earlier name of `exploration_type`.
         trust_policy: True: call the policy with a TensorDict, without a check of its signature and `in_keys`. Each
             process still calls it once, with the first observations of the env, to learn what it writes.
         auto_register_policy_transforms: whether to add `InitTracker` and the primers of `policy` to TorchRL envs, so
@@ -78,13 +78,13 @@ class Keywords:
             its sum.
         total_frames: the collector ends with the batch that reaches this number of frames; -1 or None: never. The
             constructor warns if it is not a multiple of `frames_per_batch`.
-        device, storing_device, policy_device, env_device: devices of the delivered batches, of the policy, and of the
-            env's actions and observations; `device` is their default. With workers, each of them but `storing_device`
-            may be a list with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a
-            GPU"), all devices must equal its device.
+        device, storing_device, policy_device, env_device: `device` is the default of the others, which are the devices
+            of the delivered batches, of the policy, and of the env's actions and observations. With workers, each of
+            them but `storing_device` may be a list with a device per worker. If the env returns tensors
+            (docs/reference/envs.md, "Envs on a GPU"), all devices must equal its device.
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
         postproc: called in this process with every batch; its result is delivered instead. `total_frames` counts the
-            frames of the batch that it got.
+            frames that it was called with.
         post_traj: with `trajs_per_batch`: called in this process with each complete trajectory, `[time]`. Its result
             replaces the trajectory: `[time]`, of any length above 0, or None to drop it.
         cat_results: how a sync collector joins the parts of its workers. None or "stack": `[workers, ...]`. An int:

@@ -18,7 +18,7 @@ class ProfileConfig:
     """The arguments of `BaseCollector.enable_profile`.
 
     Args:
-        workers: indices of the workers to profile; None: the first worker.
+        workers: indices of the workers to profile; None: the first worker that is alive.
         num_rollouts: number of batches, including those of the warm-up.
         warmup_rollouts: number of warm-up batches, which are not recorded.
         save_path: path of each worker's trace file, in which `{worker_idx}` stands for its index; None:

@@ -84,7 +84,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)
-    batch = collector.batch_of(cfg, module, spec)
+    batch = collector.slot_spec_of(cfg, module, spec)
     replay_nbytes = 0
     if isinstance(cfg.trainer, DqnTrainerConfig):
         learner: Any = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))

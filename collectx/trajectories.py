@@ -87,13 +87,13 @@ def add_mask(batch: TensorDict, steps: Sequence[int]) -> None:
     Args:
         steps: the number of filled steps of each part.
     """
-    true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
-    for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
+    mask = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
+    for part, filled, row in zip(batch.unbind(0), steps, mask.unbind(0), strict=True):
         row[..., :filled] = True
         rest = part[..., filled:]
         rest.zero_()
         rest[TRAJ_IDS].fill_(-1)
-    batch[MASK] = true
+    batch[MASK] = mask
 
 
 def _pad(frames: TensorDictBase, lengths: torch.Tensor, mask_key: Key = MASK) -> TensorDictBase:
@@ -117,7 +117,7 @@ class Assembler:
 
     Args:
         trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
-        breaks_off: whether trajectories end with their batch.
+        ends_with_batch: whether trajectories end with their batch.
         post_traj: called with each ended trajectory, `[time]`; its result replaces the trajectory, None drops it.
         say: called once with a message if no batch is complete after some seconds of adding frames.
         prefix: stands before option names in this message.
@@ -127,7 +127,7 @@ class Assembler:
         self,
         trajs_per_batch: int,
         traj_format: str,
-        breaks_off: bool,
+        ends_with_batch: bool,
         post_traj: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
         say: Callable[[str], object] = lambda text: None,
         prefix: str = "",
@@ -140,7 +140,7 @@ class Assembler:
         self._post_traj = post_traj
         self._count = trajs_per_batch
         self._format = traj_format
-        self._breaks_off = breaks_off
+        self._breaks_off = ends_with_batch
         self.forget()
 
     def forget(self) -> None:

@@ -191,7 +191,7 @@ class UserEnvConfig(_ByValue, EnvConfig):
 
     Attributes:
         create: `create(**kwargs)` returns a Gymnasium env or vector env, or a TorchRL env; or `create` is such an env.
-            It may take the numbers of `collectx.env.numbers`.
+            It may take the numbers of `collectx.env.env_indices`.
         num_envs: the number of envs in a group; 0: one call makes the group, a single env without a batch dimension.
         info_keys, exclude_keys: as for other kinds of envs.
     """

@@ -5,6 +5,6 @@ process; that of a nested worker runs in the worker's process (`collectx/worker/
 from collectx.collector.batch_info import BatchInfo as BatchInfo
 from collectx.collector.batch_info import WrittenBatch as WrittenBatch
 from collectx.collector.collector import CollectorCore as CollectorCore
-from collectx.collector.compose import batch_of as batch_of
 from collectx.collector.compose import build as build
+from collectx.collector.compose import slot_spec_of as slot_spec_of
 from collectx.schedule.recorded import RecordedBatch as RecordedBatch

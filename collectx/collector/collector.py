@@ -20,7 +20,7 @@ from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.settings import Settings
-from collectx.collector.worker_record import RecordState
+from collectx.collector.worker_record import WorkerState
 from collectx.policy.flat_weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
@@ -307,7 +307,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 self.settings.withdraw(setting, earlier)
                 raise
             self.pool.report_setting(setting, self.num_batches)
-            lost = [None] * self.rows_per_worker
+            lost = [None] * self.envs_per_worker
             return {worker: unpacked(replies.get(worker, lost)) for worker in sorted(arguments)}
 
     def get_attr(self, name: str) -> dict[int, list[Any]]:
@@ -319,7 +319,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return self._acted.get((part.worker, part.slot), 0)
 
     @property
-    def rows_per_worker(self) -> int:
+    def envs_per_worker(self) -> int:
         """Number of envs of one worker."""
         return self._spec.slots.rows
 
@@ -486,7 +486,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def handles(self) -> dict[int, Any]:
         """Returns the launcher's process handles, by worker; empty if workers are not processes."""
-        workers = [worker for worker in self.pool.records if worker.state is not RecordState.DROPPED]
+        workers = [worker for worker in self.pool.records if worker.state is not WorkerState.DROPPED]
         return {
             worker.index: worker.handle
             for worker in workers

@@ -104,7 +104,7 @@ def build(
     # This actor only tells the leaves and the layout of the weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
-    batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
+    batch = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     _check_memory(options, batch, spec)
     delivery = DeliverySpec(
         slots=batch,
@@ -177,13 +177,13 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
         )
 
 
-def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
+def slot_spec_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
     """Returns the layout of the slots and weights that `build` would allocate. Starts no process."""
     options = cfg.collector
     schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
     spec = RolloutOptions.of(options).env_spec(spec)
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
-    return _batch_spec(cfg, spec, actor, schedule, 0)
+    return _slot_spec(cfg, spec, actor, schedule, 0)
 
 
 class SpecMaker:
@@ -279,7 +279,7 @@ def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
     return ServedActor(actor.leaves, actor.states) if is_served else None
 
 
-def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> SlotSpec:
+def _slot_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> SlotSpec:
     options = cfg.collector
     rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
@@ -306,11 +306,11 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
 def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
     """Raises if the slots do not fit in this machine's memory; over a network, the trainer receives as many bytes."""
     # Pages of spare regions take memory only when they are used.
-    nbytes, available = SlabLayout(dataclasses.replace(batch, num_spare=0)).nbytes, psutil.virtual_memory().total
-    if spec.device is None and nbytes > available:
+    nbytes, total = SlabLayout(dataclasses.replace(batch, num_spare=0)).nbytes, psutil.virtual_memory().total
+    if spec.device is None and nbytes > total:
         fewer = f", or `collector.num_slots` below {batch.num_slots}" if options.schedule == "async" else ""
         rule = (
-            f"the slots of these batches need {nbytes / 1e9:,.0f} GB, but this machine has {available / 1e9:,.0f} GB "
+            f"the slots of these batches need {nbytes / 1e9:,.0f} GB, but this machine has {total / 1e9:,.0f} GB "
             "of memory"
         )
         raise Refusal(

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from collectx.collector.settings import Setting, Settings
-from collectx.collector.worker_record import Action, FailurePolicy, RecordState, WorkerRecord
+from collectx.collector.worker_record import FailureAction, FailurePolicy, WorkerRecord, WorkerState
 from collectx.errors import set_worker, text_of
 from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule
@@ -83,7 +83,7 @@ class WorkerPool:
             self.records.append(self.server)
             self._expect(self.server)
             self._start(self.server)
-            self._set_state(self.server, RecordState.SERVING)
+            self._set_state(self.server, WorkerState.SERVING)
 
     def add(self) -> None:
         """Starts one more worker. It makes the envs of one of the first workers, with incarnations that no other worker
@@ -113,7 +113,7 @@ class WorkerPool:
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
         if self._first_requests is None:
-            self._set_state(worker, RecordState.READY)
+            self._set_state(worker, WorkerState.READY)
             self.send_settings(worker)
         else:
             self._wait_for(worker, self._first_requests(worker.index))
@@ -124,24 +124,24 @@ class WorkerPool:
         worker.has_replied, worker.settings_version = False, 0
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
-        self._set_state(worker, RecordState.STARTING)
+        self._set_state(worker, WorkerState.STARTING)
         worker.first_requests = first_requests
         self._workers.request(worker.index, first_requests[0])
 
-    def _set_state(self, worker: WorkerRecord, state: RecordState) -> None:
-        self.num_ready += (state is RecordState.READY) - (worker.state is RecordState.READY)
-        self.num_starting += (state is RecordState.STARTING) - (worker.state is RecordState.STARTING)
+    def _set_state(self, worker: WorkerRecord, state: WorkerState) -> None:
+        self.num_ready += (state is WorkerState.READY) - (worker.state is WorkerState.READY)
+        self.num_starting += (state is WorkerState.STARTING) - (worker.state is WorkerState.STARTING)
         worker.state = state
 
     @property
     def ready(self) -> set[int]:
         """The workers that take part in batches."""
-        return {worker.index for worker in self.records if worker.state is RecordState.READY}
+        return {worker.index for worker in self.records if worker.state is WorkerState.READY}
 
     @property
     def starting(self) -> set[int]:
         """The workers that have first requests to reply to."""
-        return {worker.index for worker in self.records if worker.state is RecordState.STARTING}
+        return {worker.index for worker in self.records if worker.state is WorkerState.STARTING}
 
     @property
     def askable(self) -> set[int]:
@@ -204,7 +204,7 @@ class WorkerPool:
         if not is_restored:
             worker.settings_version = 0
         self.send_settings(worker, is_restored)
-        self._set_state(worker, RecordState.READY)
+        self._set_state(worker, WorkerState.READY)
         self._schedule.joined(worker.index)
         counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
         self._events("worker_ready", worker=worker.index, **counts, new_episodes=reply.value)
@@ -223,18 +223,18 @@ class WorkerPool:
             raise error
         num_restarts = sum(record.history.num_restarts for record in self.records)
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
-        if action is Action.END_RUN:
+        if action is FailureAction.END_RUN:
             raise error
         if self._is_setting:
             worker.reply = None
-        if action is Action.DROP:
+        if action is FailureAction.DROP:
             self._leave(worker)
-            self._set_state(worker, RecordState.DROPPED)
+            self._set_state(worker, WorkerState.DROPPED)
             self.tell_server("drop", worker.index)
             self._events("worker_dropped", worker=worker.index, num_workers=self.num_alive)
             return ()
         history = worker.history
-        worker.history = history.after_requeue() if action is Action.REQUEUE else history.after_restart()
+        worker.history = history.after_requeue() if action is FailureAction.REQUEUE else history.after_restart()
         self._expect(worker)
         self._start(worker)
         self._events(
@@ -272,7 +272,7 @@ class WorkerPool:
 
     def _leave(self, worker: WorkerRecord) -> None:
         """Takes a worker that is ready out of the schedule."""
-        if worker.state is RecordState.READY:
+        if worker.state is WorkerState.READY:
             self._schedule.dropped(worker.index)
 
     def tell_server(self, name: str, *arguments: Any) -> None:

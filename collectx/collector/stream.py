@@ -43,8 +43,8 @@ class Stream:
         self._has_gaps = options.preemptive_threshold is not None and not is_concatenated
         self.assembler: Assembler | None = None
         if (count := options.trajs_per_batch) is not None:
-            breaks_off = options.reset_at_each_iter
-            self.assembler = Assembler(count, options.traj_format, breaks_off, post_traj, say, prefix)
+            ends_with_batch = options.reset_at_each_iter
+            self.assembler = Assembler(count, options.traj_format, ends_with_batch, post_traj, say, prefix)
 
     def collect(self) -> TensorDict | WrittenBatch:
         """Returns the next batch of the collector, with mask and settings versions if it needs them. Blocks and raises

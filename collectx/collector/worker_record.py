@@ -14,7 +14,7 @@ from collectx.transport.base import Reply, Request, Reset
 from collectx.worker.spec import ProcessHistory, ProcessSpec
 
 
-class RecordState(Enum):
+class WorkerState(Enum):
     """Whether a worker takes part in batches; see `collectx.collector.pool`. The inference server is `SERVING`."""
 
     STARTING = "starting"
@@ -46,7 +46,7 @@ class WorkerRecord:
     index: int
     history: ProcessHistory = ProcessHistory()  # noqa: RUF009, it is frozen
     spec: ProcessSpec = field(init=False)
-    state: RecordState | None = None
+    state: WorkerState | None = None
     handle: AnyHandle | None = None
     num_granted: int = 0
     num_frames: int = 0
@@ -70,7 +70,7 @@ class WorkerRecord:
         return reset
 
 
-class Action(Enum):
+class FailureAction(Enum):
     """What to do about a failed worker.
 
     RESTART: start a replacement, which counts against `max_restarts`. REQUEUE: start a replacement, which counts
@@ -108,24 +108,24 @@ class FailurePolicy:
         """The maximum number of incarnations of one worker."""
         return self.max_restarts + self.max_requeues + 1
 
-    def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> Action:
+    def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> FailureAction:
         """Returns the action. Adds a note to `error` if a limit is the reason why the run ends."""
         if isinstance(error, JobEnded) and self.max_requeues:
             if worker.history.num_requeues < self.max_requeues:
-                return Action.REQUEUE
+                return FailureAction.REQUEUE
             error.add_note(f"{worker.name} was already requeued {self.max_requeues} times (launcher.max_requeues).")
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
-                return Action.DROP
+                return FailureAction.DROP
             error.add_note(
                 f"{worker.name} was not dropped: only {num_others} workers would be left, and "
                 f"collector.min_workers={self.min_workers}."
             )
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
-                return Action.RESTART
+                return FailureAction.RESTART
             error.add_note(
                 f"{worker.name} was not restarted: the run used all {self.max_restarts} restarts "
                 "(collector.max_restarts, for all workers together)."
             )
-        return Action.END_RUN
+        return FailureAction.END_RUN

@@ -9,17 +9,17 @@ from collectx.place import place_of
 from collectx.worker.spec import ConfigOverrides
 
 
-def workers_can_write(cfg: RunConfig, is_read: bool, is_ordered: bool = False) -> bool:
+def workers_can_write(cfg: RunConfig, needs_batches: bool, is_ordered: bool = False) -> bool:
     """Whether the workers can write their batches to a shared replay buffer (`Hooks.write_batch`), in the order in
     which they are ready. With `overlap`, they would write while this process samples, so samples would depend on
     timing.
 
     Args:
-        is_read: whether this process needs the batches too, or changes them.
+        needs_batches: whether this process needs the batches too, or changes them.
         is_ordered: whether the buffer must have the order of the batches, if the seed or a record fixes it.
     """
     options = cfg.collector
-    if is_read or options.trajs_per_batch is not None or options.overlap:
+    if needs_batches or options.trajs_per_batch is not None or options.overlap:
         return False
     has_order = options.schedule != "async" or options.order_of is not None
     return place_of(cfg).shares_memory and not (is_ordered and has_order)

@@ -16,8 +16,8 @@ from collectx.config.derived import env_option
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
+from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.infos import keep_mask, lacks_mask
-from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.env.wrappers import normalizers_of
 from collectx.errors import ConfigError
 from collectx.fork_server import descendants

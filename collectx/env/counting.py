@@ -21,7 +21,7 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
-from collectx.env.numbers import EnvNumbers
+from collectx.env.env_indices import EnvNumbers
 
 # The first episode in incarnation n of a worker has the number n times this.
 EPISODES_PER_INCARNATION = 2**32

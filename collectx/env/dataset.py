@@ -14,7 +14,7 @@ from collectx import data
 from collectx.batch import as_array
 from collectx.config.schema.env import DatasetEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
-from collectx.env.numbers import EnvNumbers
+from collectx.env.env_indices import EnvNumbers
 from collectx.errors import ConfigError
 
 

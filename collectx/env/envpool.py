@@ -24,7 +24,7 @@ import numpy as np
 
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
-from collectx.env.numbers import EnvNumbers
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, checked_values, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError

@@ -21,10 +21,10 @@ from collectx import progress
 from collectx.batch import is_numeric
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
-from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf

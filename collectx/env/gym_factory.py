@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConfig
+from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.env.wrappers import outputs_of
 from collectx.errors import ConfigError
 from collectx.user_objects import extra_advice, named_call, place_of, raise_missing, resolve

@@ -25,12 +25,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym import reward_number
 from collectx.env.gym_factory import constructor, env_factory, explain_errors, resolve_source
 from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.sb3 import as_vector_env

@@ -18,8 +18,8 @@ from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf, is_numeric
 from collectx.config.schema.env import EnvConfig
+from collectx.env.action_masks import can_be_masked, mask_of, sample
 from collectx.env.base import Env
-from collectx.env.legal import can_be_masked, mask_of, sample
 from collectx.env.observation import ACTION_MASK
 from collectx.env.spaces import Leaves, Path, leave_out, numpy_dtype, torch_dtype
 from collectx.errors import SpaceError

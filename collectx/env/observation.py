@@ -27,7 +27,7 @@ from collectx.errors import SpaceError
 # Keys that every batch contains, so that no part of an observation can have them.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
 _STATE, _OBSERVATION = "state", "observation"
-# The part, or the entry of `info`, that is a mask of legal actions (`collectx.env.legal`).
+# The part, or the entry of `info`, that is a mask of legal actions (`collectx.env.action_masks`).
 ACTION_MASK = "action_mask"
 
 

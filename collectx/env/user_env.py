@@ -11,8 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from collectx.config.problem import counted
 from collectx.env.base import Env
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.numbers import EnvNumbers
 from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.torchrl import is_torchrl_env
 from collectx.env.torchrl.specs import has_started

@@ -43,7 +43,7 @@ from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.overrides import overrides_of_workers, trainers_policy
-from collectx.library.parse import parse, signature_of
+from collectx.library.parse import parse, takes_keywords
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
@@ -523,7 +523,7 @@ class BaseCollector(ReadableCollector):
 
     # --- profiling ---
 
-    @signature_of(ProfileConfig)
+    @takes_keywords(ProfileConfig)
     def enable_profile(self, *arguments: Any, **options: Any) -> None:
         """Profiles the next batches of the selected workers, in their processes, with `torch.profiler`.
 

@@ -27,7 +27,7 @@ from collectx.library.keywords import (
     SingleKeywords,
 )
 from collectx.library.overrides import overrides_of_added
-from collectx.library.parse import signature_of
+from collectx.library.parse import takes_keywords
 from collectx.library.rules import worker_problems
 
 
@@ -58,7 +58,7 @@ class Collector(BaseCollector):
         # By default, `inspect` shows the signature of `__new__`.
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
-    @signature_of(SingleKeywords)
+    @takes_keywords(SingleKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, SingleKeywords, arguments, keywords)
 
@@ -103,7 +103,7 @@ class MultiCollector(BaseCollector):
     `sync=True` gives the batches of `MultiSyncCollector`, `sync=False` those of `MultiAsyncCollector`.
     """
 
-    @signature_of(MultiKeywords)
+    @takes_keywords(MultiKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, MultiKeywords, arguments, keywords)
 
@@ -122,7 +122,7 @@ class MultiSyncCollector(MultiCollector):
         torch.Size([2, 32])
     """
 
-    @signature_of(MultiSyncKeywords)
+    @takes_keywords(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
 
@@ -141,7 +141,7 @@ class MultiAsyncCollector(MultiCollector):
         [torch.Size([64]), torch.Size([64])]
     """
 
-    @signature_of(MultiAsyncKeywords)
+    @takes_keywords(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
 
@@ -154,7 +154,7 @@ class AsyncBatchedCollector(BaseCollector):
 
     policy: Any = None
 
-    @signature_of(AsyncBatchedKeywords)
+    @takes_keywords(AsyncBatchedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, AsyncBatchedKeywords, arguments, keywords)
 
@@ -163,7 +163,7 @@ class AsyncCollector(MultiAsyncCollector):
     """Collects in one worker process of this machine, while this process learns. The same as `MultiAsyncCollector` with
     one worker; `create_env_fn` is a single callable."""
 
-    @signature_of(MultiAsyncKeywords)
+    @takes_keywords(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
         super().__init__([create_env_fn], *arguments, **keywords)
 
@@ -180,7 +180,7 @@ class DistributedCollector(BaseCollector):
         [torch.Size([64])]
     """
 
-    @signature_of(DistributedKeywords)
+    @takes_keywords(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, DistributedKeywords, arguments, keywords)
 
@@ -189,7 +189,7 @@ class DistributedSyncCollector(DistributedCollector):
     """Collects in workers on any host, over torch.distributed. Batches are those of `MultiSyncCollector`. By default,
     the collector publishes the policy's weights after every batch, unless workers have individual policies."""
 
-    @signature_of(DistributedSyncKeywords)
+    @takes_keywords(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
 
@@ -207,7 +207,7 @@ class RPCCollector(BaseCollector):
     networks only.
     """
 
-    @signature_of(RpcKeywords)
+    @takes_keywords(RpcKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, RpcKeywords, arguments, keywords)
 
@@ -217,7 +217,7 @@ class RayCollector(BaseCollector):
     those of `MultiSyncCollector`. The first `RayCollector` connects this process to Ray, until the process ends or
     calls `ray.shutdown()`. Ray exchanges pickles: whoever can reach its ports can run code."""
 
-    @signature_of(RayKeywords)
+    @takes_keywords(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         BaseCollector.__init__(self, RayKeywords, arguments, keywords)
 

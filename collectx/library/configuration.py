@@ -23,7 +23,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.jobs.presubmitted import PresubmittedJobs
-from collectx.library.keyword_fields import names_of
+from collectx.library.keyword_fields import language_of
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
@@ -70,7 +70,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
 
 def as_message(problem: Problem, keywords: Keywords) -> str:
     """Returns the message of a problem, with keywords and their values in place of options."""
-    language = names_of(keywords)
+    language = language_of(keywords)
     if problem.value is not ABSENT:
         problem = dataclasses.replace(
             problem, value=getattr(keywords, language.name(problem.path) or "", problem.value)

@@ -4,7 +4,8 @@
     fixed     is a keyword of TorchRL that must keep its default
     ignored   is a keyword of TorchRL that has no effect
 
-`documented` adds these texts to the docstring of the dataclass; `names_of` translates options to keywords in messages.
+`documented` adds these texts to the docstring of the dataclass; `language_of` translates options to keywords in
+messages.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def ignored(default: Any, reason: str = "") -> Any:
 
 def documented(cls: Any) -> Any:
     """Adds the texts of `option`, `fixed` and `ignored` fields to the "Args" of a dataclass."""
-    language = names_of(cls)
+    language = language_of(cls)
     head, _, own = cls.__doc__.partition("\n    Args:\n")
     lines = [own.rstrip()] if own else []
     for name in cls.__annotations__:
@@ -95,7 +96,7 @@ def documented(cls: Any) -> Any:
     return cls
 
 
-def names_of(keywords: Any) -> Language:
+def language_of(keywords: Any) -> Language:
     """Returns the language of messages for these keywords, an object or a class: options appear as keywords."""
     names = {each.name for each in fields(keywords)}
     of_paths = {each.metadata["path"]: each for each in reversed(fields(keywords)) if "path" in each.metadata}

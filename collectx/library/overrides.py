@@ -78,8 +78,8 @@ def _overrides(
         # `Delivery` calls it with the delivered batch.
         hooks = replace(hooks, post_collect_hook=None)
     collector, buffer = user_collector(keywords, cfg, worker, kwargs), keywords.replay_buffer
-    is_read = keywords.changes_batches or collector is not None
-    if isinstance(buffer, ReplayBuffer) and workers_can_write(cfg, is_read):
+    needs_batches = keywords.changes_batches or collector is not None
+    if isinstance(buffer, ReplayBuffer) and workers_can_write(cfg, needs_batches):
         hooks = replace(hooks, write_batch=buffer.extend)
     return ConfigOverrides(
         env=replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {})),

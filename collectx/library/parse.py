@@ -18,7 +18,7 @@ Dataclass = TypeVar("Dataclass")
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
-def signature_of(
+def takes_keywords(
     keywords: Callable[Parameters, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
     """Decorates a method whose arguments are the fields of the dataclass `keywords`: adds the fields to its signature,

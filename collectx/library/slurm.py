@@ -15,7 +15,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.presubmitted import PresubmittedJobs, presubmitted_workers, submit_and_follow
 from collectx.jobs.submitted_workers import submitted_workers
-from collectx.library.keyword_fields import names_of
+from collectx.library.keyword_fields import language_of
 from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.library.values import port_number
 from collectx.place import place_of
@@ -55,7 +55,7 @@ def open_launcher(
         stack.callback(events.close)
         return presubmitted_workers(cfg, presubmitted, objects), events
     if problems := place_of(cfg).missing():
-        raise ConfigError(*map(names_of(keywords).words, problems))
+        raise ConfigError(*map(language_of(keywords).words, problems))
     files = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
     stack.enter_context(locked(files, replace=False))
     files.begin()

@@ -196,11 +196,11 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], strict: bool) -> list[Any]:
     if not isinstance(weights, Mapping | TensorDictBase):
         raise TypeError(f"weights={weights!r} must be a module, a state dict or a TensorDict of parameters")
-    weights, names = _unwrapped(as_state_dict(weights)), _unwrapped(dict.fromkeys(policy.state_dict()))
-    if names.keys() - weights and names.keys() <= _within(weights).keys():
-        weights = _within(weights)
-    elif names.keys() - weights and _within(names).keys() <= weights.keys():
-        names = _within(names)
+    weights, names = _without_orig_mod(as_state_dict(weights)), _without_orig_mod(dict.fromkeys(policy.state_dict()))
+    if names.keys() - weights and names.keys() <= _without_module(weights).keys():
+        weights = _without_module(weights)
+    elif names.keys() - weights and _without_module(names).keys() <= weights.keys():
+        names = _without_module(names)
     if missing := sorted(names.keys() - weights):
         raise KeyError(f"the weights have no entry {' and no '.join(map(repr, missing))}, which the policy needs")
     if strict and (unexpected := sorted(weights.keys() - names)):
@@ -210,12 +210,12 @@ def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], str
     return [weights[name] for name in names]
 
 
-def _unwrapped(weights: dict[str, Any]) -> dict[str, Any]:
+def _without_orig_mod(weights: dict[str, Any]) -> dict[str, Any]:
     """Removes the names that `torch.compile` inserts."""
     return {".".join(part for part in name.split(".") if part != "_orig_mod"): each for name, each in weights.items()}
 
 
-def _within(weights: dict[str, Any]) -> dict[str, Any]:
+def _without_module(weights: dict[str, Any]) -> dict[str, Any]:
     """Removes the prefix of data parallelism from names."""
     return {name.removeprefix("module."): each for name, each in weights.items()}
 

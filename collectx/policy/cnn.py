@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from collectx.config.schema.policy import CnnPolicyConfig
+from collectx.env.action_masks import network_inputs
 from collectx.env.base import EnvSpec
-from collectx.env.legal import network_inputs
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import StochasticPolicy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from collectx.config.schema.policy import MlpPolicyConfig
+from collectx.env.action_masks import network_inputs
 from collectx.env.base import EnvSpec
-from collectx.env.legal import network_inputs
 from collectx.policy.normalize import Normalized
 from collectx.policy.stochastic import Flatten, StochasticPolicy
 

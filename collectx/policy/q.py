@@ -14,8 +14,8 @@ from gymnasium import spaces
 from torch import nn
 
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
+from collectx.env.action_masks import is_legal, uniform
 from collectx.env.base import EnvSpec
-from collectx.env.legal import is_legal, uniform
 from collectx.errors import SpaceError
 from collectx.policy import cnn, mlp
 from collectx.policy.heads import Categorical

@@ -1,5 +1,5 @@
 """`policy.kind=random`, and `RandomPolicy`: actions sampled from the action space; among the legal actions, if the env
-observes masks of these (`collectx.env.legal`).
+observes masks of these (`collectx.env.action_masks`).
 
 Actions are drawn with torch's global generator, which the worker seeds, so the same seed gives the same actions. They
 are drawn for many steps at once, because a draw takes longer than a step of a small env.
@@ -17,8 +17,8 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Leaf
+from collectx.env.action_masks import LegalActions, mask_of
 from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.env.legal import LegalActions, mask_of
 from collectx.policy.base import Actor
 from collectx.policy.spaces import action_space
 

@@ -15,8 +15,8 @@ from gymnasium import spaces
 from torch import nn
 
 from collectx.batch import Key, Leaf, as_key
+from collectx.env.action_masks import legal_actions, network_inputs
 from collectx.env.base import EnvSpec
-from collectx.env.legal import legal_actions, network_inputs
 from collectx.errors import ConfigError, SpaceError
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType

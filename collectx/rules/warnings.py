@@ -72,7 +72,7 @@ def _is_shared(path: str, count: int, num_envs: int) -> bool:
     """Whether some of `count` envs, `num_envs` in each worker, make the same path of `path`."""
     if "{" not in path:
         return True
-    from collectx.env.numbers import EnvNumbers  # imports torch
+    from collectx.env.env_indices import EnvNumbers  # imports torch
 
     return len({EnvNumbers(index, index // num_envs).filled(path) for index in range(count)}) < count
 

@@ -165,6 +165,8 @@ def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
     replay = getattr(trainer, "shared_replay", None)
     # The trainer's process updates the policy's statistics.
     has_statistics = getattr(getattr(trainer, "policy", None), "update_statistics", None) is not None
-    if replay is None or not workers_can_write(cfg, is_read=cfg.trainer.digest or has_statistics, is_ordered=True):
+    if replay is None or not workers_can_write(
+        cfg, needs_batches=cfg.trainer.digest or has_statistics, is_ordered=True
+    ):
         return []
     return [ConfigOverrides(hooks=Hooks(write_batch=replay.extend))] * cfg.collector.num_workers

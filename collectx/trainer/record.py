@@ -54,7 +54,7 @@ class RecordTrainer:
         )
         if problems := data.writer_class(cfg.format).refusals(self._run):
             raise ConfigError(*[f"trainer.format={cfg.format}: {text}" for text in problems])
-        self._assembler = Assembler(1, "cat", breaks_off=False)
+        self._assembler = Assembler(1, "cat", ends_with_batch=False)
         self._ended: list[TensorDictBase] = []
         self._writer: Writer | None = None
         self._long: UnfinishedEpisodes

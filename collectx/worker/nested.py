@@ -112,7 +112,7 @@ class NestedSource:
         for kind, name, content in unpacked(changes):
             contents = [content]
             if kind == "set_attr" and content[0]:
-                contents = contents_of_each(content[1], self._collector.rows_per_worker)
+                contents = contents_of_each(content[1], self._collector.envs_per_worker)
             results = self._collector.change(kind, name, contents)
         return packed([*chain.from_iterable(results.values())])
 

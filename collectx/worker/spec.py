@@ -15,7 +15,7 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
-from collectx.env.numbers import EnvNumbers
+from collectx.env.env_indices import EnvNumbers
 from collectx.random_state import seed_generators
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
@@ -29,7 +29,7 @@ class ProcessHistory:
     Attributes:
         incarnation: number of earlier processes that used other seeds and trajectory ids, so that a restart repeats no
             data. A process that continues saved envs keeps their incarnation. Added workers start at a higher number.
-        restart_count: number of earlier processes over the whole run (`collectx.env.numbers`).
+        restart_count: number of earlier processes over the whole run (`collectx.env.env_indices`).
         num_restarts: number of processes that replaced a failed one, since this trainer process started.
         num_requeues: number of processes that replaced one whose job the cluster's scheduler ended, since this trainer
             process started.
@@ -66,7 +66,7 @@ class Placement:
         num_workers: number of workers in the run; with nested collectors, number of the processes of all workers.
         incarnation: see `ProcessHistory`.
         visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.
-        env_index, worker_index, restart_count: the env numbers of the process's first env (`collectx.env.numbers`).
+        env_index, worker_index, restart_count: the env numbers of the process's first env (`collectx.env.env_indices`).
     """
 
     worker: int

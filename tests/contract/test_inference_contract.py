@@ -14,7 +14,7 @@ from collectx import AsyncBatchedCollector
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
-from collectx.collector.worker_record import RecordState
+from collectx.collector.worker_record import WorkerState
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.rules import problems
 
@@ -139,7 +139,7 @@ def test_the_server_is_no_worker():
         collector.wait_until_ready()
         assert collector.workers == [0, 1]
         assert collector.pool.ready_of_started is None
-        assert [each.state for each in collector.pool.records].count(RecordState.SERVING) == 1
+        assert [each.state for each in collector.pool.records].count(WorkerState.SERVING) == 1
         assert set(collector.state()["workers"]) == {0, 1, 2}
         list(collector)
     assert collector.frames_by_worker.keys() == {0, 1}

@@ -9,7 +9,7 @@ from user_code.numbered import Numbered
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_SYNC, RPC_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 
 from collectx import MultiAsyncCollector
-from collectx.env.numbers import EnvNumbers
+from collectx.env.env_indices import EnvNumbers
 
 
 def seen(batches):

@@ -45,7 +45,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 # The contract that a policy is made for: what an env's spaces and leaves are, not the adapters.
-SEAMS = {("policy", "collectx.env.base"), ("policy", "collectx.env.legal")}
+SEAMS = {("policy", "collectx.env.base"), ("policy", "collectx.env.action_masks")}
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def test_shared_memory_is_what_a_slab_maps(line, tmp_path):
     memory = planned(f"{line} trainer=meter", tmp_path)["memory"]
     cfg = composed(f"{SMALL} {line} trainer=meter")
     spec = env.read_spec(cfg.env)
-    batch = collector.batch_of(cfg, policy.build(cfg.policy, spec, cfg.seed), spec)
+    batch = collector.slot_spec_of(cfg, policy.build(cfg.policy, spec, cfg.seed), spec)
     slab = Slab(batch, shared=False)
     assert memory["mapped_shared_memory_bytes"] == slab.region(0).untyped_storage().nbytes()
     slots = {slab.region_of(worker, slot) for worker in range(2) for slot in range(batch.num_slots)}

@@ -49,19 +49,19 @@ def test_a_restored_assembler_continues_the_trajectories(traj_format, cut):
     torch.testing.assert_close(taken(other, range(cut, 3)), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("breaks_off", [True, False])
-def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(breaks_off):
-    assembler = Assembler(3, "cat", breaks_off)
+@pytest.mark.parametrize("ends_with_batch", [True, False])
+def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(ends_with_batch):
+    assembler = Assembler(3, "cat", ends_with_batch)
     for number in (0, 1):
         assembler.add(batch(number))
         unfinished = assembler.state()["unfinished"]
-        assert set(unfinished) == (set() if breaks_off else {0: {0, 1, 2}, 1: {2, 3}}[number])
+        assert set(unfinished) == (set() if ends_with_batch else {0: {0, 1, 2}, 1: {2, 3}}[number])
     assembler.forget()
     assert assembler.state() == {"unfinished": {}, "ended": []}
 
 
 def test_long_unfinished_trajectories_are_taken_out():
-    assembler = Assembler(3, "cat", breaks_off=False)
+    assembler = Assembler(3, "cat", ends_with_batch=False)
     assembler.add(batch(0))
     assert assembler.num_unfinished == 4
     (taken,) = assembler.take_unfinished(2)
@@ -75,8 +75,8 @@ def test_long_unfinished_trajectories_are_taken_out():
 class Model:
     """What an `Assembler` does, on lists of (trajectory, number of the frame, done)."""
 
-    def __init__(self, breaks_off, keeps):
-        self.breaks_off, self.keeps = breaks_off, keeps
+    def __init__(self, ends_with_batch, keeps):
+        self.ends_with_batch, self.keeps = ends_with_batch, keeps
         self.unfinished, self.ended = {}, []
 
     def add(self, rows):
@@ -88,7 +88,7 @@ class Model:
                 ended = self.unfinished.pop(traj)
                 if self.keeps(len(ended)):
                     self.ended.append(ended)
-        if self.breaks_off:
+        if self.ends_with_batch:
             self.unfinished.clear()
 
     def take(self, count):
@@ -113,15 +113,15 @@ def rows_of(frames):
 
 
 @pytest.mark.parametrize(
-    ("breaks_off", "traj_format", "count"),
+    ("ends_with_batch", "traj_format", "count"),
     [(False, "cat", 1), (False, "padded", 3), (True, "padded", 1), (True, "cat", 3)],
 )
-def test_an_assembler_does_what_its_model_does(breaks_off, traj_format, count):
+def test_an_assembler_does_what_its_model_does(ends_with_batch, traj_format, count):
     """Three envs, whose trajectories end at random; now and then a part of a batch is not filled."""
     draw = random.Random(count)
     keeps = (lambda length: length % 4 != 1) if count == 3 else (lambda length: True)
     post = (lambda frames: frames if keeps(len(frames)) else None) if count == 3 else None
-    assembler, model = Assembler(count, traj_format, breaks_off, post), Model(breaks_off, keeps)
+    assembler, model = Assembler(count, traj_format, ends_with_batch, post), Model(ends_with_batch, keeps)
     number, current = 0, [0, 1, 2]
     for _ in range(60):
         rows, steps = [], draw.choice([1, 2, 4])
@@ -147,7 +147,7 @@ def test_an_assembler_does_what_its_model_does(breaks_off, traj_format, count):
                 wanted = [model.unfinished.pop(traj) for traj in long]
                 assert [rows_of(each) for each in assembler.take_unfinished(3)] == wanted
             case 3:
-                other = Assembler(count, traj_format, breaks_off, post)
+                other = Assembler(count, traj_format, ends_with_batch, post)
                 other.load(assembler.state())
                 assembler = other
             case _:
@@ -168,7 +168,7 @@ def test_an_assembler_does_what_its_model_does(breaks_off, traj_format, count):
 
 @pytest.mark.parametrize("count", [None, 1, 2, 5])
 def test_writes_join_the_trajectories_that_have_ended(count):
-    assembler = Assembler(1, "cat", breaks_off=False)
+    assembler = Assembler(1, "cat", ends_with_batch=False)
     assembler.add(frames_of([(traj, traj, True) for traj in range(4)], (4,)))
     sizes = {None: [4], 1: [1, 1, 1, 1], 2: [2, 2], 5: [4]}[count]
     written = [*assembler.writes(count)]
@@ -201,7 +201,7 @@ def test_a_batch_is_split_by_ids_or_by_ends():
 def test_a_long_wait_for_trajectories_is_said_once(within, monkeypatch):
     now, said = [0.0], []
     within(trajectories, "time", monotonic=lambda: now[0])
-    assembler = Assembler(2, "cat", breaks_off=False, say=said.append, prefix="collector.")
+    assembler = Assembler(2, "cat", ends_with_batch=False, say=said.append, prefix="collector.")
     for now[0], rows in (
         (0.0, [(0, 0, False)]),
         (10.0, [(1, 1, True)]),  # not yet

@@ -11,8 +11,8 @@ import numpy as np
 
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.numbers import EnvNumbers
 from collectx.env.torchrl import is_torchrl_env, torchrl_envs
 from collectx.env.torchrl.conversion import Conversion, Unrecognised, split_transforms
 from collectx.env.torchrl.gym_stepper import GymStepper

@@ -25,8 +25,8 @@ from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.env.env_indices import SPACES, of_evaluation
 from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
-from collectx.env.numbers import SPACES, of_evaluation
 from collectx.env.wrappers import with_statistics
 from collectx.errors import ConfigError, EpisodeTooLong, summary_of
 from collectx.policy.exploration import ExplorationType

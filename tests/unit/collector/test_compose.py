@@ -9,7 +9,7 @@ from configurations import Log, config, counting, gym_vector, mlp
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import RecordedBatch, batch_of, compose
+from collectx.collector import RecordedBatch, compose, slot_spec_of
 from collectx.collector.compose import build
 from collectx.errors import ConfigError
 from collectx.schedule.sync import PreemptiveSchedule
@@ -90,7 +90,7 @@ def composed(knobs, arguments, monkeypatch):
         assert hasattr(schedule, "preempt") is isinstance(schedule, PreemptiveSchedule)
         workers.transport.slab.leases.on_lack()
         assert log.lines[-1] == ("batches_copied", {})
-        assert batch_of(cfg, policy, spec).layout().nbytes == slots.layout().nbytes
+        assert slot_spec_of(cfg, policy, spec).layout().nbytes == slots.layout().nbytes
     return lines
 
 
@@ -154,7 +154,7 @@ def test_which_devices_of_an_env_that_returns_tensors_are_refused(expected, monk
 def test_slots_that_do_not_fit_in_memory_are_refused(monkeypatch, within):
     cfg = config("multi_async", frames_per_batch=1000)
     spec = envs.read_spec(cfg.env, False)
-    batch = batch_of(cfg, None, spec)
+    batch = slot_spec_of(cfg, None, spec)
     nbytes = SlabLayout(replace(batch, num_spare=0)).nbytes
 
     def said(available, options=cfg.collector, spec=spec):

@@ -161,7 +161,7 @@ STORIES = {
     "sync": (
         lambda: Story(SyncSchedule(2, num_batches=4), total_frames=46),
         [
-            "workers, num_envs, rows_per_worker, frames_by_worker, policy_version, handles()",
+            "workers, num_envs, envs_per_worker, frames_by_worker, policy_version, handles()",
             "arrive((1, 0), (0, 0))",
             "next()",
             "grant_next_batch()",
@@ -378,7 +378,7 @@ def test_what_a_trainer_asks_of_envs():
         def _with_core(self, use):
             return use(core)
 
-    core = SimpleNamespace(workers=[0, 1], num_envs=4, rows_per_worker=2, get_attr=lambda name: {1: [3, 4], 0: [1, 2]})
+    core = SimpleNamespace(workers=[0, 1], num_envs=4, envs_per_worker=2, get_attr=lambda name: {1: [3, 4], 0: [1, 2]})
     core.change = lambda *what: calls.append(what) or {0: [1, None], 1: [3, 4]}
     methods = Methods()
     assert methods.call("go", 1, by=2) == (1, None, 3, 4)

@@ -14,7 +14,7 @@ class Recorder(EnvMethods):
         self.got = None
         self._core = SimpleNamespace(
             num_envs=2 * num_started,
-            rows_per_worker=2,
+            envs_per_worker=2,
             workers=ready,
             change=lambda *change: setattr(self, "got", change),
         )

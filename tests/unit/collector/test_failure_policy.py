@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectx.collector.worker_record import Action, FailurePolicy, WorkerRecord
+from collectx.collector.worker_record import FailureAction, FailurePolicy, WorkerRecord
 from collectx.errors import JobEnded, WorkerDied
 from collectx.worker.spec import ProcessHistory
 
@@ -12,24 +12,32 @@ DIED, ENDED = WorkerDied, JobEnded
 @pytest.mark.parametrize(
     ("mode", "error", "num_requeues", "num_others", "num_restarts", "action", "note"),
     [
-        ("raise", DIED, 0, 3, 0, Action.END_RUN, ""),
-        ("restart", DIED, 0, 3, 2, Action.RESTART, ""),
+        ("raise", DIED, 0, 3, 0, FailureAction.END_RUN, ""),
+        ("restart", DIED, 0, 3, 2, FailureAction.RESTART, ""),
         (
             "restart",
             DIED,
             0,
             3,
             3,
-            Action.END_RUN,
+            FailureAction.END_RUN,
             "worker 5 was not restarted: the run used all 3 restarts (collector.max_restarts",
         ),
-        ("drop", DIED, 0, 2, 0, Action.DROP, ""),
-        ("drop", DIED, 0, 1, 0, Action.END_RUN, "1 workers would be left, and collector.min_workers=2"),
+        ("drop", DIED, 0, 2, 0, FailureAction.DROP, ""),
+        ("drop", DIED, 0, 1, 0, FailureAction.END_RUN, "1 workers would be left, and collector.min_workers=2"),
         # A job that its scheduler has ended is no failure, for so many times; its restarts are counted apart.
-        ("raise", ENDED, 1, 3, 0, Action.REQUEUE, ""),
-        ("restart", ENDED, 1, 3, 3, Action.REQUEUE, ""),
-        ("raise", ENDED, 2, 3, 0, Action.END_RUN, "worker 5 was already requeued 2 times (launcher.max_requeues)"),
-        ("restart", ENDED, 2, 3, 0, Action.RESTART, "requeued 2 times (launcher.max_requeues)"),
+        ("raise", ENDED, 1, 3, 0, FailureAction.REQUEUE, ""),
+        ("restart", ENDED, 1, 3, 3, FailureAction.REQUEUE, ""),
+        (
+            "raise",
+            ENDED,
+            2,
+            3,
+            0,
+            FailureAction.END_RUN,
+            "worker 5 was already requeued 2 times (launcher.max_requeues)",
+        ),
+        ("restart", ENDED, 2, 3, 0, FailureAction.RESTART, "requeued 2 times (launcher.max_requeues)"),
     ],
 )
 def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others, num_restarts, action, note):
@@ -42,4 +50,4 @@ def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others
 
 def test_without_requeues_a_job_that_has_ended_is_a_failure():
     worker = WorkerRecord(5)
-    assert FailurePolicy("restart", 1).decide(worker, ENDED("lost"), 1, 0) is Action.RESTART
+    assert FailurePolicy("restart", 1).decide(worker, ENDED("lost"), 1, 0) is FailureAction.RESTART

@@ -85,10 +85,10 @@ def test_trajectories_are_joined_from_as_many_batches_as_they_take(monkeypatch):
             return lambda *arguments: calls.append((name, *arguments)) or name
 
     monkeypatch.setattr(stream, "Assembler", Assembler)
-    for breaks_off in (False, True):
-        options = config(trajs_per_batch=3, reset_at_each_iter=breaks_off).collector
+    for ends_with_batch in (False, True):
+        options = config(trajs_per_batch=3, reset_at_each_iter=ends_with_batch).collector
         made = Stream(Core(), options, prefix="collector.")
-        assert calls.pop() == ("made", 3, options.traj_format, breaks_off, "collector.")
+        assert calls.pop() == ("made", 3, options.traj_format, ends_with_batch, "collector.")
     numbers = iter("ab")
     assert made.next(lambda: next(numbers)) == "trajectories"
     made.forget()

@@ -16,9 +16,9 @@ from user_code.spaceenv import SpaceEnv
 
 from collectx.env import build, gym_factory, read_spec, user_env
 from collectx.env import gym_vector as vectors
+from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.gym import reward_number
 from collectx.env.gym_factory import common_outputs, explain_errors, wrapper
-from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.errors import ConfigError, ShapeError
 from collectx.user_objects import UserEnvConfig
 

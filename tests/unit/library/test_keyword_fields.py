@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from collectx.library.keyword_fields import documented, fixed, ignored, names_of, only, option
+from collectx.library.keyword_fields import documented, fixed, ignored, language_of, only, option
 from collectx.library.keywords import AsyncBatchedKeywords, MultiKeywords, RayKeywords
-from collectx.library.parse import signature_of
+from collectx.library.parse import takes_keywords
 
 
 @documented
@@ -69,7 +69,7 @@ def test_a_fixed_keyword_takes_equal_values_of_the_same_type_alone():
     ],
 )
 def test_messages_name_keywords(keywords, word, name):
-    assert names_of(keywords).name(word) == name
+    assert language_of(keywords).name(word) == name
 
 
 @documented
@@ -84,7 +84,7 @@ def test_whole_docstrings(expected):
     """Of the dataclasses, and of methods that take their fields."""
 
     class Made:
-        @signature_of(_More)
+        @takes_keywords(_More)
         def call(self, *arguments, **keywords):
             """Makes something.
 
@@ -92,7 +92,7 @@ def test_whole_docstrings(expected):
                 ValueError: always.
             """
 
-        @signature_of(_Some)
+        @takes_keywords(_Some)
         def bare(self, *arguments, **keywords):
             pass
 

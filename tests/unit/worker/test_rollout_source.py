@@ -10,7 +10,7 @@ from torch import nn
 
 from collectx import env as envs
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
-from collectx.collector import batch_of
+from collectx.collector import slot_spec_of
 from collectx.collector.compose import SpecMaker
 from collectx.errors import ShapeError
 from collectx.policy.flat_weights import FlatWeights
@@ -64,7 +64,7 @@ class Made:
         cfg = config("multi_sync", **knobs)
         spec = envs.read_spec(cfg.env, isinstance(cfg.policy, UserPolicyConfig))
         policy = cfg.policy.policy or cfg.policy.factory() if isinstance(cfg.policy, UserPolicyConfig) else None
-        self.transport, self.lines = InlineTransport(batch_of(cfg, policy, spec)), []
+        self.transport, self.lines = InlineTransport(slot_spec_of(cfg, policy, spec)), []
         self.end = self.left = 3
         overrides |= {"should_end": self.should_end} if should_end else {}
         maker = SpecMaker(cfg, [ConfigOverrides(hooks=hooks or Hooks(), **overrides)] * 2, spec.num_envs)

@@ -236,7 +236,7 @@ class Inner:
     """A collector in a worker: two workers, whose batches the test makes."""
 
     def __init__(self):
-        self.calls, self.batches, self.version, self.rows_per_worker = [], [], -1, 2
+        self.calls, self.batches, self.version, self.envs_per_worker = [], [], -1, 2
         self.delivery = None
 
     def publish(self, policy):

@@ -10,8 +10,8 @@ from gymnasium.vector import SyncVectorEnv
 from worlds.masked import MaskedEnv
 
 from collectx.batch import Leaf
+from collectx.env.action_masks import LegalActions, can_be_masked, legal_actions, network_inputs, sample
 from collectx.env.base import EnvSpec
-from collectx.env.legal import LegalActions, can_be_masked, legal_actions, network_inputs, sample
 from collectx.errors import ShapeError, SpaceError
 from collectx.policy.random import random_actor
 

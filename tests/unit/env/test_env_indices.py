@@ -5,7 +5,7 @@ import pytest
 from configurations import gym
 
 from collectx.env import read_spec
-from collectx.env.numbers import SPACES, EnvNumbers, of_evaluation
+from collectx.env.env_indices import SPACES, EnvNumbers, of_evaluation
 from collectx.errors import ConfigError
 
 

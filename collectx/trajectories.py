@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import TRAJ_IDS, Key, as_key
+from collectx.batch import POLICY_VERSION, SETTINGS_VERSION, TRAJ_IDS, Key, as_key
 
 MASK = ("collector", "mask")
 # Seconds without a complete batch of trajectories after which a message says so.
@@ -146,6 +147,8 @@ class Assembler:
     def forget(self) -> None:
         """Drops all frames."""
         self.num_unfinished = 0
+        # Whether frames have a settings version.
+        self._has_settings = False
         self._unfinished: dict[int, list[TensorDictBase]] = {}
         self._ended: deque[TensorDictBase] = deque()
 
@@ -160,11 +163,15 @@ class Assembler:
             index: [_restored(each) for each in pieces] for index, pieces in state["unfinished"].items()
         }
         self._ended = deque(_restored(each) for each in state["ended"])
+        self._has_settings = False
         self.num_unfinished = sum(len(each) for pieces in self._unfinished.values() for each in pieces)
 
     def add(self, batch: TensorDictBase) -> None:
         """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must arrive in order of time."""
         frames = batch.reshape(-1)
+        if not self._has_settings and SETTINGS_VERSION in frames.keys(include_nested=True):
+            self._has_settings = True
+            self._add_settings_version()
         ids, lengths, order = _order(frames[TRAJ_IDS])
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
             if index < 0:
@@ -184,6 +191,14 @@ class Assembler:
             self.num_unfinished = 0
         if not self._has_said:
             self._note_wait()
+
+    def _add_settings_version(self) -> None:
+        """Adds the version 0 to frames from before the first setting, so that later ones can be joined to them."""
+        for frames in itertools.chain(*self._unfinished.values(), self._ended):
+            keys = frames.keys(include_nested=True)
+            # What `post_traj` returned may lack the policy version.
+            if SETTINGS_VERSION not in keys and POLICY_VERSION in keys:
+                frames[SETTINGS_VERSION] = torch.zeros_like(frames[POLICY_VERSION])
 
     def _note_wait(self) -> None:
         now_s, count = time.monotonic(), len(self._ended)

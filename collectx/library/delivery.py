@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key
+from collectx.batch import POLICY_VERSION, SETTINGS_VERSION, TRAJ_IDS, Key
 from collectx.collector.batch_info import WrittenBatch
 from collectx.collector.stream import Stream
 from collectx.config.schema.collector import CollectorConfig
@@ -106,6 +106,8 @@ class Delivery:
         trajectories that ended. A step of all envs of a worker is an item of the buffer, as in TorchRL."""
         if isinstance(batch, WrittenBatch):
             return
+        # The first batch fixes the keys of a buffer, and only batches after a setting contain a version.
+        batch.pop(SETTINGS_VERSION, None)
         buffer, steps = self._keywords.replay_buffer, self._core.steps
         if (assembler := self._stream.assembler) is not None:
             assembler.add(self.convert(batch, steps, self._stacked))

@@ -14,7 +14,8 @@ from library_collectors import make
 from tensordict import TensorDict
 from user_code.cartpoles import Constant, cartpole, with_pid
 from user_code.faulty import FaultyEnv
-from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, SHARED_SYNC, WAYS, over
+from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, over
+from worlds.levels import LevelEnv
 
 from collectx import Collector, ReplayBuffer
 from collectx.errors import ShapeError
@@ -285,3 +286,28 @@ def test_frames_unlike_those_in_the_buffer_are_an_error(way):
         pytest.raises(ShapeError, match="do not fit the buffer"),
     ):
         collector.next()
+
+
+@over((SINGLE, INLINE_SYNC))
+@pytest.mark.parametrize("keywords", [{}, {"trajs_per_batch": 1}, {"extend_buffer": False}], ids=str)
+def test_a_setting_adds_no_key_to_frames_of_a_buffer(way, keywords):
+    buffer = ReplayBuffer(100)
+    options = {"max_frames_per_traj": 2, "postproc": lambda batch: batch} | keywords
+    with make(way, LevelEnv, frames_per_batch=8, replay_buffer=buffer, **options) as collector:
+        collector.fill()
+        collector.call("set_level", 3)
+        collector.fill()
+    assert len(buffer) == 16
+    assert ("collector", "settings_version") not in buffer[:].keys(include_nested=True)
+
+
+@over((SINGLE, INLINE_SYNC))
+def test_trajectories_from_before_a_setting_have_the_version_zero(way):
+    with make(way, LevelEnv, frames_per_batch=6, max_frames_per_traj=4, trajs_per_batch=1) as collector:
+        assert ("collector", "settings_version") not in next(collector).keys(include_nested=True)
+        collector.call("set_level", 3)
+        # Trajectories that had ended before have none.
+        later = [next(collector)["collector"].get("settings_version", torch.zeros(1)) for _ in range(8)]
+    versions = [each.unique().tolist() for each in later]
+    assert versions[0][0] == 0
+    assert versions[-1] == [1]

@@ -123,31 +123,31 @@ def _cores(cfg: RunConfig) -> Section:
 
 def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: int) -> Section:
     place, part, num_slots = place_of(cfg), batch.layout().nbytes, batch.num_slots * batch.num_workers
-    counted = {"slots_bytes": num_slots * part}
+    sizes = {"slots_bytes": num_slots * part}
     if place.network is None:
         slab = SlabLayout(batch)
         # Two versions; separate weights of single workers exist only with Python's `update_policy_weights_`.
         leased = batch.num_spare * slab.region_nbytes
-        counted = {
+        sizes = {
             "slots_bytes": slab.nbytes - slab.regions_start - leased,
             "weights_bytes": 2 * slab.weights_nbytes,
             "leased_batches_bytes": leased,
         }
     else:
-        counted["slots_of_workers_bytes"] = counted["slots_bytes"]
+        sizes["slots_of_workers_bytes"] = sizes["slots_bytes"]
     acting = processes["inference_server"] or processes["processes_in_workers"] or batch.num_workers
-    counted["weights_of_trainer_and_workers_bytes"] = (1 + acting) * batch.weights_nbytes
-    counted["weights_of_the_evaluator_bytes"] = processes["evaluator"] * batch.weights_nbytes
+    sizes["weights_of_trainer_and_workers_bytes"] = (1 + acting) * batch.weights_nbytes
+    sizes["weights_of_the_evaluator_bytes"] = processes["evaluator"] * batch.weights_nbytes
     is_copied = not cfg.collector.zero_copy and not batch.num_spare
-    counted["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
-    counted["replay_buffer_bytes"] = replay_nbytes
+    sizes["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
+    sizes["replay_buffer_bytes"] = replay_nbytes
     known: Section = {
         "frame_bytes": part // (batch.rows * batch.steps),
         "weights_of_the_policy_bytes": batch.weights_nbytes,
     }
     if place.shares_memory:
         known["mapped_shared_memory_bytes"] = SlabLayout(batch).nbytes
-    return known | counted | {"total_bytes": sum(counted.values())}
+    return known | sizes | {"total_bytes": sum(sizes.values())}
 
 
 def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:

@@ -56,8 +56,7 @@ class Stream:
             if settings := self.core.delivery.settings:
                 versions = torch.tensor(settings, device=batch.device).view(-1, *[1] * (batch.ndim - 1))
                 batch[SETTINGS_VERSION] = versions.expand(batch.shape).clone()
-            if self._has_gaps:
-                add_mask(batch, self.core.steps)
+            self.mark_gaps(batch, self.core.steps)
         return batch
 
     def mark_gaps(self, batch: TensorDict, steps: Sequence[int]) -> None:

@@ -384,14 +384,20 @@ def test_a_walk_of_both_ends(options, most_sending, monkeypatch):
         assert all(torch.equal(memory, content) for memory, content in walk.kept)
 
 
+def filling(stack):
+    """A walk whose worker 0 has begun to fill a slot, and this worker's link."""
+    walk = Walk(0, stack)
+    walk.join(0)
+    walk.grant(0)
+    link = walk.workers[0].link
+    assert isinstance(link.acquire(), Fill)
+    return walk, link
+
+
 def test_weights_that_arrive_after_a_grant_are_used(monkeypatch):
     monkeypatch.setattr(ends, "Admission", Admission)
     with ExitStack() as stack:
-        walk = Walk(0, stack)
-        walk.join(0)
-        walk.grant(0)
-        link = walk.workers[0].link
-        assert isinstance(link.acquire(), Fill)
+        walk, link = filling(stack)
         walk.publish(None)
         assert link.refresh(lambda buffer: None, -1) == 1
 
@@ -400,11 +406,7 @@ def test_weights_that_arrive_within_a_batch_make_room_for_newer_ones(monkeypatch
     monkeypatch.setattr(ends, "Admission", Admission)
     within(network_link, "time", monotonic=itertools.count().__next__)
     with ExitStack() as stack:
-        walk = Walk(0, stack)
-        walk.join(0)
-        walk.grant(0)
-        link = walk.workers[0].link
-        assert isinstance(link.acquire(), Fill)
+        walk, link = filling(stack)
         for _ in range(4):
             walk.publish(None)
             assert not link.stop[0]  # as after each step

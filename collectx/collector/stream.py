@@ -56,7 +56,8 @@ class Stream:
             if settings := self.core.delivery.settings:
                 versions = torch.tensor(settings, device=batch.device).view(-1, *[1] * (batch.ndim - 1))
                 batch[SETTINGS_VERSION] = versions.expand(batch.shape).clone()
-            self.mark_gaps(batch, self.core.steps)
+            if self._has_gaps:
+                add_mask(batch, self.core.steps)
         return batch
 
     def mark_gaps(self, batch: TensorDict, steps: Sequence[int]) -> None:

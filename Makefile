@@ -39,18 +39,24 @@ define venv
 	$(BIN)/pip install --quiet --upgrade pip
 endef
 
+# `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python.
+define installed
+	$(BIN)/pip install --no-compile --constraint constraints.txt --editable $(1)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib 2>/dev/null || true
+endef
+
 install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx, all extras and the development tools
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, all extras and the development tools: 3 GB or more, some minutes"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(call installed,".[dev]" --quiet)
 	touch $(RUNNABLE) $@
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
-	$(BIN)/pip install --constraint constraints.txt --editable .
+	$(call installed,.)
 	touch $@
 
 run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers

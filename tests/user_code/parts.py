@@ -1,7 +1,9 @@
 """What a user's own module has, for the words of `tests/matrix.py` that name one: an env, a policy, a trainer, a
 logger."""
 
+import gymnasium
 import torch
+from gymnasium.spaces.utils import flatdim
 from torch import nn
 
 
@@ -12,14 +14,18 @@ def make_env():
 
 
 class Policy(nn.Module):
-    """The index of the largest score."""
+    """For any env: the index of the largest score if actions are discrete, otherwise the scores."""
 
     def __init__(self, spec):
         super().__init__()
-        self.scores = nn.Linear(spec.observation_space.shape[0], int(spec.action_space.n))
+        self.is_discrete = isinstance(spec.action_space, gymnasium.spaces.Discrete)
+        self.num_dims = len(spec.observation_space.shape)
+        self.scores = nn.Linear(flatdim(spec.observation_space), flatdim(spec.action_space))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.scores(observation).argmax(-1)
+        flat = observation.flatten(-self.num_dims) if self.num_dims else observation.unsqueeze(-1)
+        scores = self.scores(flat.float())
+        return scores.argmax(-1) if self.is_discrete else scores
 
 
 class Trainer:

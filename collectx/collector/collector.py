@@ -19,7 +19,7 @@ from collectx.collector import saved_state
 from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
-from collectx.collector.settings import Settings
+from collectx.collector.settings import Setting, Settings
 from collectx.collector.worker_record import WorkerState
 from collectx.policy.flat_weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
@@ -28,13 +28,16 @@ from collectx.transport.plain import packed, unpacked
 from collectx.worker.spec import env_seed
 
 
-class Owner:
-    """The process that made a collector. A `with` block raises `RuntimeError` in other processes, and while another
-    block is in progress: in another thread, or around a hook or an env that calls the collector."""
+class ExclusiveUse:
+    """Lets one call at a time use a collector, in the process that made it. A `with` block raises `RuntimeError` in
+    other processes, and while another block is in progress: in another thread, or around a hook or an env that calls
+    the collector."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        # The thread that is in a block.
+        self._thread: int | None = None
 
     @property
     def is_this_process(self) -> bool:
@@ -49,6 +52,14 @@ class Owner:
                 "Both would consume the same frames. Make a collector in this process, or send it the batches."
             )
 
+    def check_not_within(self, name: str) -> None:
+        """Raises `RuntimeError` if this thread is in a block, so that a hook or an env calls the method `name`."""
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                f"{name}() was called by a hook, an env or a policy of this collector, while it collects a batch. Call "
+                "it when the batch is complete"
+            )
+
     def __enter__(self) -> None:
         self.check_process()
         if not self._lock.acquire(blocking=False):
@@ -56,8 +67,10 @@ class Owner:
                 "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
                 "env that called it. Take its batches in one thread, and pass them to others through a queue.Queue"
             )
+        self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
+        self._thread = None
         self._lock.release()
 
 
@@ -68,7 +81,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     Attributes:
         delivery: the metadata of the last delivered batch.
-        owner: the process that may use the collector; in other processes, its methods raise.
+        exclusive_use: a block around each use of the collector; raises in other processes.
         policy_version: the newest published version.
         leaves: the key, shape and dtype of each tensor of a frame.
         num_frames, num_batches: numbers of frames and batches delivered so far.
@@ -78,7 +91,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, pool: WorkerPool):
         self.transport = transport
-        self.owner = Owner()
+        self.exclusive_use = ExclusiveUse()
         self._schedule = schedule
         self._spec = spec
         # Whether batches are copied on the transport's device; or else the device to which they are copied, if any.
@@ -114,7 +127,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             WorkerTimeout, WorkerDied, Exception: a worker failed, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
-        with self.owner:
+        with self.exclusive_use:
             parts, waited_s = self._wait_for_parts()
             if spec.is_written:
                 self._count(parts, waited_s)
@@ -130,7 +143,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Lets the workers begin the next batch, as `next` does before it waits. Does not block. Does nothing while too
         few workers are ready. With `zero_copy`, invalidates the last batch.
         """
-        with self.owner:
+        with self.exclusive_use:
             if 0 <= self._spec.total_frames <= self.num_frames or self.pool.must_wait_for_workers:
                 return
             self._check_usable()
@@ -145,7 +158,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def wait_until_idle(self) -> None:
         """Blocks until workers that write batches to a replay buffer have filled their granted slots, and counts these
         batches as delivered. They stay idle until `next`. Raises the errors of `next`."""
-        with self.owner:
+        with self.exclusive_use:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
                     self._count(parts, 0.0)
@@ -155,7 +168,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def wait_until_filled(self) -> None:
         """Blocks until the workers have filled their granted slots, whose batches are delivered later. Raises the
         errors of `next`."""
-        with self.owner:
+        with self.exclusive_use:
             while self._has_granted_slots:
                 self._handle_event()
 
@@ -274,7 +287,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise NotImplementedError("one policy acts for all workers, so publish its weights for all of them")
         if self._schedule.grants_name_version and None not in writes:
             raise NotImplementedError("with overlap=1 all workers act with the same weights. Use overlap=0")
-        self.owner.check_process()
+        self.exclusive_use.check_process()
         self._wait_to_publish()
         self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
@@ -294,26 +307,22 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
         self._check_usable()
-        with self.owner:
+        with self.exclusive_use:
+            self._wait_for_workers()
             self._wait_to_publish()
-            earlier = self.settings.get(kind, name)
             setting = self.settings.add(kind, name, contents)
             self._schedule.changed(setting.version)
             arguments = {worker: ([setting.of(worker)],) for worker in self.pool.ready}
-            self._ask_and_wait("change", arguments, is_setting=True)
-            try:
-                replies = self.pool.replies()
-            except Exception:
-                self.settings.withdraw(setting, earlier)
-                raise
+            self._ask_and_wait("change", arguments, setting)
+            replies = self.pool.replies()
+            self.settings.confirm(setting)
             self.pool.report_setting(setting, self.num_batches)
             lost = [None] * self.envs_per_worker
             return {worker: unpacked(replies.get(worker, lost)) for worker in sorted(arguments)}
 
     def get_attr(self, name: str) -> dict[int, list[Any]]:
         """Returns the attribute `name` of each env, by worker. Blocks and raises like `ask`."""
-        workers = dict.fromkeys(self.pool.ready, (name,))
-        return {worker: unpacked(values) for worker, values in self.ask("get_attr", per_worker=workers).items()}
+        return {worker: unpacked(values) for worker, values in self.ask("get_attr", name).items()}
 
     def _settings_version(self, part: Arrival) -> int:
         return self._acted.get((part.worker, part.slot), 0)
@@ -440,7 +449,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
-            per_worker: arguments by worker; other workers are not asked. None: `arguments` for all workers.
+            per_worker: arguments by worker; other workers are not asked. None: `arguments` for all workers that are
+                ready, after a wait for as many as the next batch needs.
 
         Raises:
             NotImplementedError: the workers exchange data over a network, and the request is none of its plain ones.
@@ -448,22 +458,42 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """
         self.check_can_ask(name)
         self._check_usable()
-        with self.owner:
-            self._ask_and_wait(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)
+        with self.exclusive_use:
+            if per_worker is None:
+                self._wait_for_workers()
+                per_worker = dict.fromkeys(self.pool.ready, arguments)
+            self._ask_and_wait(name, per_worker)
             return self.pool.replies()
 
-    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple], is_setting: bool = False) -> None:
+    def ask_first(self, name: str, *arguments: Any) -> Any:
+        """Returns the result of the first worker that is ready. Blocks and raises like `ask`."""
+        self.check_can_ask(name)
+        self._check_usable()
+        with self.exclusive_use:
+            self._wait_for_workers()
+            self._ask_and_wait(name, {min(self.pool.ready): arguments})
+            return next(iter(self.pool.replies().values()))
+
+    def wait_for_workers(self) -> None:
+        """Blocks until as many workers are ready as the next batch needs. Raises the errors of `next`."""
+        with self.exclusive_use:
+            self._wait_for_workers()
+
+    def _wait_for_workers(self) -> None:
+        while self.pool.must_wait_for_workers:
+            self._handle_event()
+
+    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple], setting: Setting | None = None) -> None:
         """Sends requests; blocks until all these workers have replied, or have failed. See `WorkerPool.request`."""
-        self.pool.request(name, arguments, is_setting)
+        self.pool.request(name, arguments, setting)
         while self.pool.num_awaited:
             self._handle_event()
 
     def wait_until_ready(self) -> None:
         """Blocks until the workers, or `min_workers` of them, have made their envs and policies. Raises the errors of
         `next`."""
-        with self.owner:
-            while self.pool.must_wait_for_workers:
-                self._handle_event()
+        with self.exclusive_use:
+            self._wait_for_workers()
             # Does not collect the replies: errors of workers that were replaced or dropped have been handled.
             while new := [worker.index for worker in self.pool.unanswered]:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))

@@ -98,7 +98,7 @@ class ReadableCollector(EnvMethods):
 
     def _check_process(self) -> None:
         """Raises `RuntimeError` in a process that was forked from the one that made the collector."""
-        self._stream.core.owner.check_process()
+        self._stream.core.exclusive_use.check_process()
 
     def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Waits for the background thread's current batch, and keeps the thread idle within the block."""
@@ -293,18 +293,18 @@ class ReadableCollector(EnvMethods):
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
-        """Returns an attribute of the first worker's env, or a list of its envs' attributes if it steps several. A
-        worker process sends a copy, so the attribute must be data: numbers, text, arrays, spaces, specs, or containers
-        of these.
+        """Returns an attribute of the first worker's env, or of the wrapper that defines it; a list if the worker steps
+        several envs. A worker process sends a copy, so the attribute must be data: numbers, text, arrays, spaces,
+        specs, or containers of these.
 
         Args:
             attr: name of the attribute, or a path such as `transform[0].shape`.
 
         Raises:
-            AttributeError: the env lacks the attribute.
+            AttributeError: the env and its wrappers lack the attribute.
             TypeError: the env is in a worker process, and the attribute is a method or another object that is not data.
         """
-        return self._ask("getattr_env", per_worker={min(self._core.workers, default=0): (attr,)}).popitem()[1]
+        return self._with_core(lambda core: core.ask_first("getattr_env", attr))
 
     def get_distant_attr(self, attr: str) -> Any:
         """Returns a list with a value per worker; without workers, an attribute of this collector.
@@ -318,7 +318,8 @@ class ReadableCollector(EnvMethods):
             TypeError: an env's attribute is not data, see `getattr_env`.
         """
         if not self._keywords.has_workers:
-            return resolve(self, attr)
+            path = within("env", attr)
+            return self.getattr_env(path) if path else resolve(self, attr)
         if attr == "worker_idx":
             return self._core.workers
         if within("replay_buffer", attr) is not None:

@@ -532,6 +532,7 @@ class BaseCollector(ReadableCollector):
             ValueError: no batch would be left to record, or a worker or an activity does not exist.
         """
         self._core.check_can_ask("profile")
+        self._with_core(CollectorCore.wait_for_workers)
         config = ProfileConfig(*arguments, **options).complete(min(self._core.workers))
         if problems := config.problems(self._core.workers):
             raise ValueError(" ".join(problems))
@@ -650,10 +651,12 @@ class BaseCollector(ReadableCollector):
             raise_on_error: whether to raise the error that ended the background thread, and a timeout of its batch.
 
         Raises:
+            RuntimeError: a hook, an env or a policy in this process calls this while it collects a batch.
             TimeoutError: the background thread's batch took longer than `timeout`.
             Exception: this ended the background thread.
         """
         self._check_process()
+        self._stream.core.exclusive_use.check_not_within("shutdown")
         background, thread = self._background, self._thread
         self._thread = StepThread()
         self._background, self.closed = Background(self._thread), True
@@ -703,7 +706,7 @@ class BaseCollector(ReadableCollector):
 
     def __exit__(self, *error: object) -> None:
         # A forked process may leave a block of its parent's collector.
-        if self._stream.core.owner.is_this_process:
+        if self._stream.core.exclusive_use.is_this_process:
             self.shutdown(close_env=False)
 
 

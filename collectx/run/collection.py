@@ -104,7 +104,7 @@ class RunCollection(EnvMethods):
         return batch
 
     def _collect(self) -> Any:
-        self._core.owner.check_process()
+        self._core.exclusive_use.check_process()
         self._check(self._write_line)
         if self._evaluator is not None:
             self._evaluator.before_batch()

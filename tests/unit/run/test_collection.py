@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.collector.collector import Owner
+from collectx.collector.collector import ExclusiveUse
 from collectx.collector.settings import Settings
 from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute
@@ -40,7 +40,7 @@ class FakeCollector:
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
-        self.owner, self.settings = Owner(), Settings()
+        self.exclusive_use, self.settings = ExclusiveUse(), Settings()
         self._batches = self._deliver()
 
     def __next__(self):

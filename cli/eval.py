@@ -14,7 +14,7 @@ from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
-from collectx.errors import EpisodeTooLong, summary_of
+from collectx.errors import EpisodeTooLongError, summary_of
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
@@ -54,7 +54,7 @@ def _eval(arguments: Arguments) -> int:
         shutil.rmtree(files.videos, ignore_errors=True)
     try:
         result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
-    except EpisodeTooLong as error:
+    except EpisodeTooLongError as error:
         printing.error(f"eval: {error}")
         return 1
     except Exception as error:

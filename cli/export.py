@@ -11,7 +11,7 @@ from pathlib import Path
 from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand, synopsis
 from collectx.config.problem import did_you_mean
-from collectx.errors import CannotExport, ConfigError, summary_of
+from collectx.errors import ConfigError, ExportError, summary_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
@@ -81,7 +81,7 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
         path = getattr(import_module(module), function)(files.path, target, weights)
     except ConfigError:
         raise
-    except CannotExport as error:
+    except ExportError as error:
         printing.error(f"export to {name} failed: {error}")
         return 1
     except OSError as error:

@@ -17,7 +17,7 @@ from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.collector import SCHEDULES
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder
 from collectx.run.after.reproduce import compare, recorded_order, why_not_recorded
@@ -109,7 +109,7 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
     if why is None:
         try:
             recorded_order(old.path)
-        except DamagedFile:
+        except DamagedFileError:
             raise
         except ValueError as error:
             return str(error)

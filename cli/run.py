@@ -27,7 +27,7 @@ from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
 from collectx.config.problem import YAML
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, ConfigError, DamagedFile, summary_of, text_of
+from collectx.errors import CollectxError, ConfigError, DamagedFileError, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
@@ -213,7 +213,7 @@ def _unreadable(checkpoints: Sequence[Path]) -> list[str]:
     for path in checkpoints:
         try:
             read_manifest(path)
-        except DamagedFile as error:
+        except DamagedFileError as error:
             problems += error.problems
         else:
             return []

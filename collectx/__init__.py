@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from collectx import lazy_compiler
 
 if TYPE_CHECKING:
+    from collectx.library.backend_choice import service_backend as service_backend
     from collectx.library.collectors import AsyncBatchedCollector as AsyncBatchedCollector
     from collectx.library.collectors import AsyncCollector as AsyncCollector
     from collectx.library.collectors import BaseCollector as BaseCollector
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collectx.library.collectors import aSyncDataCollector as aSyncDataCollector
     from collectx.library.slurm import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
     from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
-    from collectx.library.unified import service_backend as service_backend
     from collectx.library.updaters import DistributedWeightUpdater as DistributedWeightUpdater
     from collectx.library.updaters import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
     from collectx.library.updaters import RayWeightUpdater as RayWeightUpdater
@@ -65,7 +65,7 @@ _NAMES = {
         "RPCDataCollector RayCollector SyncDataCollector aSyncDataCollector"
     ),
     "library.slurm": "DEFAULT_SLURM_CONF submitit_delayed_launcher",
-    "library.unified": "service_backend",
+    "library.backend_choice": "service_backend",
     "library.updaters": (
         "DistributedWeightUpdater MultiProcessedWeightUpdater RPCWeightUpdater RayWeightUpdater "
         "RemoteModuleWeightUpdater VanillaWeightUpdater WeightUpdaterBase"

@@ -16,14 +16,14 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector import saved_state
-from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
+from collectx.collector.batch_info import BatchInfo, BatchSpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.settings import Setting, Settings
 from collectx.collector.worker_record import WorkerState
 from collectx.policy.flat_weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
 from collectx.transport.plain import packed, unpacked
 from collectx.worker.spec import env_seed
 
@@ -80,23 +80,23 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     smaller while workers are missing. If a part ended early, the values of its last steps are undefined.
 
     Attributes:
-        delivery: the metadata of the last delivered batch.
+        last_batch_info: the metadata of the last delivered batch.
         exclusive_use: a block around each use of the collector; raises in other processes.
         policy_version: the newest published version.
         leaves: the key, shape and dtype of each tensor of a frame.
         num_frames, num_batches: numbers of frames and batches delivered so far.
     """
 
-    delivery: BatchInfo
+    last_batch_info: BatchInfo
 
-    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, pool: WorkerPool):
+    def __init__(self, transport: Transport, schedule: Schedule, spec: BatchSpec, pool: WorkerPool):
         self.transport = transport
         self.exclusive_use = ExclusiveUse()
         self._schedule = schedule
         self._spec = spec
         # Whether batches are copied on the transport's device; or else the device to which they are copied, if any.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
-        self._copies = not spec.zero_copy and not is_elsewhere
+        self._is_copied = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
         self.pool = pool
         self.num_batches = 0
@@ -109,7 +109,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._delivered: tuple[Arrival, ...] = ()
         self.settings: Settings = pool.settings
         # The settings version for each granted or filled slot, by worker and slot; 0 without an entry.
-        self._acted: dict[tuple[int, int], int] = {}
+        self._settings_of_slots: dict[tuple[int, int], int] = {}
         # The memory of undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
@@ -132,7 +132,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             if spec.is_written:
                 self._count(parts, waited_s)
                 self._release_slots()
-                return WrittenBatch(self.delivery.frames)
+                return WrittenBatch(self.last_batch_info.frames)
             memory = self._deliver(parts)
             self._count(parts, waited_s)
             if not spec.zero_copy:
@@ -204,11 +204,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Returns the memory of a batch for its consumer."""
         if self._copy_to is not None:
             return self._gather(parts, copy=False).to(self._copy_to, copy=True)
-        if self._copies and parts[0].slot not in self._restored:
+        if self._is_copied and parts[0].slot not in self._restored:
             leased = self.transport.lease(parts)
             if leased is not None:
                 return leased
-        return self._gather(parts, copy=self._copies)
+        return self._gather(parts, copy=self._is_copied)
 
     def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
         restored = self._restored.get(parts[0].slot)
@@ -219,7 +219,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._restored.pop(parts[0].slot, None)
         frames = sum(part.report.frames for part in parts)
         settings = tuple(self._settings_version(part) for part in parts) if self.settings.version else ()
-        self.delivery = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s, settings)
+        self.last_batch_info = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s, settings)
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
@@ -236,7 +236,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             worker = self.pool.records[index]
             worker.num_granted += 1
             if self.settings.version:
-                self._acted[index, slot] = worker.settings_version
+                self._settings_of_slots[index, slot] = worker.settings_version
             self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
@@ -268,9 +268,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise
 
     @property
-    def steps(self) -> list[int]:
+    def filled_steps(self) -> list[int]:
         """The number of filled steps of each part of the last batch."""
-        return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
+        return [part.report.frames // self._spec.slots.rows for part in self.last_batch_info.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Publishes a copy of the policy's current weights as a new version; returns its number, 0 the first time. A
@@ -279,7 +279,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         previous version have arrived, and raises the errors of `next`."""
         return self.publish_weights({None: FlatWeights(policy).write})
 
-    def publish_weights(self, writes: Writes) -> int:
+    def publish_weights(self, writes: WeightWriters) -> int:
         """Publishes weights like `publish`, but by functions that write them, for all workers or for some; see
         `Transport.publish`. Raises `NotImplementedError` if `writes` are for some workers only, with
         `collector.overlap=1` or `inference=server`."""
@@ -325,7 +325,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return {worker: unpacked(values) for worker, values in self.ask("get_attr", name).items()}
 
     def _settings_version(self, part: Arrival) -> int:
-        return self._acted.get((part.worker, part.slot), 0)
+        return self._settings_of_slots.get((part.worker, part.slot), 0)
 
     @property
     def envs_per_worker(self) -> int:
@@ -338,7 +338,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return self._spec.slots.rows * self.pool.num_started
 
     @property
-    def workers(self) -> list[int]:
+    def worker_indices(self) -> list[int]:
         """The indices of the workers that take part in batches."""
         return sorted(self.pool.ready)
 
@@ -406,7 +406,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         for number, saved in enumerate(state["undelivered"], start=1):
             parts, memory = saved_state.load_batch(saved, -number)
             versions = zip(parts, saved.get("settings", ()), strict=False)
-            self._acted |= {(part.worker, part.slot): version for part, version in versions}
+            self._settings_of_slots |= {(part.worker, part.slot): version for part, version in versions}
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
         ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
@@ -495,7 +495,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         with self.exclusive_use:
             self._wait_for_workers()
             # Does not collect the replies: errors of workers that were replaced or dropped have been handled.
-            while new := [worker.index for worker in self.pool.unanswered]:
+            while new := self.pool.not_replied:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))
 
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:

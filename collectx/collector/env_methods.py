@@ -85,7 +85,7 @@ class EnvMethods(ABC):
 
 def _by_worker(core: CollectorCore, name: str, values: Sequence[Any]) -> list[tuple[bool, list[Any]]]:
     """Returns the content for each started worker of a setting that gives every env its own value."""
-    ready, rows, num_envs = core.workers, core.envs_per_worker, core.num_envs
+    ready, rows, num_envs = core.worker_indices, core.envs_per_worker, core.num_envs
     contents = contents_of_each(values, rows)
     if len(values) == num_envs:
         return contents

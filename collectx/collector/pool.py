@@ -149,10 +149,10 @@ class WorkerPool:
         return self.ready if self.server is None else {*self.ready, self.server.index}
 
     @property
-    def unanswered(self) -> list[WorkerRecord]:
-        """Those ready workers, and the inference server, whose newest process has not replied to any request: it may
-        still be making its envs or its policy."""
-        return [worker for worker in self.records if worker.index in self.askable and not worker.has_replied]
+    def not_replied(self) -> set[int]:
+        """Those of `askable` whose newest process has not replied to any request: it may still be making its envs or
+        its policy."""
+        return {index for index in self.askable if not self.records[index].has_replied}
 
     @property
     def num_alive(self) -> int:

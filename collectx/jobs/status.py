@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import DamagedFile, LauncherError
+from collectx.errors import DamagedFileError, LauncherError
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.run import Status
@@ -168,7 +168,7 @@ def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus
     """Returns the status of a run. `job` is what `read_job` returned, `states` what `query_slurm` returned."""
     try:
         return status_of_process(files) if job is None else status_of_job(files, job, states)
-    except DamagedFile as error:
+    except DamagedFileError as error:
         return RunStatus(Status.DAMAGED, str(error))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import ConfigError
-from collectx.library import unified
+from collectx.library import backend_choice
 from collectx.library.base import BaseCollector
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
@@ -47,7 +47,7 @@ class Collector(BaseCollector):
     """
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        chosen = unified.select(CLASSES_OF_BACKENDS, arguments, keywords) if cls is Collector else None
+        chosen = backend_choice.select(CLASSES_OF_BACKENDS, arguments, keywords) if cls is Collector else None
         if chosen is None:
             return super().__new__(cls)
         other, arguments, keywords = chosen

@@ -34,7 +34,7 @@ from collectx.library.keywords import (
 from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
 from collectx.library.overrides import kwargs_of_workers, policy_devices, user_collector
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
-from collectx.library.weights import MODELS, unknown_models
+from collectx.library.weights import MODELS_HINT, unknown_models
 from collectx.place import place_of
 from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
@@ -282,7 +282,7 @@ def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if unknown := unknown_models(getattr(keywords, name) or ()):
             are = "is" if len(unknown) == 1 else "are"
-            yield f"{name} names {' and '.join(map(repr, unknown))}, which {are} unknown. {MODELS}."
+            yield f"{name} names {' and '.join(map(repr, unknown))}, which {are} unknown. {MODELS_HINT}."
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:

@@ -94,7 +94,7 @@ def open_workers(
     specs: Specs,
     env_spec: EnvSpec,
     events: Callable[..., None],
-    build: Callable[..., Any],
+    start_collector: Callable[..., Any],
     launcher: Launcher | None = None,
     log_dir: Path | None = None,
 ) -> Workers:
@@ -104,7 +104,7 @@ def open_workers(
 
     Args:
         events: called as `events(name, **fields)` when the trainer refuses a peer.
-        build: `collectx.collector.build`, for workers that are collectors themselves.
+        start_collector: `collectx.collector.start_collector`, for workers that are collectors themselves.
         launcher: starts the workers; None: the place's own.
     """
     launcher = launcher or place.launcher(log_dir)
@@ -125,7 +125,7 @@ def open_workers(
     )
     if place.shares_memory:
         return _sharing_memory(launcher, batch, specs, env_spec, supervisor)
-    return _over_network(place, launcher, batch, specs, supervisor, events, build)
+    return _over_network(place, launcher, batch, specs, supervisor, events, start_collector)
 
 
 def _inline(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec: EnvSpec) -> Workers:
@@ -166,7 +166,7 @@ def _over_network(
     specs: Specs,
     supervisor: Any,
     events: Callable[..., None],
-    build: Callable[..., Any],
+    start_collector: Callable[..., Any],
 ) -> Workers:
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import new_secret
@@ -189,10 +189,10 @@ def _over_network(
     )
     # Without the transport, which cannot be pickled.
     endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
-    build_nested = build if options.num_workers_per_collector > 1 else None
+    start_nested = start_collector if options.num_workers_per_collector > 1 else None
 
     def run(spec: ProcessSpec) -> Entry:
         objects = Sealed.of(spec.user_objects)
-        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, build_nested)
+        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, start_nested)
 
     return Workers(launcher, network, specs, run, endpoint)

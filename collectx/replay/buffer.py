@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from collectx.batch import Key, Leaf, as_array, nest
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.memory import barrier
 from collectx.replay.lock import Lock
 from collectx.replay.ring import Ring, flatten_batch, iter_leaves
@@ -311,8 +311,8 @@ class ReplayBuffer:
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)
-        except DamagedFile as error:
-            raise DamagedFile(
+        except DamagedFileError as error:
+            raise DamagedFileError(
                 f"{error.problems[0]}. Restore the folder from a copy, or save the buffer again."
             ) from error
         self.load_state_dict(state)

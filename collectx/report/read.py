@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from collectx.config.schema.run import OBJECTIVES
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder import snapshot
@@ -278,7 +278,7 @@ def objective_of(run: Run) -> str:
     try:
         name = read_config(run.files.hydra / "config.yaml")["sweep"]["objective"]
         return str(name[0] if isinstance(name, list) else name)
-    except (DamagedFile, KeyError, TypeError):
+    except (DamagedFileError, KeyError, TypeError):
         return OBJECTIVES[0]
 
 

@@ -234,7 +234,7 @@ class _Execution:
         resume = None if self._point is None else self._point.collector
         # A job of `collector=single` has no tasks for workers.
         starter = None if self._place.is_inline else launcher
-        return collector.build(
+        return collector.start_collector(
             cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
 

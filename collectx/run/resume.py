@@ -16,7 +16,7 @@ from urllib.parse import quote
 from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile, summary_of
+from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
@@ -37,12 +37,12 @@ def starts_over(files: RunFolder) -> bool:
 
 class ResumePoint:
     """The point that a run continues from: the newest checkpoint that is not damaged. Raises `ConfigError` if there is
-    no checkpoint, or all are damaged, or `DamagedFile` if another file of the folder is damaged.
+    no checkpoint, or all are damaged, or `DamagedFileError` if another file of the folder is damaged.
 
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
         state: the content of `state.pt`, which `Stream.load` takes.
-        collector: the collector's part of `state`, which `collectx.collector.build` takes.
+        collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
@@ -84,10 +84,12 @@ class ResumePoint:
             try:
                 digest.resume([line["digest"]] if "digest" in line else [])
             except (AttributeError, ValueError) as error:
-                raise DamagedFile(f"{files.metrics}: line {count}: its digest is {line['digest']!r}") from error
+                raise DamagedFileError(f"{files.metrics}: line {count}: its digest is {line['digest']!r}") from error
         if (count, frames) != (self.batches, manifest["frames"]):
             ends = f"{files.metrics}: ends after {count} batches and {frames} frames"
-            raise DamagedFile(f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames")
+            raise DamagedFileError(
+                f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames"
+            )
         return digest
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
@@ -171,7 +173,8 @@ def buffer_file(name: str) -> str:
 
 
 def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
-    """Returns a checkpoint and its state, on the CPU. Raises `DamagedFile` if it does not belong to the manifest."""
+    """Returns a checkpoint and its state, on the CPU. Raises `DamagedFileError` if it does not belong to the
+    manifest."""
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
@@ -179,8 +182,8 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
             state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
-        raise DamagedFile(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
+        raise DamagedFileError(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
     if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
         text = f"manifest.json and state.pt belong to different checkpoints: (batches, frames) {counts}"
-        raise DamagedFile(f"{checkpoint.path}: {text}")
+        raise DamagedFileError(f"{checkpoint.path}: {text}")
     return checkpoint, state

@@ -22,7 +22,7 @@ import torch
 from collectx import progress
 from collectx.batch import ALIGNMENT_BYTES, PerSlot, Slot, aligned
 from collectx.memory import SharedMemory, barrier, batch_memory
-from collectx.transport.base import Arrival, SlotReport, SlotSpec, Writes, keep_granted
+from collectx.transport.base import Arrival, SlotReport, SlotSpec, WeightWriters, keep_granted
 from collectx.transport.leases import Leases
 
 _POINTER_BYTES = 8
@@ -164,7 +164,7 @@ class Slab:
         """The newest published version of any weights; -1 before the first."""
         return max(self._pointers) >> 1
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         """See `Transport.publish`. Only one process may publish."""
         version = self.version + 1
         pointers = {}
@@ -275,7 +275,7 @@ class SlabTransport:
         """Returns the arrival of the slot that a worker filled, which knows only the region."""
         return Arrival(worker, self.slab.slot_in(worker, region), report)
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         return self.slab.publish(writes)
 
     def newest_weights(self) -> torch.Tensor:

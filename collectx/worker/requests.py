@@ -21,7 +21,7 @@ from gymnasium.spaces import Space
 
 from collectx.batch import Key, as_key, nest
 from collectx.env.wrappers import statistics_of
-from collectx.errors import NotRestorable, ShapeError, summary_of
+from collectx.errors import NotRestorableError, ShapeError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
@@ -186,7 +186,7 @@ class RequestHandler:
             try:
                 is_pickled = isinstance(saved, torch.Tensor)
                 saved = loads(saved, None, "the state_dict of the envs") if is_pickled else unpacked(saved)
-            except NotRestorable as error:
+            except NotRestorableError as error:
                 return str(error)
             for env, env_state in zip(self._envs, saved, strict=True):
                 env.load_state_dict(env_state)

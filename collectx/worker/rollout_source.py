@@ -79,7 +79,7 @@ class RolloutSource:
         spec, link = self._spec, self._link
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
         self._generators = ProcessGenerators(cfg.seed, placement)
-        first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
+        first_env, total_envs = placement.run_index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
             self._generators.trust()
@@ -97,7 +97,7 @@ class RolloutSource:
         self._prepared = PerSlot(lambda index: self._rollout.prepare(slots[index], index))
         _ = self._prepared[0]  # so that envs and policies that do not fit the slots fail now
         self._requests = RequestHandler(
-            placement.index,
+            placement.run_index,
             self._generators,
             self._rollout,
             spec.hooks,
@@ -109,7 +109,7 @@ class RolloutSource:
         if options.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
             check = FiniteCheck if env_spec.device is None else TensorFiniteCheck
-            self._check = check(env_spec, policy_keys, slots, placement.index, first_env, total_envs)
+            self._check = check(env_spec, policy_keys, slots, placement.run_index, first_env, total_envs)
 
     def _slot(self, index: int) -> Slot:
         slot, steps = self._link.slots[index], self._spec.steps
@@ -176,7 +176,7 @@ class RolloutSource:
             reuse_imports()
             warm_up()
         placement = self._spec.placement
-        first_row = first_env - placement.index * self._spec.num_envs
+        first_row = first_env - placement.run_index * self._spec.num_envs
         group = envs.build(cfg, first_env, placement.incarnation, placement.numbers.of(first_row))
         progress.one_more()
         if group.spec.num_envs != num_envs:

@@ -28,7 +28,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
-from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of, text_of
+from collectx.errors import ConfigError, DamagedFileError, ShapeError, summary_of, text_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.flat_weights import FlatWeights
@@ -299,7 +299,7 @@ def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None
                 raise ConfigError(
                     f"the weights in {files.policy} do not fit the policy. {reason} {text_of(error)}"
                 ) from error
-            raise DamagedFile(f"{files.policy} cannot be loaded: {summary_of(error)}") from error
+            raise DamagedFileError(f"{files.policy} cannot be loaded: {summary_of(error)}") from error
     flat, problems = checkpoints.newest(_weights)
     if flat is None:
         advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.job_files import JobFiles
 from collectx.run.folder import lock
 from collectx.run.folder.files import decode, read_lines
@@ -97,7 +97,7 @@ class RunFolder(JobFiles):
 
     @property
     def is_completed(self) -> bool:
-        """Whether the run has delivered all batches. Raises `DamagedFile` if `result.json` cannot be read."""
+        """Whether the run has delivered all batches. Raises `DamagedFileError` if `result.json` cannot be read."""
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
@@ -173,33 +173,33 @@ class RunFolder(JobFiles):
                     folder.rmdir()
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file
+        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFileError` if the file
         cannot be read."""
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DamagedFile(f"{self.result} cannot be read: {error.strerror}") from error
+            raise DamagedFileError(f"{self.result} cannot be read: {error.strerror}") from error
         if result.get("status") not in ENDED:
-            raise DamagedFile(
+            raise DamagedFileError(
                 f"{self.result} is damaged: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}"
             )
         return result
 
     def read_meta(self) -> dict[str, Any]:
         """Returns the content of `snapshot/meta.json`; empty if the file cannot be read."""
-        with suppress(OSError, DamagedFile):
+        with suppress(OSError, DamagedFileError):
             return decode(self.meta, "the file", self.meta.read_bytes())
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFile` also if lines are missing: each
-        line contains its batch number."""
+        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if lines are missing:
+        each line contains its batch number."""
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
                 problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
-                raise DamagedFile(f"{self.metrics}: {problem}")
+                raise DamagedFileError(f"{self.metrics}: {problem}")
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:

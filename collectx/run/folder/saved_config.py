@@ -17,7 +17,7 @@ from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
 from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, runs_below
 from collectx.run.folder.result import Result, Status
@@ -110,7 +110,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns a saved configuration as plain data. Leaves out Hydra's section, which would decide where the new run
-    writes. Raises `DamagedFile` if the file cannot be read."""
+    writes. Raises `DamagedFileError` if the file cannot be read."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -118,9 +118,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise DamagedFile(f"{path} cannot be read: {error}") from error
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not content:
-        raise DamagedFile(f"{path} is not a configuration")
+        raise DamagedFileError(f"{path} is not a configuration")
     if isinstance(content.get("launcher"), dict):
         content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items() if key != "hydra"}
@@ -153,7 +153,7 @@ def readable_config(files: RunFolder) -> RunConfig:
     collectx refuses. For commands that watch or end a run of any version."""
     try:
         content = read_config(files.newest_config)
-    except DamagedFile:
+    except DamagedFileError:
         content = {}
     cfg, problems = check_config(content)
     for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
@@ -195,7 +195,7 @@ def completed(root: Path) -> dict[str, Path]:
     """Returns the folder of each completed run below `root`, by its `config_text`."""
     folders = {}
     for files in runs_below(root, includes_root=False):
-        with suppress(DamagedFile):
+        with suppress(DamagedFileError):
             if files.is_completed and (text := saved_text(files)) is not None:
                 folders[text] = files.path
     return folders

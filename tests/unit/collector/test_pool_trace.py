@@ -102,7 +102,7 @@ class Story:
             result = f"{type(error).__name__} of worker {worker_of(error)} {' '.join(notes)}".rstrip()
         self.lines.append(f"  -> {result}")
         known = {name: getattr(pool, name) for name in FACTS}
-        known["unanswered"] = [worker.index for worker in pool.unanswered]
+        known["not_replied"] = pool.not_replied
         for worker in pool.records:
             facts = vars(worker) | {"pending": worker.pending.copy()}
             known |= {f"{worker.name}: {name}": facts[name] for name in NEW}

@@ -18,10 +18,10 @@ from collectx.collector.stream import Stream
 class Core:
     """Yields batches of two parts with three steps."""
 
-    steps = (3, 1)
+    filled_steps = (3, 1)
 
     def __init__(self, *batches, settings=()):
-        self.batches, self.delivery, self.calls = [*batches], SimpleNamespace(settings=settings), []
+        self.batches, self.last_batch_info, self.calls = [*batches], SimpleNamespace(settings=settings), []
 
     def __next__(self):
         return self.batches.pop(0)

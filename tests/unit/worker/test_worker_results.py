@@ -34,7 +34,7 @@ def test_the_seeds_of_envs_and_policies(expected):
     maker = SpecMaker(config(env=counting(2), seed=5), (), 2)
     result = {f"env {index}.{life}": env_seed(5, index, life) for index in range(3) for life in (0, 1, 2)}
     for each in PLACEMENTS:
-        name = f"worker {each.worker}, index {each.index}.{each.incarnation}"
+        name = f"worker {each.worker}, index {each.run_index}.{each.incarnation}"
         result[f"policy of {name}"] = [policy_seed(5, each), policy_seed(5, each, True)]
         result[f"envs of {name}"] = env_seeds(maker.make(each.worker, ProcessHistory(each.incarnation)), 5)
     expected("seeds", result)
@@ -237,7 +237,7 @@ class Inner:
 
     def __init__(self):
         self.calls, self.batches, self.version, self.envs_per_worker = [], [], -1, 2
-        self.delivery = None
+        self.last_batch_info = None
 
     def publish(self, policy):
         self.version += 1
@@ -252,7 +252,7 @@ class Inner:
         if isinstance(batch, Exception):
             raise batch
         tensors, parts = batch
-        self.delivery = SimpleNamespace(parts=[Arrival(worker, 0, report) for worker, report in parts])
+        self.last_batch_info = SimpleNamespace(parts=[Arrival(worker, 0, report) for worker, report in parts])
         return tensors
 
     def change(self, kind, name, contents):

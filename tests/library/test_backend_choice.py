@@ -14,8 +14,8 @@ from user_code.cartpoles import cartpole
 import collectx
 from collectx import BaseCollector, Collector, MultiSyncCollector, service_backend
 from collectx.errors import ConfigError
+from collectx.library.backend_choice import select
 from collectx.library.collectors import CLASSES_OF_BACKENDS
-from collectx.library.unified import select
 
 FRAMES = {"frames_per_batch": 8, "total_frames": 16}
 

@@ -41,8 +41,12 @@ if TYPE_CHECKING:
     from collectx.library.updaters import VanillaWeightUpdater as VanillaWeightUpdater
     from collectx.library.updaters import WeightUpdaterBase as WeightUpdaterBase
     from collectx.policy.adapt import adapt as adapt
+    from collectx.policy.adapt import policy_from_agent as policy_from_agent
     from collectx.policy.random import RandomPolicy as RandomPolicy
+    from collectx.replay import PrioritizedSampler as PrioritizedSampler
     from collectx.replay import ReplayBuffer as ReplayBuffer
+    from collectx.replay import SliceSampler as SliceSampler
+    from collectx.replay import UniformSampler as UniformSampler
     from collectx.run.after.trained import load_policy as load_policy
     from collectx.trajectories import split_trajectories as split_trajectories
     from collectx.worker.profiling import ProfileConfig as ProfileConfig
@@ -70,9 +74,9 @@ _NAMES = {
         "DistributedWeightUpdater MultiProcessedWeightUpdater RPCWeightUpdater RayWeightUpdater "
         "RemoteModuleWeightUpdater VanillaWeightUpdater WeightUpdaterBase"
     ),
-    "policy.adapt": "adapt",
+    "policy.adapt": "adapt policy_from_agent",
     "policy.random": "RandomPolicy",
-    "replay": "ReplayBuffer",
+    "replay": "PrioritizedSampler ReplayBuffer SliceSampler UniformSampler",
     "run.after.trained": "load_policy",
     "worker.profiling": "ProfileConfig",
 }

@@ -27,6 +27,14 @@ from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, 
 from collectx.transport.plain import packed, unpacked
 from collectx.worker.spec import env_seed
 
+# What a user called, for messages, where a request has another name.
+_CALLS = {
+    "envs": "env",
+    "load_weights": "update_policy_weights_ of a module in the envs",
+    "profile": "enable_profile",
+    "set_hook": "a new hook",
+}
+
 
 class ExclusiveUse:
     """Lets one call at a time use a collector, in the process that made it. A `with` block raises `RuntimeError` in
@@ -439,7 +447,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Raises NotImplementedError unless `can_ask`."""
         if not self.can_ask(name):
             raise NotImplementedError(
-                f"{name} is not possible with workers over a network, which only get plain data. Use "
+                f"{_CALLS.get(name, name)} is not possible with workers over a network, which only get plain data. Use "
                 "MultiSyncCollector or MultiAsyncCollector"
             )
 

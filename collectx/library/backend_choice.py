@@ -72,7 +72,7 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
         problems.append(f"num_collectors={count!r} must be an integer of at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
         callables = f"create_env_fn has {len(creates)} callables"
-        problems.append(f"num_collectors={count}, but {callables}. Give one for each, or one callable for all.")
+        problems.append(f"num_collectors={count}, but {callables}. Pass one for each, or one callable for all.")
     if twice := sorted(set(options) & ({*keywords, *SELECTING_KEYWORDS} - {"backend"})):
         names = " and ".join(map(repr, twice))
         are, them = ("which is a keyword", "it") if len(twice) == 1 else ("which are keywords", "them")

@@ -415,7 +415,7 @@ class BaseCollector(ReadableCollector):
             if is_per_worker:
                 other, each = f"there {'is' if count == 1 else 'are'} {counted(count, 'worker')}", "worker"
             raise ValueError(
-                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Give one "
+                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Pass one "
                 f"entry per {each}."
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
@@ -431,7 +431,8 @@ class BaseCollector(ReadableCollector):
         reset.
 
         Args:
-            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all.
+            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all. `Collector.reset` selects
+                envs instead.
 
         Raises:
             ValueError: `reset_idx` lacks an entry for each worker; or it selects some workers with `trajs_per_batch`.
@@ -453,7 +454,7 @@ class BaseCollector(ReadableCollector):
         if len(selection) != count:
             raise ValueError(
                 f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there are {count} "
-                f"{what}. Give one entry for each, or None for all"
+                f"{what}. Pass one entry for each, or None for all"
             )
         if self.trajs_per_batch is not None:
             raise ValueError(

@@ -36,7 +36,7 @@ class Collector(BaseCollector):
     acts with the policy object itself, so its weights need not be published.
 
     With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` makes a collector of
-    another class, which those keywords select.
+    another class, which those keywords select. It is no instance of `Collector`: test with `BaseCollector`.
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")
@@ -152,6 +152,7 @@ class AsyncBatchedCollector(BaseCollector):
     from the next call of the policy on, so `("collector", "policy_version")` may differ between the frames of a
     batch."""
 
+    # TorchRL's class has this attribute, not only its instances.
     policy: Any = None
 
     @takes_keywords(AsyncBatchedKeywords)
@@ -165,6 +166,10 @@ class AsyncCollector(MultiAsyncCollector):
 
     @takes_keywords(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
+        if (count := keywords.get("num_workers")) not in (None, 1):
+            raise ConfigError(
+                f"num_workers={count!r} cannot be used: an AsyncCollector has one worker. Use MultiAsyncCollector."
+            )
         super().__init__([create_env_fn], *arguments, **keywords)
 
 

@@ -119,8 +119,9 @@ class ReplayBuffer:
                 frames.
 
         Returns:
-            The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0. Of a batch
-            with more than `capacity` frames, only the last ones are kept.
+            The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0, not
+            positions in a storage as in TorchRL. Of a batch with more than `capacity` frames, only the last ones are
+            kept.
 
         Raises:
             ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a

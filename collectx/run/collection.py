@@ -36,7 +36,7 @@ _ENTRY_INTERVAL_S = 1.0
 
 
 class RunCollection(EnvMethods):
-    """A `collectx.trainer.base.Collection` over a stream.
+    """A `collectx.trainer.base.BatchCollection` over a stream.
 
     A batch's line is written to `metrics.jsonl` when the trainer takes the next batch, because the trainer logs scalars
     in between. Worker times, which would fill most of the file, are written once per second.
@@ -143,7 +143,7 @@ class RunCollection(EnvMethods):
         return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:
-        """See `Collection.log`. Also accepts one-element tensors."""
+        """See `BatchCollection.log`. Also accepts one-element tensors."""
         values = {name: _number(name, value) for name, value in scalars.items()}
         self._logged.update(values)
         # A new dict: the display may be iterating over the old one.

@@ -129,9 +129,14 @@ def test_a_question_waits_for_min_workers():
 
 @over([GLOO_SYNC])
 def test_workers_on_other_hosts_cannot_be_asked(way):
-    words = "getattr_env is not possible with workers over a network"
-    with make(way, frames_per_batch=20) as collector, pytest.raises(NotImplementedError, match=words):
-        collector.getattr_env("spec")
+    words = "is not possible with workers over a network"
+    with make(way, frames_per_batch=20) as collector:
+        with pytest.raises(NotImplementedError, match=f"getattr_env {words}"):
+            collector.getattr_env("spec")
+        with pytest.raises(NotImplementedError, match=f"a new hook {words}"):
+            collector.pre_collect_hook = print
+        with pytest.raises(NotImplementedError, match=f"enable_profile {words}"):
+            collector.enable_profile()
 
 
 @over(SHARED)

@@ -36,7 +36,7 @@ SPEC = env.read_spec(gym(2))
 
 
 class Recorded:
-    """A `collectx.trainer.base.Collection` of batches that are there already."""
+    """A `collectx.trainer.base.BatchCollection` of batches that are there already."""
 
     def __init__(self, batches, num_episodes=0, mean_return=float("nan")):
         self.batches = list(batches)

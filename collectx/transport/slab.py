@@ -220,7 +220,7 @@ class SlabLink:
     `SlotSpec.grants_name_version`, `pointer` points to the weights that `refresh` reads; see `Slab.pointer_to`."""
 
     def __init__(self, slab: Slab, worker: int):
-        self.batch = slab.spec
+        self.slot_spec = slab.spec
         self.worker = worker
         self._slab = slab
         self.pointer = _NOTHING
@@ -245,7 +245,7 @@ class SlabLink:
         progress.report_to(self._slab.progress(self.worker))
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        if self.batch.grants_name_version:
+        if self.slot_spec.grants_name_version:
             return self._slab.read_granted(read, version, self.pointer)
         return self._slab.refresh(read, version, self.worker)
 

@@ -101,7 +101,7 @@ class RolloutSource:
             self._generators,
             self._rollout,
             spec.hooks,
-            _Batches(slots, self._group_spec, link.batch.leaves),
+            _Batches(slots, self._group_spec, link.slot_spec.leaves),
             self._state_dict,
             self._is_inline,
         )
@@ -190,7 +190,7 @@ class RolloutSource:
         """Stores the specs of the envs without and with wrappers. Raises `ShapeError` if they do not fit the slots."""
         self._group_spec, self._env_spec = group, env
         next_only = (leaf.under("next") for leaf in env.next_only_leaves)
-        _check_leaves(self._spec.worker, self._link.batch, (*env.observation, *self._actor.leaves, *next_only))
+        _check_leaves(self._spec.worker, self._link.slot_spec, (*env.observation, *self._actor.leaves, *next_only))
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """Returns a copy of the newest weights by name, on the CPU."""
@@ -281,9 +281,9 @@ class _Batches:
         return to_tensordict(views, size, dims=self._nested_dims)
 
 
-def _check_leaves(worker: int, batch: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
+def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
     """Raises `ShapeError` unless the slots contain these leaves, which the worker writes."""
-    expected = {leaf.key: leaf for leaf in batch.leaves}
+    expected = {leaf.key: leaf for leaf in slot_spec.leaves}
     for leaf in leaves:
         if expected.get(leaf.key) != leaf:
             raise ShapeError(

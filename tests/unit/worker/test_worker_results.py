@@ -54,7 +54,7 @@ class Link:
         self.transport = InlineTransport(spec)
         self.inner = self.transport.link(0)
         self.slots = [self.inner.slots[slot] for slot in range(2)]
-        self.batch, self.stop, self.replies = spec, [0], []
+        self.slot_spec, self.stop, self.replies = spec, [0], []
 
     def refresh(self, read, version):
         return self.inner.refresh(read, version)

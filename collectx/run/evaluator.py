@@ -52,7 +52,7 @@ class Evaluator:
     def __init__(
         self,
         cfg: RunConfig,
-        files: RunFolder,
+        run_folder: RunFolder,
         statistics: Statistics,
         newest_weights: Callable[[], torch.Tensor],
         events: Callable[..., None],
@@ -66,7 +66,7 @@ class Evaluator:
         self._requests: queue.SimpleQueue[tuple[dict[str, int], torch.Tensor] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._handle: Handle | None = None
-        self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=files.logs)
+        self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=run_folder.logs)
         self._launcher.names[0] = "evaluator"
         self._thread = threading.Thread(target=self._run, name="collectx-evaluator", daemon=True)
         self._thread.start()

@@ -139,10 +139,10 @@ def _module(policy: LoadedPolicy) -> nn.Module:
 
 def _prepare(run_dir: Path, output: Path | None, weights: str, name: str) -> tuple[LoadedPolicy, Path]:
     """Returns the policy and the output path; creates the path's folder."""
-    files = RunFolder(run_dir)
-    cfg, kind = run_config(files), ExplorationType.DETERMINISTIC
-    policy = LoadedPolicy.of(files, cfg, kind, torch.device("cpu"), weights)
+    run_folder = RunFolder(run_dir)
+    cfg, kind = run_config(run_folder), ExplorationType.DETERMINISTIC
+    policy = LoadedPolicy.of(run_folder, cfg, kind, torch.device("cpu"), weights)
     _module(policy)
-    path = output or files.path / "export" / name
+    path = output or run_folder.path / "export" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     return policy, path

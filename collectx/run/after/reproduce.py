@@ -76,11 +76,11 @@ def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
     """Returns for each batch of an async run: (worker, policy version at its start, newest policy version at its
     delivery, settings version at its start, newest settings version at its delivery). Raises `ValueError` if the order
     cannot be repeated (the message says why), or `DamagedFileError` if a file of the folder cannot be read."""
-    files = RunFolder(folder)
+    run_folder = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
-    if any(event.get("event") in LOSSES for event in files.read_events()):
+    if any(event.get("event") in LOSSES for event in run_folder.read_events()):
         raise ValueError("that run lost a worker, and did not record between which batches")
-    batches = order_of(files.metrics, files.read_metrics())
+    batches = order_of(run_folder.metrics, run_folder.read_metrics())
     if not batches:
         raise ValueError("it contains no run that delivered a batch")
     return batches

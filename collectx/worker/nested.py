@@ -48,7 +48,7 @@ class NestedSource:
         # The trainer's version for each version that this collector has published.
         self._versions = {0: self._version}
         # The collector's version of the last part of each of its workers.
-        self._acted: dict[int, int] = {}
+        self._last_versions: dict[int, int] = {}
         self._end_watch = link.on_disconnect(self._collector.interrupt)
 
     def _start(self, spec: ProcessSpec, start_collector: Callable[..., Any]) -> None:
@@ -81,10 +81,10 @@ class NestedSource:
         for key, tensor in tensors.items():
             tensor.copy_(batch.get(key).reshape(tensor.shape))
         parts = collector.last_batch_info.parts
-        self._acted |= {part.worker: part.report.policy_version for part in parts}
+        self._last_versions |= {part.worker: part.report.policy_version for part in parts}
         acted = self._versions[parts[0].report.policy_version]
-        if len(self._acted) == self._num_workers:
-            oldest = min(self._acted.values())
+        if len(self._last_versions) == self._num_workers:
+            oldest = min(self._last_versions.values())
             self._versions = {inner: outer for inner, outer in self._versions.items() if inner >= oldest}
         tensors[POLICY_VERSION].fill_(acted)
         return SlotReport(

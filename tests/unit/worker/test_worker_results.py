@@ -301,7 +301,7 @@ def test_a_worker_that_is_a_collector(expected, monkeypatch):
                 str({name: np.asarray(each).tolist() if name != "added" else each for name, each in values.items()})
             )
             lines.append(str({".".join(key): each.tolist() for key, each in link.slots[1].tensors.items()}))
-            lines.append(f"versions {source._versions}, last {source._acted}")
+            lines.append(f"versions {source._versions}, last {source._last_versions}")
 
         def publish(value):
             link.transport.publish({None: lambda buffer: buffer.fill_(value)})

@@ -226,7 +226,7 @@ def _publishing(context: Context, kind: str, megabytes: float) -> dict[str, floa
             version = collector.publish(policy)
             published.append(perf_counter() - began)
             next(collector)
-            while collector.delivery.parts[0].report.policy_version != version:
+            while collector.last_batch_info.parts[0].report.policy_version != version:
                 next(collector)
             used.append(perf_counter() - began)
     return {"publish_ms": 1e3 * median(published), "use_ms": 1e3 * median(used)}
@@ -315,13 +315,13 @@ def _built(cfg: Any, device: str) -> Iterator[Any]:
 
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
     from collectx.config.schema.launcher import DevicesConfig
 
     cfg = replace(cfg, devices=DevicesConfig(device=device, storing_device=None, policy_device=None, env_device="cpu"))
     spec = envs.read_spec(cfg.env)
     policy = policies.build(cfg.policy, spec, cfg.seed).to(torch.device(device))
-    with build(cfg, policy, spec) as collector:
+    with start_collector(cfg, policy, spec) as collector:
         yield collector, policy
 
 

@@ -25,7 +25,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
 
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
 
     torch.set_num_threads(1)
     env = counting_config()
@@ -34,7 +34,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
     module: Any = policies.build(policy, spec, 0)
     times: dict[str, list[float]] = {"publish": [], "use": [], "raw": [], "memcpy": []}
     raw = _Raw(int(megabytes * 1e6))
-    with build(run_config(env, policy, "distributed", 1, 1), module, spec) as collector:
+    with start_collector(run_config(env, policy, "distributed", 1, 1), module, spec) as collector:
         for _warm in range(20):
             next(collector)
         raw.send()
@@ -44,7 +44,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             times["publish"].append(perf_counter() - began)
             next(collector)
-            while collector.delivery.parts[0].report.policy_version != version:
+            while collector.last_batch_info.parts[0].report.policy_version != version:
                 next(collector)
             times["use"].append(perf_counter() - began)
             times["raw"].append(raw.send())

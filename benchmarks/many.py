@@ -51,7 +51,7 @@ def measure(kind: str, num_workers: int, inner: int, **_: Any) -> dict[str, floa
     from benchmarks.cases import CASES, policy_config, run_config
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
     from collectx.config.schema.env import GymEnvConfig
 
     torch.set_num_threads(1)
@@ -66,7 +66,7 @@ def measure(kind: str, num_workers: int, inner: int, **_: Any) -> dict[str, floa
     spec = envs.read_spec(env)
     seen: list[tuple[str, float]] = []
     began, before = perf_counter(), _own_bytes(os.getpid())
-    with build(
+    with start_collector(
         cfg, policies.build(policy, spec, 0), spec, lambda name, **_: seen.append((name, perf_counter()))
     ) as collector:
         while (joined := [at for name, at in seen if name == "worker_joined"]) == [] or len(joined) < groups:

@@ -23,7 +23,7 @@ def measure(num_batches: int, **_: Any) -> dict[str, Any]:
 
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
 
     torch.set_num_threads(1)
     before = _shared_files()
@@ -31,7 +31,7 @@ def measure(num_batches: int, **_: Any) -> dict[str, Any]:
     cfg = run_config(env_config(case), policy_config(case), "multi_async", 2, 8)
     spec = envs.read_spec(cfg.env)
     points = {}
-    with build(cfg, policies.build(cfg.policy, spec, 0), spec) as collector:
+    with start_collector(cfg, policies.build(cfg.policy, spec, 0), spec) as collector:
         for index in range(1, num_batches + 1):
             next(collector)
             if index in (_EARLY, num_batches // 10, num_batches):

@@ -13,7 +13,7 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
 
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
 
     torch.set_num_threads(1)
     group = CASES[case]
@@ -21,7 +21,7 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
         env_config(group), policy_config(group), kind, group.num_workers(kind), group.frames_per_batch(kind)
     )
     spec = envs.read_spec(cfg.env)
-    with build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec) as collector:
+    with start_collector(cfg, policies.build(cfg.policy, spec, cfg.seed), spec) as collector:
         yield from turns(collector)
 
 

@@ -30,13 +30,13 @@ def measure(part: str, seconds: float, **arguments: Any) -> dict[str, Any]:
 
 def _batch(seconds: float, kind: str, num_workers: int, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
-    from collectx.collector import build
+    from collectx.collector import start_collector
     from collectx.config.schema.policy import PolicyConfig
 
     env = counting_config()
     frames = 8 * (num_workers if kind.endswith("_sync") else 1)
     cfg = run_config(env, PolicyConfig(kind="random"), kind, num_workers, frames)
-    with build(cfg, None, envs.read_spec(env)) as collector:
+    with start_collector(cfg, None, envs.read_spec(env)) as collector:
         take(collector, 1.0)
         began, cpu = perf_counter(), process_time()
         batches = take(collector, seconds)
@@ -58,7 +58,7 @@ def take(collector: Any, seconds: float) -> int:
 def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
 
     env = counting_config()
     policy = ballast_config(megabytes)
@@ -67,7 +67,7 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     module: Any = policies.build(policy, spec, 0)
     memcpy = _memcpy(int(megabytes * 1e6))
     times: dict[str, list[float]] = {"publish": [], "use": [], "memcpy": []}
-    with build(cfg, module, spec) as collector:
+    with start_collector(cfg, module, spec) as collector:
         take(collector, 1.0)
         end = perf_counter() + seconds
         while perf_counter() < end or len(times["use"]) < 5:
@@ -75,7 +75,7 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             returned = perf_counter()
             next(collector)
-            while collector.delivery.parts[0].report.policy_version != version:
+            while collector.last_batch_info.parts[0].report.policy_version != version:
                 next(collector)
             times["publish"].append(returned - began)
             times["use"].append(perf_counter() - returned)

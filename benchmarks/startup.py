@@ -59,12 +59,12 @@ def measure(began: float, **_: Any) -> dict[str, Any]:
     from benchmarks.cases import CASES, env_config, policy_config, run_config
     from collectx import env as envs
     from collectx import policy as policies
-    from collectx.collector import build
+    from collectx.collector import start_collector
 
     case = CASES["cartpole_1"]
     cfg = run_config(env_config(case), policy_config(case), "multi_async", NUM_WORKERS, 64)
     spec = envs.read_spec(cfg.env)
-    with build(cfg, policies.build(cfg.policy, spec, 0), spec) as collector:
+    with start_collector(cfg, policies.build(cfg.policy, spec, 0), spec) as collector:
         next(collector)
         return {"start_s": time() - began}
 

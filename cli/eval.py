@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from collectx.cli.arguments import Arguments, subcommand
-from collectx.cli.saved import compose_saved, run_folder
+from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
-from collectx.errors import EpisodeTooLong, summary_of
+from collectx.errors import EpisodeTooLongError, summary_of
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
@@ -38,36 +38,36 @@ _SHORT = {field.name for field in fields(EvalOptions)}
 
 def _eval(arguments: Arguments) -> int:
     why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs."
-    files, words = run_folder(arguments, _USAGE, why_no_sweep)
-    saved_config.check_folder(files)
-    saved = saved_config.read_config(files.newest_config)
+    run_folder, words = find_run_folder(arguments, _USAGE, why_no_sweep)
+    saved_config.check_folder(run_folder)
+    saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
-    _, cfg = compose_saved(files, saved, overrides, arguments)
+    _, cfg = compose_saved(run_folder, saved, overrides, arguments)
     from collectx.run.after import evaluation, trained
 
-    recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
+    recording = evaluation.with_video(cfg, run_folder.videos) if cfg.eval.video else cfg
     policy, spec, _ = trained.build(cfg, limit=env_limit(cfg))
-    trained.load_weights(files, policy, cfg.eval.weights)
+    trained.load_weights(run_folder, policy, cfg.eval.weights)
     if spec.normalizers:
-        recording = _with_normalizers(recording, files, spec.normalizers)
+        recording = _with_normalizers(recording, run_folder, spec.normalizers)
     if cfg.eval.video:
-        shutil.rmtree(files.videos, ignore_errors=True)
+        shutil.rmtree(run_folder.videos, ignore_errors=True)
     try:
         result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
-    except EpisodeTooLong as error:
+    except EpisodeTooLongError as error:
         printing.error(f"eval: {error}")
         return 1
     except Exception as error:
         printing.error(f"eval: {summary_of(error)}")
         return 1
-    videos = [f"{path.parent.name}/{path.name}" for path in files.videos.glob("*.mp4")] if cfg.eval.video else []
+    videos = [f"{path.parent.name}/{path.name}" for path in run_folder.videos.glob("*.mp4")] if cfg.eval.video else []
     how = {
         "exploration_type": cfg.eval.exploration_type,
         "seed": cfg.eval.seed,
         "weights": cfg.eval.weights,
         "overrides": overrides,
     }
-    write_json(files.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
+    write_json(run_folder.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
     print("return  " + " ".join(f"{value:.6g}" for value in result.returns))
     print("length  " + " ".join(map(str, result.lengths)))
     interval = "" if result.interval is None else " (95 % CI {:.6g} to {:.6g})".format(*result.interval)
@@ -75,15 +75,15 @@ def _eval(arguments: Arguments) -> int:
     print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
     for name, value in result.metrics.items():
         print(f"{name} {value:.6g}")
-    print(files.evaluation)
+    print(run_folder.evaluation)
     return 0
 
 
-def _with_normalizers(cfg: RunConfig, files: RunFolder, names: Sequence[str]) -> RunConfig:
+def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str]) -> RunConfig:
     """Returns the configuration with the run's statistics in normalisers, if found; prints a note."""
     from collectx.run.after import evaluation, trained
 
-    found = trained.statistics_of_normalizers(files, cfg.eval.weights)
+    found = trained.statistics_of_normalizers(run_folder, cfg.eval.weights)
     if not isinstance(cfg.env, GymnasiumConfig) or {each["wrapper"] for each in found} != set(names):
         for name in names:
             printing.note(note_of(name, of_run=False))

@@ -11,7 +11,7 @@ from pathlib import Path
 from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand, synopsis
 from collectx.config.problem import did_you_mean
-from collectx.errors import CannotExport, ConfigError, summary_of
+from collectx.errors import ConfigError, ExportError, summary_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
@@ -74,18 +74,18 @@ def _export(arguments: Arguments) -> int:
 
 
 def _export_policy(source: str, name: str, target: Path | None, weights: str, trusted: bool) -> int:
-    files = RunFolder(source)
-    foreign_code.check(files, saved_config.run_config(files), trusted)
+    run_folder = RunFolder(source)
+    foreign_code.check(run_folder, saved_config.run_config(run_folder), trusted)
     module, _, function = POLICIES[name].partition(":")
     try:
-        path = getattr(import_module(module), function)(files.path, target, weights)
+        path = getattr(import_module(module), function)(run_folder.path, target, weights)
     except ConfigError:
         raise
-    except CannotExport as error:
+    except ExportError as error:
         printing.error(f"export to {name} failed: {error}")
         return 1
     except OSError as error:
-        place = error.filename or files.path
+        place = error.filename or run_folder.path
         raise ConfigError(
             f"export: cannot write to {place}: {error.strerror or error}. Choose another output=PATH."
         ) from error
@@ -112,12 +112,12 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
 
 def _recorded(source: str) -> Path:
     """Returns the data set of the run in a folder, or the folder itself."""
-    files = RunFolder(source)
-    if not files.path.is_dir():
+    run_folder = RunFolder(source)
+    if not run_folder.path.is_dir():
         raise ConfigError(f"export: there is no folder '{source}'. To list your runs: collectx status")
-    if not files.config.exists():
+    if not run_folder.config.exists():
         return Path(source)
-    trainer = saved_config.read_config(files.config)["trainer"]
+    trainer = saved_config.read_config(run_folder.config)["trainer"]
     if trainer["kind"] != "record":
         raise ConfigError(
             f"export: {source} contains no episodes, because it ran with trainer={trainer['kind']}. Only "

@@ -15,9 +15,9 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, run_folder
+from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.config.schema.collector import SCHEDULES
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder
 from collectx.run.after.reproduce import compare, recorded_order, why_not_recorded
@@ -41,7 +41,7 @@ The option trainer.digest says which runs record digests."""
 
 def _reproduce(arguments: Arguments) -> int:
     why_no_sweep = "reproduce repeats one run. For a sweep, use `collectx run -m`."
-    old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
+    old, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(old)
     path, change = saved_config.repeatable_config(old)
     saved = saved_config.read_config(path)
@@ -109,7 +109,7 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
     if why is None:
         try:
             recorded_order(old.path)
-        except DamagedFile:
+        except DamagedFileError:
             raise
         except ValueError as error:
             return str(error)

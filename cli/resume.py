@@ -10,7 +10,7 @@ from dataclasses import replace
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, run_folder
+from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
@@ -29,22 +29,24 @@ Exit status: 0 completed, now or before; 1 failed, 2 wrong usage or nothing to c
 
 def _resume(arguments: Arguments) -> int:
     why_no_sweep = "resume continues one run. To continue a sweep, repeat its command."
-    files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
+    run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         raise ConfigError(
-            f"resume continues the run in {files.path}, so leave out {', '.join(wrong)}, or use collectx run."
+            f"resume continues the run in {run_folder.path}, so leave out {', '.join(wrong)}, or use collectx run."
         )
-    if where := where_running(files):
-        raise ConfigError(f"{files.path} is {where}. Wait until it ends, or stop it: collectx cancel {files.path}")
-    saved_config.check_folder(files)
-    saved = saved_config.read_config(files.newest_config)
-    if starts_over(files):
+    if where := where_running(run_folder):
         raise ConfigError(
-            f"{files.path} contains no checkpoint to continue from. To start over, add resume=auto to the command "
+            f"{run_folder.path} is {where}. Wait until it ends, or stop it: collectx cancel {run_folder.path}"
+        )
+    saved_config.check_folder(run_folder)
+    saved = saved_config.read_config(run_folder.newest_config)
+    if starts_over(run_folder):
+        raise ConfigError(
+            f"{run_folder.path} contains no checkpoint to continue from. To start over, add resume=auto to the command "
             "that started it, or run.overwrite=true."
         )
-    composer, _ = compose_saved(files, saved, overrides, arguments)
-    overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
+    composer, _ = compose_saved(run_folder, saved, overrides, arguments)
+    overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
 
 

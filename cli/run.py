@@ -27,7 +27,7 @@ from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
 from collectx.config.problem import YAML
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, ConfigError, DamagedFile, summary_of, text_of
+from collectx.errors import CollectxError, ConfigError, DamagedFileError, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
@@ -130,17 +130,17 @@ def prepare(
 
 def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
     folder = folder_of(run.node, "hydra.run.dir")
-    files = RunFolder(Path(folder))
+    run_folder = RunFolder(Path(folder))
     with folder_errors(folder), config_errors(CollectxError):
-        if run.cfg.run.resume == "auto" and (done := _check_resume(files, run.cfg, trusted)) is not None:
+        if run.cfg.run.resume == "auto" and (done := _check_resume(run_folder, run.cfg, trusted)) is not None:
             from collectx.run.terminal import display
 
             display.print_completed(done)
             task.outcomes.append(Outcome(done.status, done.folder))
             return
-        _check_folder(files, run.cfg)
+        _check_folder(run_folder, run.cfg)
         words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
-        with removing_empty_folders(files.path):
+        with removing_empty_folders(run_folder.path):
             call_hydra(words, task.alone, composer.config_name, composer.config_dir)
 
 
@@ -191,17 +191,19 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
         printing.note(f"{num_alive} points may still be running after this command. To stop them: {command}")
 
 
-def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:
+def _check_resume(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:
     """Checks whether the run in a folder, if there is one, can be continued with `cfg`. Returns its result if it is
     completed.
     """
-    if not files.has_run:
+    if not run_folder.has_run:
         return None
     if not trusted:
-        foreign_code.check_checkpoints(files)
-    if (done := saved_config.completed_result(files, cfg)) is None and (problems := saved_config.problems(files, cfg)):
+        foreign_code.check_checkpoints(run_folder)
+    if (done := saved_config.completed_result(run_folder, cfg)) is None and (
+        problems := saved_config.problems(run_folder, cfg)
+    ):
         raise ConfigError(*problems)
-    checkpoints = Checkpoints(files.checkpoints)
+    checkpoints = Checkpoints(run_folder.checkpoints)
     if done is None and (unreadable := _unreadable(checkpoints.all())):
         raise ConfigError(checkpoints.no_intact(unreadable))
     return done
@@ -213,25 +215,25 @@ def _unreadable(checkpoints: Sequence[Path]) -> list[str]:
     for path in checkpoints:
         try:
             read_manifest(path)
-        except DamagedFile as error:
+        except DamagedFileError as error:
             problems += error.problems
         else:
             return []
     return problems
 
 
-def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
+def _check_folder(run_folder: RunFolder, cfg: RunConfig) -> None:
     """Checks the folder of a run before Hydra writes to it. The folders of the points of a sweep are checked later."""
-    if not files.path.is_dir():
+    if not run_folder.path.is_dir():
         return
-    (status,) = statuses([files])
-    if (job := read_job(files)) is not None and not status.has_ended:
+    (status,) = statuses([run_folder])
+    if (job := read_job(run_folder)) is not None and not status.has_ended:
         if place_of(cfg).is_job:
             return  # the command watches this job, unless its configuration differs
         known = f", as far as this host knows ({status.detail})" if status.status is Status.UNKNOWN else ""
         advice = f"Cancel it with scancel {job}, or choose another folder."
-        raise ConfigError(f"job {job} in {files.path} has not ended{known}. {advice}")
-    with locked(files, cfg.run.overwrite or cfg.run.resume == "auto"):
+        raise ConfigError(f"job {job} in {run_folder.path} has not ended{known}. {advice}")
+    with locked(run_folder, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass
 
 

@@ -17,7 +17,7 @@ from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 
 
-def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
+def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
     """Returns the only run folder among the words of a command line, and the overrides. A folder may look like an
     override: a point of a sweep is called `collector.num_workers=2`. Raises `UsageError` if there is not exactly one
     folder, or there is `--multirun`."""
@@ -31,7 +31,7 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
 
 
 def compose_saved(
-    files: RunFolder, saved: dict[str, Any], overrides: Sequence[str], arguments: Arguments
+    run_folder: RunFolder, saved: dict[str, Any], overrides: Sequence[str], arguments: Arguments
 ) -> tuple[Composer, RunConfig]:
     """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
     which code the configuration names. Raises `ConfigError` if the configuration is wrong (the error lists every
@@ -54,5 +54,5 @@ def compose_saved(
     composed = composer.examine(checked.overrides, checked.broken)
     if problems := [*checked.problems, *composed.problems]:
         raise ConfigError(*problems)
-    foreign_code.check(files, composed.cfg, "trust" in arguments.flags)
+    foreign_code.check(run_folder, composed.cfg, "trust" in arguments.flags)
     return composer, composed.cfg

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
-from collectx.errors import ConfigError, DamagedFile, LauncherError
+from collectx.errors import ConfigError, DamagedFileError, LauncherError
 from collectx.jobs.status import (
     JobStates,
     RunStatus,
@@ -79,7 +79,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
         name = run.name_below(root)
         try:
             status, numbers = status_of(run, job, states), numbers_of(run)
-        except DamagedFile as error:
+        except DamagedFileError as error:
             if is_root:
                 raise ConfigError(f"status: {error}") from error
             status, numbers = RunStatus(Status.DAMAGED, str(error)), None

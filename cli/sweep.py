@@ -267,7 +267,7 @@ class PointRunner:
     def _free_folder(self, first: Path, text: str) -> Path:
         """Returns `first`, or its variant with the lowest number, that no other configuration uses."""
         taken, folder, number = {path for _, path in self._task.points}, first, 1
-        while folder in taken or ((files := RunFolder(folder)).has_run and saved_text(files) != text):
+        while folder in taken or ((run_folder := RunFolder(folder)).has_run and saved_text(run_folder) != text):
             number += 1
             folder = first.with_name(f"{first.name}_{number}")
         return folder

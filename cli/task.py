@@ -76,11 +76,11 @@ class Task:
         """
         hydra: Any = HydraConfig.get()
         run = run_of(node, hydra)
-        foreign_code.check_checkpoints(run.files)
+        foreign_code.check_checkpoints(run.run_folder)
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
             raise SweepStopped
-        return objective(run.files, run.name, objectives(node), hydra)
+        return objective(run.run_folder, run.name, objectives(node), hydra)
 
     def alone(self, node: DictConfig) -> None:
         """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
@@ -105,7 +105,7 @@ class Task:
                 if place_of(run.cfg).has_worker_jobs:
                     from collectx.jobs.submitted_workers import submitted_workers
 
-                    open_launcher = partial(submitted_workers, run.cfg, run.files)
+                    open_launcher = partial(submitted_workers, run.cfg, run.run_folder)
                 result = execute(run.cfg, run.folder, self.argv, open_launcher)
                 self.outcomes.append(Outcome(result.status, result.folder))
 
@@ -129,11 +129,11 @@ def objectives(node: DictConfig) -> list[str]:
     return [*value] if OmegaConf.is_list(value) else [str(value)]
 
 
-def objective(files: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> float | list[float] | None:
+def objective(run_folder: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> float | list[float] | None:
     """Returns what a point's job returns to the sweeper: the entries of the result that `keys` name, a number for one
     key, a list for several; None if one is missing and the sweeper only enumerates points. Raises `PointFailed` if the
     run has failed, or an entry is missing that a sweeper which searches needs."""
-    result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it wrote no result"}
+    result = run_folder.read_result() or {"status": Status.FAILED, "exit_reason": "it wrote no result"}
     advice = " To continue without it, set hydra.sweeper.max_failure_rate=1." * ("max_failure_rate" in hydra.sweeper)
     if result["status"] != Status.COMPLETED:
         raise PointFailed(f"{name}: {result['status']}: {result['exit_reason']}.{advice}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from collectx import lazy_compiler
 
 if TYPE_CHECKING:
+    from collectx.library.backend_choice import service_backend as service_backend
     from collectx.library.collectors import AsyncBatchedCollector as AsyncBatchedCollector
     from collectx.library.collectors import AsyncCollector as AsyncCollector
     from collectx.library.collectors import BaseCollector as BaseCollector
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collectx.library.collectors import aSyncDataCollector as aSyncDataCollector
     from collectx.library.slurm import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
     from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
-    from collectx.library.unified import service_backend as service_backend
     from collectx.library.updaters import DistributedWeightUpdater as DistributedWeightUpdater
     from collectx.library.updaters import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
     from collectx.library.updaters import RayWeightUpdater as RayWeightUpdater
@@ -41,8 +41,12 @@ if TYPE_CHECKING:
     from collectx.library.updaters import VanillaWeightUpdater as VanillaWeightUpdater
     from collectx.library.updaters import WeightUpdaterBase as WeightUpdaterBase
     from collectx.policy.adapt import adapt as adapt
+    from collectx.policy.adapt import policy_from_agent as policy_from_agent
     from collectx.policy.random import RandomPolicy as RandomPolicy
+    from collectx.replay import PrioritizedSampler as PrioritizedSampler
     from collectx.replay import ReplayBuffer as ReplayBuffer
+    from collectx.replay import SliceSampler as SliceSampler
+    from collectx.replay import UniformSampler as UniformSampler
     from collectx.run.after.trained import load_policy as load_policy
     from collectx.trajectories import split_trajectories as split_trajectories
     from collectx.worker.profiling import ProfileConfig as ProfileConfig
@@ -65,14 +69,14 @@ _NAMES = {
         "RPCDataCollector RayCollector SyncDataCollector aSyncDataCollector"
     ),
     "library.slurm": "DEFAULT_SLURM_CONF submitit_delayed_launcher",
-    "library.unified": "service_backend",
+    "library.backend_choice": "service_backend",
     "library.updaters": (
         "DistributedWeightUpdater MultiProcessedWeightUpdater RPCWeightUpdater RayWeightUpdater "
         "RemoteModuleWeightUpdater VanillaWeightUpdater WeightUpdaterBase"
     ),
-    "policy.adapt": "adapt",
+    "policy.adapt": "adapt policy_from_agent",
     "policy.random": "RandomPolicy",
-    "replay": "ReplayBuffer",
+    "replay": "PrioritizedSampler ReplayBuffer SliceSampler UniformSampler",
     "run.after.trained": "load_policy",
     "worker.profiling": "ProfileConfig",
 }

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 
 # The prefix of files and folders that are being written, and that a killed process leaves behind.
 INCOMPLETE = ".new-"
@@ -94,12 +94,12 @@ class Checkpoints:
 
     def newest(self, load: Callable[[Checkpoint], _Loaded]) -> tuple[_Loaded | None, list[str]]:
         """Returns `load(checkpoint)` for the newest intact checkpoint, or None, and the problems of newer ones, which
-        are damaged. `load` may raise `DamagedFile` to refuse a checkpoint. Reads all files of each checkpoint."""
+        are damaged. `load` may raise `DamagedFileError` to refuse a checkpoint. Reads all files of each checkpoint."""
         problems: list[str] = []
         for path in reversed(self.all()):
             try:
                 return load(Checkpoint(path)), problems
-            except DamagedFile as error:
+            except DamagedFileError as error:
                 problems += error.problems
         return None, problems
 
@@ -113,7 +113,7 @@ class Checkpoints:
         contains a score. Reads manifests only."""
         scores: dict[Path, float] = {}
         for path in reversed(self.all()):
-            with suppress(DamagedFile):
+            with suppress(DamagedFileError):
                 if isinstance(score := read_manifest(path).get("score"), float):
                     scores[path] = score
         return max(scores, key=scores.__getitem__, default=None)
@@ -126,28 +126,28 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint. Does not read the other files. Raises `DamagedFile` if the manifest cannot
-    be read, or has another format."""
+    """Returns the manifest of a checkpoint. Does not read the other files. Raises `DamagedFileError` if the manifest
+    cannot be read, or has another format."""
     file = path / _MANIFEST
     try:
         manifest = json.loads(file.read_bytes())
     except OSError as error:
-        raise DamagedFile(f"{file} cannot be read: {error.strerror}") from error
+        raise DamagedFileError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DamagedFile(f"{file} is damaged: it is not JSON ({error})") from error
+        raise DamagedFileError(f"{file} is damaged: it is not JSON ({error})") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
-        raise DamagedFile(f"{file} is damaged: it is not a checkpoint manifest")
+        raise DamagedFileError(f"{file} is damaged: it is not a checkpoint manifest")
     if manifest["format"] != _FORMAT:
         rule = f"uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
         advice = "Use the version that wrote it (packages.collectx in snapshot/meta.json), or start a new run"
-        raise DamagedFile(f"{file}: {rule}. {advice}.")
+        raise DamagedFileError(f"{file}: {rule}. {advice}.")
     return manifest
 
 
 class Checkpoint:
-    """One checkpoint. Making the object reads all files, and verifies them. Raises `DamagedFile` if a file is missing,
-    or changed since it was written; the message names it."""
+    """One checkpoint. Making the object reads all files, and verifies them. Raises `DamagedFileError` if a file is
+    missing, or changed since it was written; the message names it."""
 
     def __init__(self, path: Path):
         self.path, self.manifest = path, read_manifest(path)
@@ -155,10 +155,10 @@ class Checkpoint:
             try:
                 now = _describe(path / name)
             except OSError as error:
-                raise DamagedFile(f"{path / name} cannot be read: {error.strerror}") from error
+                raise DamagedFileError(f"{path / name} cannot be read: {error.strerror}") from error
             if now != written:
                 change = f"({_text(now)} now, {_text(written)} then)"
-                raise DamagedFile(f"{path / name} is damaged: it has changed since it was written {change}")
+                raise DamagedFileError(f"{path / name} is damaged: it has changed since it was written {change}")
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint contains a file of this name."""
@@ -167,7 +167,7 @@ class Checkpoint:
     def load(self, name: str = STATE, mmap: bool = False) -> dict[str, Any]:
         """Returns a state; tensors are on the CPU, and belong to the caller. `mmap` says whether tensors are private
         mappings of the file: reading them reads the file, but writing to them does not change it. False: they are in
-        memory. Raises `DamagedFile` if the file cannot be loaded."""
+        memory. Raises `DamagedFileError` if the file cannot be loaded."""
         import torch
 
         path = self.path / name
@@ -175,7 +175,7 @@ class Checkpoint:
             return torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
-            raise DamagedFile(f"{path} cannot be loaded: {type(error).__name__}: {text}") from error
+            raise DamagedFileError(f"{path} cannot be loaded: {type(error).__name__}: {text}") from error
 
 
 def sync(path: Path) -> None:

@@ -86,11 +86,11 @@ class ConfigError(CollectxError, ValueError):
         return self.args
 
 
-class NotRestorable(CollectxError):
+class NotRestorableError(CollectxError):
     """The state of an env cannot be saved, or does not fit the env to restore; the message says why."""
 
 
-class DamagedFile(ConfigError):
+class DamagedFileError(ConfigError):
     """A file that collectx saved is damaged, or was changed. The message names the file, and the line if it has
     lines."""
 
@@ -104,15 +104,15 @@ class ShapeError(CollectxError, ValueError):
     `ValueError`."""
 
 
-class TrainingDiverged(CollectxError):
+class TrainingDivergedError(CollectxError):
     """A loss or a weight is not finite. The message names it, the trainer and the gradient step."""
 
 
-class EpisodeTooLong(CollectxError):
+class EpisodeTooLongError(CollectxError):
     """An evaluated episode does not end. The message gives its frames, the limit, and how to end episodes."""
 
 
-class CannotExport(CollectxError):
+class ExportError(CollectxError):
     """A format cannot represent a policy. The message has the cause, the line that raised it, and what to change."""
 
 
@@ -126,6 +126,10 @@ class LauncherError(CollectxError):
 
 class JobEnded(LauncherError):
     """A scheduler ended a worker's job: it was preempted, cancelled or at its time limit."""
+
+
+# Their names until 0.1.
+NotRestorable, TrainingDiverged = NotRestorableError, TrainingDivergedError
 
 
 class WorkerError(CollectxError):

@@ -84,25 +84,25 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)
-    batch = collector.slot_spec_of(cfg, module, spec)
+    slots = collector.slot_spec_of(cfg, module, spec)
     replay_nbytes = 0
     if isinstance(cfg.trainer, DqnTrainerConfig):
         learner: Any = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))
-        zeros = torch.zeros(batch.layout().nbytes, dtype=torch.uint8)
-        size = (batch.rows, batch.steps)
-        learner.shared_replay.extend(to_tensordict(batch.layout().tensors(zeros, size), size))
+        zeros = torch.zeros(slots.layout().nbytes, dtype=torch.uint8)
+        size = (slots.rows, slots.steps)
+        learner.shared_replay.extend(to_tensordict(slots.layout().tensors(zeros, size), size))
         replay_nbytes = learner.replay_buffers["replay"].nbytes
     processes: Section = {**place_of(cfg).processes()}
     processes["total"] = sum(processes.values())
-    memory = _memory(cfg, batch, processes, replay_nbytes)
-    traffic = _traffic(cfg, batch)
+    memory = _memory(cfg, slots, processes, replay_nbytes)
+    traffic = _traffic(cfg, slots)
     return {
         "processes": processes,
         "cores": _cores(cfg),
         "memory": memory,
         "traffic": traffic,
-        "time": _time(cfg, batch, traffic, one_step_s),
-        "files": _files(cfg, run.folder, traffic, batch.weights_nbytes, replay_nbytes),
+        "time": _time(cfg, slots, traffic, one_step_s),
+        "files": _files(cfg, run.folder, traffic, slots.weights_nbytes, replay_nbytes),
     }
 
 
@@ -121,13 +121,13 @@ def _cores(cfg: RunConfig) -> Section:
     return {"usable_here": usable, **threads, **used}
 
 
-def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: int) -> Section:
-    place, part, num_slots = place_of(cfg), batch.layout().nbytes, batch.num_slots * batch.num_workers
+def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: int) -> Section:
+    place, part, num_slots = place_of(cfg), slots.layout().nbytes, slots.num_slots * slots.num_workers
     sizes = {"slots_bytes": num_slots * part}
     if place.network is None:
-        slab = SlabLayout(batch)
+        slab = SlabLayout(slots)
         # Two versions; separate weights of single workers exist only with Python's `update_policy_weights_`.
-        leased = batch.num_spare * slab.region_nbytes
+        leased = slots.num_spare * slab.region_nbytes
         sizes = {
             "slots_bytes": slab.nbytes - slab.regions_start - leased,
             "weights_bytes": 2 * slab.weights_nbytes,
@@ -135,36 +135,36 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
         }
     else:
         sizes["slots_of_workers_bytes"] = sizes["slots_bytes"]
-    acting = processes["inference_server"] or processes["processes_in_workers"] or batch.num_workers
-    sizes["weights_of_trainer_and_workers_bytes"] = (1 + acting) * batch.weights_nbytes
-    sizes["weights_of_the_evaluator_bytes"] = processes["evaluator"] * batch.weights_nbytes
-    is_copied = not cfg.collector.zero_copy and not batch.num_spare
-    sizes["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
+    acting = processes["inference_server"] or processes["processes_in_workers"] or slots.num_workers
+    sizes["weights_of_trainer_and_workers_bytes"] = (1 + acting) * slots.weights_nbytes
+    sizes["weights_of_the_evaluator_bytes"] = processes["evaluator"] * slots.weights_nbytes
+    is_copied = not cfg.collector.zero_copy and not slots.num_spare
+    sizes["batch_of_the_trainer_bytes"] = is_copied * part * (slots.num_workers if slots.stacked else 1)
     sizes["replay_buffer_bytes"] = replay_nbytes
     known: Section = {
-        "frame_bytes": part // (batch.rows * batch.steps),
-        "weights_of_the_policy_bytes": batch.weights_nbytes,
+        "frame_bytes": part // (slots.rows * slots.steps),
+        "weights_of_the_policy_bytes": slots.weights_nbytes,
     }
     if place.shares_memory:
-        known["mapped_shared_memory_bytes"] = SlabLayout(batch).nbytes
+        known["mapped_shared_memory_bytes"] = SlabLayout(slots).nbytes
     return known | sizes | {"total_bytes": sum(sizes.values())}
 
 
-def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
+def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
     options, place = cfg.collector, place_of(cfg)
-    parts = batch.num_workers if batch.stacked else 1
+    parts = slots.num_workers if slots.stacked else 1
     num_batches = expected_batches(cfg)
     is_network = place.network is not None
     return {
         "frames": None if num_batches is None else num_batches * options.frames_per_batch,
         "batches": num_batches,
         "frames_of_a_batch": options.frames_per_batch,
-        "rows_and_steps_of_a_part": f"{batch.rows} x {batch.steps}",
+        "rows_and_steps_of_a_part": f"{slots.rows} x {slots.steps}",
         "backend": place.backend,
-        "batch_bytes": parts * batch.layout().nbytes,
-        "network_to_the_trainer_per_batch_bytes": parts * batch.layout().nbytes * is_network,
+        "batch_bytes": parts * slots.layout().nbytes,
+        "network_to_the_trainer_per_batch_bytes": parts * slots.layout().nbytes * is_network,
         # Async workers skip versions that are published faster than they are sent.
-        "network_to_the_workers_per_version_bytes": batch.num_workers * batch.weights_nbytes * is_network,
+        "network_to_the_workers_per_version_bytes": slots.num_workers * slots.weights_nbytes * is_network,
         "schedule": options.schedule,
     }
 
@@ -195,14 +195,14 @@ def step_s(group: Env) -> float | None:
     return sum(took_s[1:]) / len(took_s[1:]) / size
 
 
-def _time(cfg: RunConfig, batch: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
+def _time(cfg: RunConfig, slots: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
     """Returns times of the envs alone, without policy, trainer, network and waiting for cores."""
     if one_step_s is None:
         return {"batch_s": None}
     inner = cfg.collector.num_workers_per_collector
-    envs = max(1, batch.rows // inner)
-    step, part_s = envs * one_step_s, batch.steps * envs * one_step_s
-    workers = 1 if batch.stacked else batch.num_workers
+    envs = max(1, slots.rows // inner)
+    step, part_s = envs * one_step_s, slots.steps * envs * one_step_s
+    workers = 1 if slots.stacked else slots.num_workers
     num_batches = traffic["batches"]
     return {
         "step_of_a_worker_s": step,

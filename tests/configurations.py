@@ -8,7 +8,7 @@ import torch
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import build
+from collectx.collector import start_collector
 from collectx.config.registry import group_from_dict, schemas
 from collectx.config.schema.collector import EitherCollectorConfig
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig, GymVectorEnvConfig
@@ -115,7 +115,7 @@ def start(*args: Any, log_dir=None, events=None, **kwargs: Any):
     cfg = config(*args, **kwargs)
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     events = events or (lambda name, **fields: None)
-    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec, events, log_dir)
+    return start_collector(cfg, policies.build(cfg.policy, spec, cfg.seed), spec, events, log_dir)
 
 
 def batches(*args: Any, **kwargs: Any) -> list:

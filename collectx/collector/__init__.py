@@ -1,10 +1,9 @@
-"""Collectors: a schedule over a transport. `build` composes one from a configuration. A collector runs in the trainer's
-process; that of a nested worker runs in the worker's process (`collectx/worker/nested.py`).
-"""
+"""Collectors: a schedule over a transport. `start_collector` starts one of a configuration. A collector runs in the
+trainer's process; that of a nested worker runs in the worker's process (`collectx/worker/nested.py`)."""
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo
 from collectx.collector.batch_info import WrittenBatch as WrittenBatch
 from collectx.collector.collector import CollectorCore as CollectorCore
-from collectx.collector.compose import build as build
 from collectx.collector.compose import slot_spec_of as slot_spec_of
+from collectx.collector.compose import start_collector as start_collector
 from collectx.schedule.recorded import RecordedBatch as RecordedBatch

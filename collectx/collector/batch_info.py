@@ -34,7 +34,7 @@ class WrittenBatch:
 
 
 @dataclass(frozen=True)
-class DeliverySpec:
+class BatchSpec:
     """The shapes and devices of batches, and who owns their memory.
 
     Attributes:

@@ -16,25 +16,36 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector import saved_state
-from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
+from collectx.collector.batch_info import BatchInfo, BatchSpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
-from collectx.collector.settings import Settings
+from collectx.collector.settings import Setting, Settings
 from collectx.collector.worker_record import WorkerState
 from collectx.policy.flat_weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
 from collectx.transport.plain import packed, unpacked
 from collectx.worker.spec import env_seed
 
+# What a user called, for messages, where a request has another name.
+_CALLS = {
+    "envs": "env",
+    "load_weights": "update_policy_weights_ of a module in the envs",
+    "profile": "enable_profile",
+    "set_hook": "a new hook",
+}
 
-class Owner:
-    """The process that made a collector. A `with` block raises `RuntimeError` in other processes, and while another
-    block is in progress: in another thread, or around a hook or an env that calls the collector."""
+
+class ExclusiveUse:
+    """Lets one call at a time use a collector, in the process that made it. A `with` block raises `RuntimeError` in
+    other processes, and while another block is in progress: in another thread, or around a hook or an env that calls
+    the collector."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        # The thread that is in a block.
+        self._thread: int | None = None
 
     @property
     def is_this_process(self) -> bool:
@@ -49,6 +60,14 @@ class Owner:
                 "Both would consume the same frames. Make a collector in this process, or send it the batches."
             )
 
+    def check_not_within(self, name: str) -> None:
+        """Raises `RuntimeError` if this thread is in a block, so that a hook or an env calls the method `name`."""
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                f"{name}() was called by a hook, an env or a policy of this collector, while it collects a batch. Call "
+                "it when the batch is complete"
+            )
+
     def __enter__(self) -> None:
         self.check_process()
         if not self._lock.acquire(blocking=False):
@@ -56,8 +75,10 @@ class Owner:
                 "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
                 "env that called it. Take its batches in one thread, and pass them to others through a queue.Queue"
             )
+        self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
+        self._thread = None
         self._lock.release()
 
 
@@ -67,23 +88,23 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     smaller while workers are missing. If a part ended early, the values of its last steps are undefined.
 
     Attributes:
-        delivery: the metadata of the last delivered batch.
-        owner: the process that may use the collector; in other processes, its methods raise.
+        last_batch_info: the metadata of the last delivered batch.
+        exclusive_use: a block around each use of the collector; raises in other processes.
         policy_version: the newest published version.
         leaves: the key, shape and dtype of each tensor of a frame.
         num_frames, num_batches: numbers of frames and batches delivered so far.
     """
 
-    delivery: BatchInfo
+    last_batch_info: BatchInfo
 
-    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, pool: WorkerPool):
+    def __init__(self, transport: Transport, schedule: Schedule, spec: BatchSpec, pool: WorkerPool):
         self.transport = transport
-        self.owner = Owner()
+        self.exclusive_use = ExclusiveUse()
         self._schedule = schedule
         self._spec = spec
         # Whether batches are copied on the transport's device; or else the device to which they are copied, if any.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
-        self._copies = not spec.zero_copy and not is_elsewhere
+        self._is_copied = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
         self.pool = pool
         self.num_batches = 0
@@ -96,7 +117,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._delivered: tuple[Arrival, ...] = ()
         self.settings: Settings = pool.settings
         # The settings version for each granted or filled slot, by worker and slot; 0 without an entry.
-        self._acted: dict[tuple[int, int], int] = {}
+        self._settings_of_slots: dict[tuple[int, int], int] = {}
         # The memory of undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
@@ -114,12 +135,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             WorkerTimeout, WorkerDied, Exception: a worker failed, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
-        with self.owner:
+        with self.exclusive_use:
             parts, waited_s = self._wait_for_parts()
             if spec.is_written:
                 self._count(parts, waited_s)
                 self._release_slots()
-                return WrittenBatch(self.delivery.frames)
+                return WrittenBatch(self.last_batch_info.frames)
             memory = self._deliver(parts)
             self._count(parts, waited_s)
             if not spec.zero_copy:
@@ -130,7 +151,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Lets the workers begin the next batch, as `next` does before it waits. Does not block. Does nothing while too
         few workers are ready. With `zero_copy`, invalidates the last batch.
         """
-        with self.owner:
+        with self.exclusive_use:
             if 0 <= self._spec.total_frames <= self.num_frames or self.pool.must_wait_for_workers:
                 return
             self._check_usable()
@@ -145,7 +166,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def wait_until_idle(self) -> None:
         """Blocks until workers that write batches to a replay buffer have filled their granted slots, and counts these
         batches as delivered. They stay idle until `next`. Raises the errors of `next`."""
-        with self.owner:
+        with self.exclusive_use:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
                     self._count(parts, 0.0)
@@ -155,7 +176,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def wait_until_filled(self) -> None:
         """Blocks until the workers have filled their granted slots, whose batches are delivered later. Raises the
         errors of `next`."""
-        with self.owner:
+        with self.exclusive_use:
             while self._has_granted_slots:
                 self._handle_event()
 
@@ -191,11 +212,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Returns the memory of a batch for its consumer."""
         if self._copy_to is not None:
             return self._gather(parts, copy=False).to(self._copy_to, copy=True)
-        if self._copies and parts[0].slot not in self._restored:
+        if self._is_copied and parts[0].slot not in self._restored:
             leased = self.transport.lease(parts)
             if leased is not None:
                 return leased
-        return self._gather(parts, copy=self._copies)
+        return self._gather(parts, copy=self._is_copied)
 
     def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
         restored = self._restored.get(parts[0].slot)
@@ -206,7 +227,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._restored.pop(parts[0].slot, None)
         frames = sum(part.report.frames for part in parts)
         settings = tuple(self._settings_version(part) for part in parts) if self.settings.version else ()
-        self.delivery = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s, settings)
+        self.last_batch_info = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s, settings)
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
@@ -223,7 +244,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             worker = self.pool.records[index]
             worker.num_granted += 1
             if self.settings.version:
-                self._acted[index, slot] = worker.settings_version
+                self._settings_of_slots[index, slot] = worker.settings_version
             self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
@@ -255,9 +276,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise
 
     @property
-    def steps(self) -> list[int]:
+    def filled_steps(self) -> list[int]:
         """The number of filled steps of each part of the last batch."""
-        return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
+        return [part.report.frames // self._spec.slots.rows for part in self.last_batch_info.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Publishes a copy of the policy's current weights as a new version; returns its number, 0 the first time. A
@@ -266,7 +287,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         previous version have arrived, and raises the errors of `next`."""
         return self.publish_weights({None: FlatWeights(policy).write})
 
-    def publish_weights(self, writes: Writes) -> int:
+    def publish_weights(self, writes: WeightWriters) -> int:
         """Publishes weights like `publish`, but by functions that write them, for all workers or for some; see
         `Transport.publish`. Raises `NotImplementedError` if `writes` are for some workers only, with
         `collector.overlap=1` or `inference=server`."""
@@ -274,7 +295,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise NotImplementedError("one policy acts for all workers, so publish its weights for all of them")
         if self._schedule.grants_name_version and None not in writes:
             raise NotImplementedError("with overlap=1 all workers act with the same weights. Use overlap=0")
-        self.owner.check_process()
+        self.exclusive_use.check_process()
         self._wait_to_publish()
         self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
@@ -294,29 +315,25 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
         self._check_usable()
-        with self.owner:
+        with self.exclusive_use:
+            self._wait_for_workers()
             self._wait_to_publish()
-            earlier = self.settings.get(kind, name)
             setting = self.settings.add(kind, name, contents)
             self._schedule.changed(setting.version)
             arguments = {worker: ([setting.of(worker)],) for worker in self.pool.ready}
-            self._ask_and_wait("change", arguments, is_setting=True)
-            try:
-                replies = self.pool.replies()
-            except Exception:
-                self.settings.withdraw(setting, earlier)
-                raise
+            self._ask_and_wait("change", arguments, setting)
+            replies = self.pool.replies()
+            self.settings.confirm(setting)
             self.pool.report_setting(setting, self.num_batches)
             lost = [None] * self.envs_per_worker
             return {worker: unpacked(replies.get(worker, lost)) for worker in sorted(arguments)}
 
     def get_attr(self, name: str) -> dict[int, list[Any]]:
         """Returns the attribute `name` of each env, by worker. Blocks and raises like `ask`."""
-        workers = dict.fromkeys(self.pool.ready, (name,))
-        return {worker: unpacked(values) for worker, values in self.ask("get_attr", per_worker=workers).items()}
+        return {worker: unpacked(values) for worker, values in self.ask("get_attr", name).items()}
 
     def _settings_version(self, part: Arrival) -> int:
-        return self._acted.get((part.worker, part.slot), 0)
+        return self._settings_of_slots.get((part.worker, part.slot), 0)
 
     @property
     def envs_per_worker(self) -> int:
@@ -329,7 +346,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return self._spec.slots.rows * self.pool.num_started
 
     @property
-    def workers(self) -> list[int]:
+    def worker_indices(self) -> list[int]:
         """The indices of the workers that take part in batches."""
         return sorted(self.pool.ready)
 
@@ -397,7 +414,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         for number, saved in enumerate(state["undelivered"], start=1):
             parts, memory = saved_state.load_batch(saved, -number)
             versions = zip(parts, saved.get("settings", ()), strict=False)
-            self._acted |= {(part.worker, part.slot): version for part, version in versions}
+            self._settings_of_slots |= {(part.worker, part.slot): version for part, version in versions}
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
         ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
@@ -430,7 +447,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Raises NotImplementedError unless `can_ask`."""
         if not self.can_ask(name):
             raise NotImplementedError(
-                f"{name} is not possible with workers over a network, which only get plain data. Use "
+                f"{_CALLS.get(name, name)} is not possible with workers over a network, which only get plain data. Use "
                 "MultiSyncCollector or MultiAsyncCollector"
             )
 
@@ -440,7 +457,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
-            per_worker: arguments by worker; other workers are not asked. None: `arguments` for all workers.
+            per_worker: arguments by worker; other workers are not asked. None: `arguments` for all workers that are
+                ready, after a wait for as many as the next batch needs.
 
         Raises:
             NotImplementedError: the workers exchange data over a network, and the request is none of its plain ones.
@@ -448,24 +466,44 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """
         self.check_can_ask(name)
         self._check_usable()
-        with self.owner:
-            self._ask_and_wait(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)
+        with self.exclusive_use:
+            if per_worker is None:
+                self._wait_for_workers()
+                per_worker = dict.fromkeys(self.pool.ready, arguments)
+            self._ask_and_wait(name, per_worker)
             return self.pool.replies()
 
-    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple], is_setting: bool = False) -> None:
+    def ask_first(self, name: str, *arguments: Any) -> Any:
+        """Returns the result of the first worker that is ready. Blocks and raises like `ask`."""
+        self.check_can_ask(name)
+        self._check_usable()
+        with self.exclusive_use:
+            self._wait_for_workers()
+            self._ask_and_wait(name, {min(self.pool.ready): arguments})
+            return next(iter(self.pool.replies().values()))
+
+    def wait_for_workers(self) -> None:
+        """Blocks until as many workers are ready as the next batch needs. Raises the errors of `next`."""
+        with self.exclusive_use:
+            self._wait_for_workers()
+
+    def _wait_for_workers(self) -> None:
+        while self.pool.must_wait_for_workers:
+            self._handle_event()
+
+    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple], setting: Setting | None = None) -> None:
         """Sends requests; blocks until all these workers have replied, or have failed. See `WorkerPool.request`."""
-        self.pool.request(name, arguments, is_setting)
+        self.pool.request(name, arguments, setting)
         while self.pool.num_awaited:
             self._handle_event()
 
     def wait_until_ready(self) -> None:
         """Blocks until the workers, or `min_workers` of them, have made their envs and policies. Raises the errors of
         `next`."""
-        with self.owner:
-            while self.pool.must_wait_for_workers:
-                self._handle_event()
+        with self.exclusive_use:
+            self._wait_for_workers()
             # Does not collect the replies: errors of workers that were replaced or dropped have been handled.
-            while new := [worker.index for worker in self.pool.unanswered]:
+            while new := self.pool.not_replied:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))
 
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:

@@ -16,12 +16,12 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves, nested_dims
-from collectx.collector.batch_info import DeliverySpec, part_shape
+from collectx.collector.batch_info import BatchSpec, part_shape
+from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_requests, next_histories
 from collectx.collector.worker_record import FailurePolicy
-from collectx.collector.written import workers_write
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
 from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
@@ -51,7 +51,7 @@ from collectx.worker.inference.rollout import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessHistory, ProcessSpec
 
 
-def build(
+def start_collector(
     cfg: RunConfig,
     policy: Callable | None,
     spec: EnvSpec,
@@ -66,6 +66,7 @@ def build(
     """Starts the workers; returns the collector over them. Does not wait until the workers are ready.
 
     Args:
+        cfg: the run's configuration.
         policy: the trainer's policy (see `collectx.policy.build`); its weights become version 0.
         spec: the spec of the env group in one worker process.
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
@@ -104,12 +105,12 @@ def build(
     # This actor only tells the leaves and the layout of the weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
-    batch = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
-    _check_memory(options, batch, spec)
-    delivery = DeliverySpec(
-        slots=batch,
+    slots = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
+    _check_memory(options, slots, spec)
+    batch_spec = BatchSpec(
+        slots=slots,
         shape=part_shape(spec, options),
-        nested_dims=nested_dims(spec.nested_dims, batch.leaves),
+        nested_dims=nested_dims(spec.nested_dims, slots.leaves),
         stacked=options.schedule == "sync",
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
@@ -118,7 +119,7 @@ def build(
     )
     place = place_of(cfg)
     specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor), spec.infos)
-    workers = open_workers(place, batch, specs, spec, events, build, launcher, log_dir)
+    workers = open_workers(place, slots, specs, spec, events, start_collector, launcher, log_dir)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = workers.transport.preempt
     if isinstance(workers.transport, SlabTransport):
@@ -135,7 +136,7 @@ def build(
         seed=cfg.seed,
         normalizers=spec.normalizers,
     )
-    collector = CollectorCore(workers.transport, schedule, delivery, pool)
+    collector = CollectorCore(workers.transport, schedule, batch_spec, pool)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
@@ -178,7 +179,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
 
 
 def slot_spec_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
-    """Returns the layout of the slots and weights that `build` would allocate. Starts no process."""
+    """Returns the layout of the slots and weights that `start_collector` would allocate. Starts no process."""
     options = cfg.collector
     schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
     spec = RolloutOptions.of(options).env_spec(spec)
@@ -211,7 +212,7 @@ class SpecMaker:
         self._num_workers = num_workers_of(cfg.collector)
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
         self._processes = cfg.collector.num_workers_per_collector  # of each worker
-        self._outer = outer or Placement(worker=0, index=0, num_workers=self._num_workers * self._processes)
+        self._outer = outer or Placement(worker=0, run_index=0, num_workers=self._num_workers * self._processes)
 
     @property
     def is_served(self) -> bool:
@@ -237,14 +238,14 @@ class SpecMaker:
 
     def make_server(self, index: int) -> ProcessSpec:
         """Returns the spec of the inference server, with the env and the device of the first worker."""
-        placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers)
+        placement = Placement(worker=index, run_index=index, num_workers=self._outer.num_workers)
         return dataclasses.replace(self.make(0, ProcessHistory()), placement=placement, served=None)
 
     def _placement(self, worker: int, history: ProcessHistory) -> Placement:
         outer, index = self._outer, worker % self._num_workers
         return Placement(
             worker=worker,
-            index=outer.worker * self._num_workers + index,
+            run_index=outer.worker * self._num_workers + index,
             num_workers=outer.num_workers,
             incarnation=outer.incarnation + history.incarnation,
             visible_device=self._visible_devices[index] if self._visible_devices else None,
@@ -303,12 +304,12 @@ def _slot_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, 
     )
 
 
-def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
+def _check_memory(options: CollectorConfig, slots: SlotSpec, spec: EnvSpec) -> None:
     """Raises if the slots do not fit in this machine's memory; over a network, the trainer receives as many bytes."""
     # Pages of spare regions take memory only when they are used.
-    nbytes, total = SlabLayout(dataclasses.replace(batch, num_spare=0)).nbytes, psutil.virtual_memory().total
+    nbytes, total = SlabLayout(dataclasses.replace(slots, num_spare=0)).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > total:
-        fewer = f", or `collector.num_slots` below {batch.num_slots}" if options.schedule == "async" else ""
+        fewer = f", or `collector.num_slots` below {slots.num_slots}" if options.schedule == "async" else ""
         rule = (
             f"the slots of these batches need {nbytes / 1e9:,.0f} GB, but this machine has {total / 1e9:,.0f} GB "
             "of memory"

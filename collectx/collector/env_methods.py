@@ -17,10 +17,11 @@ class EnvMethods(ABC):
     """Changes and reads the envs of all workers while they run. The methods have the names of Gymnasium's vector envs.
 
     A change is a *setting*. It takes effect in each worker between two batches. A call blocks until the workers have
-    completed the batches that they had begun, so do not make settings for every batch. Each setting has a version: from
-    the first setting on, every frame contains it as `("collector", "settings_version")`. The last setting of each
-    attribute and method stays in force: workers that start, restart or resume later get it, and then begin new
-    episodes. So a method should set a state ("set_level"), not change it ("next_level").
+    completed the batches that they had begun, so do not make settings for every batch. It also waits until as many
+    workers are ready as the next batch needs (`min_workers`). Each setting has a version: from the first setting on,
+    every frame contains it as `("collector", "settings_version")`. The last setting of each attribute and method stays
+    in force: workers that start, restart or resume later get it, and then begin new episodes. So a method should set a
+    state ("set_level"), not change it ("next_level").
 
     Arguments and results must be data that can be sent over a network: numbers, strings, None, tensors, NumPy arrays,
     and dicts, lists and tuples of these.
@@ -85,7 +86,7 @@ class EnvMethods(ABC):
 
 def _by_worker(core: CollectorCore, name: str, values: Sequence[Any]) -> list[tuple[bool, list[Any]]]:
     """Returns the content for each started worker of a setting that gives every env its own value."""
-    ready, rows, num_envs = core.workers, core.envs_per_worker, core.num_envs
+    ready, rows, num_envs = core.worker_indices, core.envs_per_worker, core.num_envs
     contents = contents_of_each(values, rows)
     if len(values) == num_envs:
         return contents

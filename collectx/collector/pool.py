@@ -149,10 +149,10 @@ class WorkerPool:
         return self.ready if self.server is None else {*self.ready, self.server.index}
 
     @property
-    def unanswered(self) -> list[WorkerRecord]:
-        """Those ready workers, and the inference server, whose newest process has not replied to any request: it may
-        still be making its envs or its policy."""
-        return [worker for worker in self.records if worker.index in self.askable and not worker.has_replied]
+    def not_replied(self) -> set[int]:
+        """Those of `askable` whose newest process has not replied to any request: it may still be making its envs or
+        its policy."""
+        return {index for index in self.askable if not self.records[index].has_replied}
 
     @property
     def num_alive(self) -> int:
@@ -216,7 +216,8 @@ class WorkerPool:
         worker, error = self.records[departure.worker], departure.error
         if worker is not self.server:
             set_worker(error, worker.index)
-        worker.num_granted = worker.num_pending = worker.num_settings = 0
+        worker.num_granted = worker.num_settings = 0
+        worker.pending.clear()
         self._finish_request(worker, Reply(worker.index, None, error))
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
         if is_final or worker is self.server:
@@ -279,7 +280,7 @@ class WorkerPool:
         """Sends a request to the inference server, if there is one. Does not wait for the reply."""
         if self.server is not None:
             self._workers.request(self.server.index, Request(name, arguments))
-            self.server.num_pending += 1
+            self.server.pending.append(None)
 
     def tell_starting(self, name: str, *arguments: Any) -> None:
         """Sends a request to the workers that are starting, before they take part."""
@@ -288,25 +289,25 @@ class WorkerPool:
                 first, *others = worker.first_requests
                 worker.first_requests = [first, Request(name, arguments), *others]
 
-    def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], is_setting: bool = False) -> None:
+    def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], setting: Setting | None = None) -> None:
         """Sends a request to workers. `num_awaited` is 0 when all of them have replied, or have failed.
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
             arguments: the arguments by worker; workers that do not take part in batches are not asked.
-            is_setting: whether this makes the newest setting. The loss of a worker is then no error of the request,
+            setting: the newest setting, if the request makes it. The loss of a worker is then no error of the request,
                 because its replacement gets the setting.
         """
-        self._is_setting = is_setting
+        self._is_setting = setting is not None
         for worker in self.records:
             worker.num_until_reply, worker.reply = 0, None
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
             # If arguments cannot be pickled, this raises before a reply is counted as missing.
             self._workers.request(worker.index, Request(name, arguments[worker.index]))
-            worker.num_pending += 1
-            worker.num_until_reply = worker.num_pending
-            if is_setting:
+            worker.pending.append(setting)
+            worker.num_until_reply = len(worker.pending)
+            if setting is not None:
                 worker.settings_version = self.settings.version
             self.num_awaited += 1
 
@@ -322,7 +323,8 @@ class WorkerPool:
         return {reply.worker: reply.value for reply in replies}
 
     def handle_reply(self, reply: Reply) -> None:
-        """Records the reply of a ready worker; discards replies to calls that were interrupted."""
+        """Records the reply of a ready worker; discards replies to calls that were interrupted. Withdraws a setting
+        that the worker refused."""
         worker = self.records[reply.worker]
         worker.has_replied = True
         if worker.num_settings:
@@ -331,7 +333,9 @@ class WorkerPool:
                 set_worker(reply.error, worker.index)
                 raise reply.error
             return
-        worker.num_pending -= 1
+        setting = worker.pending.popleft()
+        if setting is not None and reply.error is not None:
+            self.settings.withdraw(setting)
         if worker.num_until_reply > 1:
             worker.num_until_reply -= 1
         else:

@@ -40,35 +40,42 @@ class Settings:
 
     def __init__(self) -> None:
         self.version = 0
-        self._in_force: dict[tuple[str, str], Setting] = {}
+        # In order; also those that an unconfirmed one replaces, because they are in force again if it is withdrawn.
+        self._settings: list[Setting] = []
 
     def add(self, kind: str, name: str, contents: Sequence[Any]) -> Setting:
-        """Returns a new setting, which replaces an earlier one of this kind and name."""
+        """Returns a new setting, which replaces an earlier one of this kind and name, unless workers refuse it."""
         self.version += 1
         setting = Setting(kind, name, contents, self.version)
-        self._in_force.pop((kind, name), None)
-        self._in_force[kind, name] = setting
+        self._settings.append(setting)
         return setting
 
-    def withdraw(self, setting: Setting, earlier: Setting | None) -> None:
-        """Removes a setting that a worker refused, and puts `earlier` in force again, in its old place."""
-        del self._in_force[setting.kind, setting.name]
-        if earlier is not None:
-            in_force = [*self._in_force.values(), earlier]
-            self._in_force = {(each.kind, each.name): each for each in sorted(in_force, key=lambda each: each.version)}
+    def confirm(self, setting: Setting) -> None:
+        """Forgets the settings that this one replaces: all workers have applied it."""
+        self._settings = [
+            each
+            for each in self._settings
+            if (each.kind, each.name) != (setting.kind, setting.name) or each.version >= setting.version
+        ]
 
-    def get(self, kind: str, name: str) -> Setting | None:
-        """Returns the setting in force; None without one."""
-        return self._in_force.get((kind, name))
+    def withdraw(self, setting: Setting) -> None:
+        """Removes a setting that a worker refused; the one before it is in force again. Idempotent."""
+        self._settings = [each for each in self._settings if each.version != setting.version]
+
+    @property
+    def in_force(self) -> list[Setting]:
+        """The settings in force, in order."""
+        last = {(each.kind, each.name): each.version for each in self._settings}
+        return [each for each in self._settings if last[each.kind, each.name] == each.version]
 
     def since(self, version: int, worker: int) -> list[tuple[str, str, Any]]:
         """Returns the settings in force that are newer than `version`, as this worker gets them."""
-        return [each.of(worker) for each in self._in_force.values() if each.version > version]
+        return [each.of(worker) for each in self.in_force if each.version > version]
 
     def state(self) -> dict[str, Any]:
         """Returns the state for `load`, in plain data and tensors."""
-        return {"version": self.version, "in_force": [tuple(each) for each in self._in_force.values()]}
+        return {"version": self.version, "in_force": [tuple(each) for each in self.in_force]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.version = state["version"]
-        self._in_force = {(each[0], each[1]): Setting(*each) for each in state["in_force"]}
+        self._settings = [Setting(*each) for each in state["in_force"]]

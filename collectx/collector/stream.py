@@ -53,11 +53,11 @@ class Stream:
         if not isinstance(batch, WrittenBatch):
             if self.version_offset:
                 batch[POLICY_VERSION].add_(self.version_offset)
-            if settings := self.core.delivery.settings:
+            if settings := self.core.last_batch_info.settings:
                 versions = torch.tensor(settings, device=batch.device).view(-1, *[1] * (batch.ndim - 1))
                 batch[SETTINGS_VERSION] = versions.expand(batch.shape).clone()
             if self._has_gaps:
-                add_mask(batch, self.core.steps)
+                add_mask(batch, self.core.filled_steps)
         return batch
 
     def mark_gaps(self, batch: TensorDict, steps: Sequence[int]) -> None:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from collectx.collector.settings import Setting
 from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
@@ -36,7 +38,8 @@ class WorkerRecord:
             state from which it is restored.
         settings_version: the newest settings version that was sent to the newest process, with all before it.
         num_settings: number of missing replies to the settings that the newest process got at its start.
-        num_pending: number of missing replies to other requests; more than one after an interrupted call.
+        pending: for each missing reply to other requests, the setting that the request makes, or None; more than one
+            after an interrupted call.
         num_until_reply: number of missing replies up to that to the last `WorkerPool.request`; 0 if none is awaited.
         reply: the reply to this request; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
@@ -53,7 +56,7 @@ class WorkerRecord:
     first_requests: Sequence[Request] = ()
     settings_version: int = 0
     num_settings: int = 0
-    num_pending: int = 0
+    pending: deque[Setting | None] = field(default_factory=deque)
     num_until_reply: int = 0
     reply: Reply | None = None
     has_replied: bool = False

@@ -77,7 +77,7 @@ def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
 def _wait(named: Sequence[NamedRun]) -> bool:
     """Waits for the end of runs, and cancels jobs that take too long; returns whether all runs have ended."""
     grace_s = max((run.grace_s for run in named), default=0.0)
-    runs = [run.files for run in named]
+    runs = [run.run_folder for run in named]
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
         known = list(zip(runs, statuses(runs), strict=True))

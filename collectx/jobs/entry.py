@@ -54,45 +54,47 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder")
     arguments = parser.parse_args(argv)
     ignore_requests()
-    files = RunFolder(arguments.folder)
+    run_folder = RunFolder(arguments.folder)
     if arguments.worker is not None:
-        signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(files))
-    if not _wait_for_spec(files, arguments.wait):
+        signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(run_folder))
+    if not _wait_for_spec(run_folder, arguments.wait):
         return 1
-    spec = JobSpec.read(files)
+    spec = JobSpec.read(run_folder)
     if spec.token is not None:
         if requeue.num_requeues(os.environ):
             print("SLURM has requeued this job: the trainer has submitted another one for this worker", flush=True)
             return 1
-        return _run_worker(spec.cfg, files, arguments.worker, spec.token, read_objects(files, arguments.worker))
+        return _run_worker(
+            spec.cfg, run_folder, arguments.worker, spec.token, read_objects(run_folder, arguments.worker)
+        )
     token = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     rank = int(os.environ["SLURM_PROCID"]) if arguments.worker is None else arguments.worker + 1
     if rank == 0:
-        return _run_trainer(spec, files, token, arguments.folder)
+        return _run_trainer(spec, run_folder, token, arguments.folder)
     # SLURM signals all tasks of a job; a worker that ends would look like a failure.
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
-    status = _run_worker(spec.cfg, files, rank - 1, token)
+    status = _run_worker(spec.cfg, run_folder, rank - 1, token)
     # Ranks of one MPI job wait for each other at their exit.
     if arguments.worker is None and status == 0 and not place_of(spec.cfg).has_ranks:
-        _wait_for_trainer(spec.cfg, files)
+        _wait_for_trainer(spec.cfg, run_folder)
     return status
 
 
-def _wait_for_spec(files: RunFolder, timeout_s: float) -> bool:
+def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while not files.job_spec.exists() and time.monotonic() < deadline:
+    while not run_folder.job_spec.exists() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    if not files.job_spec.exists():
+    if not run_folder.job_spec.exists():
         print(
-            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {files.job_spec} does not exist. The "
-            "trainer's job waits in the queue, failed before it made its collector, or uses another file system.",
+            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {run_folder.job_spec} does not exist. "
+            "The trainer's job waits in the queue, failed before it made its collector, or uses another file system.",
             file=sys.stderr,
         )
         return False
     return True
 
 
-def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> int:
+def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) -> int:
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder's name in the script."""
     from collectx.run.execution import execute
 
@@ -100,25 +102,25 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     assert isinstance(slurm, SlurmLauncherConfig)
     assert isinstance(place, SlurmJob)
     if requeue.num_requeues(os.environ):
-        resume = "auto" if files.has_checkpoint else "never"
+        resume = "auto" if run_folder.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
     _begin_mpi(cfg)
     # The job's state must agree with the result, even if SLURM signals a run that has just ended.
-    signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(files, signum))
+    signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(run_folder, signum))
     launcher = JobTasksLauncher(
         slurm,
-        command=[slurm.python or sys.executable, "-u", "-m", "collectx.jobs.entry", str(files.path), "--worker"],
+        command=[slurm.python or sys.executable, "-u", "-m", "collectx.jobs.entry", str(run_folder.path), "--worker"],
         environment=os.environ,
-        job_log=files.log("job"),
-        log_begin=int(files.log_begin.read_text()),
-        log=files.worker_log,
+        job_log=run_folder.log("job"),
+        log_begin=int(run_folder.log_begin.read_text()),
+        log=run_folder.worker_log,
         run=folder,
         group=place.workers_part,
-        announce=lambda endpoint: announce_trainer(files, endpoint, token),
+        announce=lambda endpoint: announce_trainer(run_folder, endpoint, token),
     )
     try:
         with closing(launcher):
-            result = execute(cfg, files.path, list(spec.argv), lambda show: nullcontext(launcher))
+            result = execute(cfg, run_folder.path, list(spec.argv), lambda show: nullcontext(launcher))
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
@@ -127,19 +129,19 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         if reason := requeue.requeue(slurm, os.environ):
             print(f"collectx: {reason}", file=sys.stderr)
             result = replace(result, exit_reason=f"{result.exit_reason}: {reason}")
-            write_json(files.result, result.as_json())
+            write_json(run_folder.result, result.as_json())
         else:
-            _report(files, "requeued", lost or result.exit_reason)
+            _report(run_folder, "requeued", lost or result.exit_reason)
     if result.exit_reason == interruption(signal.SIGINT):
-        _cancel_job(files)
+        _cancel_job(run_folder)
     return exit_status(result.status)
 
 
-def _cancel_job(files: RunFolder) -> None:
+def _cancel_job(run_folder: RunFolder) -> None:
     """Cancels this process's job, so that SLURM does not record it as failed. Does nothing if the run is a step of an
     allocation, without a batch script."""
     job = requeue.job_id(os.environ)
-    if not files.node_note(job).exists():
+    if not run_folder.node_note(job).exists():
         return
     try:
         commands.cancel([job])
@@ -147,10 +149,10 @@ def _cancel_job(files: RunFolder) -> None:
         print(f"collectx: job {job} is not cancelled: {error}", file=sys.stderr)
 
 
-def _report(files: RunFolder, name: str, reason: str) -> None:
+def _report(run_folder: RunFolder, name: str, reason: str) -> None:
     """Writes the event "requeued" or "cancelled", while SLURM is ending the job."""
     print(f"collectx: the job is {name}: {reason}", file=sys.stderr)
-    with closing(EventLog(files)) as events:
+    with closing(EventLog(run_folder)) as events:
         events(name, reason=reason)
 
 
@@ -169,11 +171,11 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
 
 
 def _run_worker(
-    cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: Sealed[UserObjects] | None = None
+    cfg: RunConfig, run_folder: RunFolder, worker: int, token: str, objects: Sealed[UserObjects] | None = None
 ) -> int:
     """Runs a worker until the trainer closes it; returns the exit status. Redirects the output of this process to the
     worker's log in the run folder."""
-    log = files.worker_log(worker)
+    log = run_folder.worker_log(worker)
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for standard in (1, 2):
@@ -184,23 +186,24 @@ def _run_worker(
     torch.set_num_threads(cfg.launcher.num_threads)
     from collectx.worker.entry import run_remote_worker
 
-    build = import_module("collectx.collector").build if cfg.collector.num_workers_per_collector > 1 else None
+    is_nested = cfg.collector.num_workers_per_collector > 1
+    start_nested = import_module("collectx.collector").start_collector if is_nested else None
     timeout_s = cfg.collector.start_timeout_s
     try:
         _begin_mpi(cfg)
-        endpoint = find_trainer(files, token, "collector.start_timeout_s", timeout_s)
-        run_remote_worker(endpoint, worker, timeout_s, objects, build)
+        endpoint = find_trainer(run_folder, token, "collector.start_timeout_s", timeout_s)
+        run_remote_worker(endpoint, worker, timeout_s, objects, start_nested)
     except BaseException:
         traceback.print_exc()
         return 1
     return 0
 
 
-def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
+def _wait_for_trainer(cfg: RunConfig, run_folder: RunFolder) -> None:
     """Waits in an ended worker's task until the trainer ends, or SLURM notices that the trainer's node is lost."""
     assert isinstance(cfg.launcher, SlurmLauncherConfig)
-    node = files.node_note(requeue.job_id(os.environ))
-    ended = files.exit_status(os.environ["SLURM_JOB_ID"])
+    node = run_folder.node_note(requeue.job_id(os.environ))
+    ended = run_folder.exit_status(os.environ["SLURM_JOB_ID"])
     # All workers of a run together ask SLURM every few seconds.
     period_s = _ASK_S * num_workers_of(cfg.collector)
     next_s = time.monotonic() + random.uniform(0, period_s)
@@ -212,7 +215,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
         try:
             host = node.read_text().strip()
             if end := requeue.end_after_loss(host, cfg.launcher, os.environ):
-                _report(files, end, f"{host}, the node of the trainer, is gone")
+                _report(run_folder, end, f"{host}, the node of the trainer, is gone")
                 return
         except LauncherError as error:
             print(f"collectx: {error}", file=sys.stderr)
@@ -227,19 +230,19 @@ def _begin_mpi(cfg: RunConfig) -> None:
         initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
 
-def _end_without_result(files: RunFolder, signum: int) -> None:
+def _end_without_result(run_folder: RunFolder, signum: int) -> None:
     """Handles a signal before and after a run: ends this process unless the result is written."""
-    if not files.result.exists():
+    if not run_folder.result.exists():
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
 
-def _end_job(files: RunFolder) -> None:
+def _end_job(run_folder: RunFolder) -> None:
     """Handles SIGTERM in a worker's job: raises `JobEnded`, which the worker's loop reports to the trainer. Also leaves
     a file that says so, for a worker that has not joined."""
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         with suppress(OSError):
-            files.note_of_end(requeue.job_id(os.environ)).touch()
+            run_folder.note_of_end(requeue.job_id(os.environ)).touch()
     raise JobEnded(
         "SLURM ends this worker's job (SIGTERM): the job is preempted, cancelled (scancel) or at its time limit."
     )

@@ -54,72 +54,77 @@ class PresubmittedJobs:
         text = os.environ.get(_VARIABLE)
         return None if text is None else cls(**json.loads(text))
 
-    def files(self) -> RunFolder:
+    def run_folder(self) -> RunFolder:
         return RunFolder(self.folder)
 
 
 def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
     """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker."""
-    files, token = jobs.files(), secrets.token_hex(8)
-    JobSpec(cfg, token=token).write(files, objects)
+    run_folder, token = jobs.run_folder(), secrets.token_hex(8)
+    JobSpec(cfg, token=token).write(run_folder, objects)
     return Launcher(
-        files.worker_log,
-        lambda endpoint: announce_trainer(files, endpoint, token),
+        run_folder.worker_log,
+        lambda endpoint: announce_trainer(run_folder, endpoint, token),
         ("queue_timeout_s", jobs.queue_timeout_s),
     )
 
 
 def submit_and_follow(
-    files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
+    run_folder: RunFolder,
+    presubmitted: PresubmittedJobs,
+    trainer: SubmititLauncherConfig,
+    workers: SubmititLauncherConfig,
 ) -> None:
     """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
     standard output; blocks until the trainer's job has completed. Cancels all jobs at the end. `trainer` and `workers`
     are the resources of the trainer's job, and of each worker's. Raises `LauncherError` if SLURM refused a job; or the
     trainer's job failed, or a worker's before any worker had joined."""
-    files.begin()
-    files.jobs.mkdir(exist_ok=True)
-    script = files.jobs / "trainer.sh"
-    script.write_text(_script(trainer, files, presubmitted))
-    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
-    array = JobArray(workers, files, command)
+    run_folder.begin()
+    run_folder.jobs.mkdir(exist_ok=True)
+    script = run_folder.jobs / "trainer.sh"
+    script.write_text(_script(trainer, run_folder, presubmitted))
+    command = worker_command(run_folder, wait_s=presubmitted.queue_timeout_s)
+    array = JobArray(workers, run_folder, command)
     jobs: list[str] = []
     try:
         jobs.append(commands.submit(script))
         jobs += array.submit(range(presubmitted.num_workers)).values()
-        print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
-        _follow(jobs, files)
+        print(
+            f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {run_folder.log('trainer')}", flush=True
+        )
+        _follow(jobs, run_folder)
     finally:
         if jobs:
             commands.cancel(jobs)
 
 
-def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: PresubmittedJobs) -> str:
-    log = str(files.log("trainer")).replace("%", "%%")
+def _script(resources: SubmititLauncherConfig, run_folder: RunFolder, presubmitted: PresubmittedJobs) -> str:
+    log = str(run_folder.log("trainer")).replace("%", "%%")
     header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
     name, value = presubmitted.as_environment()
     body = commands.body(resources, [sys.executable, "-u", *sys.orig_argv[1:]])
     return "\n".join(["#!/bin/bash", *header, f"export {name}={shlex.quote(value)}", *body, ""])
 
 
-def _follow(jobs: Sequence[str], files: RunFolder) -> None:
+def _follow(jobs: Sequence[str], run_folder: RunFolder) -> None:
     """Copies the trainer's log to standard output until the trainer's job, the first one, ends."""
     num_printed, pause_s = 0, _MIN_PAUSE_S
     gone = commands.JobState("GONE", True, True)
     while True:
         states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]
-        text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
+        text = run_folder.log("trainer").read_bytes() if run_folder.log("trainer").exists() else b""
         print(text[num_printed:].decode(errors="replace"), end="", flush=True)
         pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
         num_printed = len(text)
         if trainer.is_over:
             if trainer.word != "COMPLETED":
-                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
+                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {run_folder.log('trainer')}")
             return
         # Once a worker has joined, the trainer handles lost workers.
-        has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
+        has_joined = any(event["event"] == "worker_joined" for event in run_folder.read_events())
         for index, state in enumerate(others):
             if state.is_over and state.word != "COMPLETED" and not has_joined:
-                log = files.worker_log(index)
+                log = run_folder.worker_log(index)
                 raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
         time.sleep(pause_s)

@@ -38,38 +38,38 @@ class JobSpec:
     argv: tuple[str, ...] = ()
     token: str | None = None
 
-    def write(self, files: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
+    def write(self, run_folder: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
         """Writes the file, and pickles `objects`, one for each worker, into a file beside it that only this user can
         read."""
         cfg = self.cfg
-        files.jobs.mkdir(parents=True, exist_ok=True)
+        run_folder.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
-            write_private(files.job_objects, pickle.dumps([*map(Sealed.of, objects)]))
+            write_private(run_folder.job_objects, pickle.dumps([*map(Sealed.of, objects)]))
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
-        write_json(files.job_spec, {"cfg": asdict(cfg), "argv": self.argv, "token": self.token})
+        write_json(run_folder.job_spec, {"cfg": asdict(cfg), "argv": self.argv, "token": self.token})
 
     @classmethod
-    def read(cls, files: RunFolder) -> JobSpec:
+    def read(cls, run_folder: RunFolder) -> JobSpec:
         """Returns the content of the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if it cannot be
         read."""
-        content = json.loads(files.job_spec.read_text())
+        content = json.loads(run_folder.job_spec.read_text())
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 
 
-def read_objects(files: RunFolder, worker: int) -> Sealed[UserObjects] | None:
+def read_objects(run_folder: RunFolder, worker: int) -> Sealed[UserObjects] | None:
     """Returns the objects of a worker; None if its configuration is plain data. Raises as `read_private` does."""
-    return pickle.loads(read_private(files.job_objects))[worker] if files.job_objects.exists() else None
+    return pickle.loads(read_private(run_folder.job_objects))[worker] if run_folder.job_objects.exists() else None
 
 
-def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
+def announce_trainer(run_folder: RunFolder, endpoint: Endpoint, token: str) -> None:
     """Writes the trainer's address. All processes of one attempt of the run share `token`, so workers ignore the
     address of an earlier attempt."""
     # The secret is on disk before the address.
-    write_private(files.secret, endpoint.secret)
-    write_json(files.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})
+    write_private(run_folder.secret, endpoint.secret)
+    write_json(run_folder.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})
 
 
-def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
+def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
     """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
     Raises `RendezvousError` if no address appeared within `timeout_s`, or `PermissionError` if another user may have
     written the secret."""
@@ -77,14 +77,16 @@ def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: flo
 
     deadline = time.monotonic() + timeout_s
     while True:
-        address = _read(files.rendezvous)
+        address = _read(run_folder.rendezvous)
         if address.get("token") == token:
-            return Endpoint(tuple(address["addresses"]), address["port"], read_private(files.secret))
+            return Endpoint(tuple(address["addresses"]), address["port"], read_private(run_folder.secret))
         if time.monotonic() > deadline:
-            reason = "exists, but the trainer wrote no rendezvous.json" if files.path.is_dir() else "does not exist"
+            reason = (
+                "exists, but the trainer wrote no rendezvous.json" if run_folder.path.is_dir() else "does not exist"
+            )
             raise RendezvousError(
                 f"no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
-                f"folder {files.path} {reason}. It must be on a file system that all nodes share: choose one with "
+                f"folder {run_folder.path} {reason}. It must be on a file system that all nodes share: choose one with "
                 "hydra.run.dir or hydra.sweep.dir. Or the trainer failed before it listened: see its log."
             )
         time.sleep(_POLL_S)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import DamagedFile, LauncherError
+from collectx.errors import DamagedFileError, LauncherError
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.run import Status
@@ -82,7 +82,7 @@ class NamedRun:
     cfg: RunConfig
 
     @property
-    def files(self) -> RunFolder:
+    def run_folder(self) -> RunFolder:
         """The files of the run."""
         return RunFolder(self.folder)
 
@@ -115,23 +115,25 @@ def named_run(run: RunFolder) -> NamedRun:
 def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
     """Prepares the folder of a run that a job will begin, or, with a checkpoint and `run.resume=auto`, continue. Prints
     a message if an earlier run in the folder begins again."""
-    files, is_auto = run.files, run.cfg.run.resume == "auto"
-    resumes = is_auto and files.has_checkpoint
-    if is_auto and files.has_run and not resumes:
-        printing.message(f"{files.path} {NO_CHECKPOINT}")
-    files.begin(keep_run=resumes)
+    run_folder, is_auto = run.run_folder, run.cfg.run.resume == "auto"
+    resumes = is_auto and run_folder.has_checkpoint
+    if is_auto and run_folder.has_run and not resumes:
+        printing.message(f"{run_folder.path} {NO_CHECKPOINT}")
+    run_folder.begin(keep_run=resumes)
     if not resumes:
-        snapshot.write(run.cfg, files, list(argv))
+        snapshot.write(run.cfg, run_folder, list(argv))
 
 
-def write_job(files: RunFolder, job: str) -> None:
+def write_job(run_folder: RunFolder, job: str) -> None:
     """Writes the id of the job that will run in the folder, for `read_job`."""
-    write_json(files.job_note, {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+    write_json(
+        run_folder.job_note, {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    )
 
 
-def read_job(files: RunFolder) -> str | None:
+def read_job(run_folder: RunFolder) -> str | None:
     """Returns the id of a run's job, which collectx or submitit submitted; None if the run is not a job."""
-    for path in (files.job_note, files.meta):
+    for path in (run_folder.job_note, run_folder.meta):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(path.read_text())["job"])
     return None
@@ -145,13 +147,13 @@ def query_slurm(jobs: Iterable[str]) -> JobStates:
         return error
 
 
-def query_workers(files: RunFolder) -> JobStates:
+def query_workers(run_folder: RunFolder) -> JobStates:
     """Returns the states of the worker jobs of a trainer outside SLURM. Asks SLURM if there are any."""
-    return query_slurm(_worker_jobs(files))
+    return query_slurm(_worker_jobs(run_folder))
 
 
-def _worker_jobs(files: RunFolder) -> dict[str, str]:
-    lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
+def _worker_jobs(run_folder: RunFolder) -> dict[str, str]:
+    lines = run_folder.worker_jobs.read_text().splitlines() if run_folder.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
     # Files of earlier versions have no worker, which the number of the array's task is.
     return {job: worker or job.rpartition("_")[2] for job, _, worker in jobs}
@@ -164,21 +166,21 @@ def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
     return [status_of(run, job, states) for run, job in zip(runs, jobs, strict=True)]
 
 
-def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
+def status_of(run_folder: RunFolder, job: str | None, states: JobStates) -> RunStatus:
     """Returns the status of a run. `job` is what `read_job` returned, `states` what `query_slurm` returned."""
     try:
-        return status_of_process(files) if job is None else status_of_job(files, job, states)
-    except DamagedFile as error:
+        return status_of_process(run_folder) if job is None else status_of_job(run_folder, job, states)
+    except DamagedFileError as error:
         return RunStatus(Status.DAMAGED, str(error))
 
 
-def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
+def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStatus:
     """Returns the status of a run that is a job. `states` is what `query_slurm` returned."""
-    result = files.read_result()
+    result = run_folder.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
         word = "" if state.word == "PENDING" else state.word
-        return RunStatus(Status.QUEUED, ", ".join(filter(None, (_requeue_reason(files), word, state.reason))))
+        return RunStatus(Status.QUEUED, ", ".join(filter(None, (_requeue_reason(run_folder), word, state.reason))))
     if result is not None:
         run = _from_result(result)
         # The trainer only knows which signal ended it.
@@ -191,17 +193,17 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
             return RunStatus(run.status, f"{run.detail}; {it} is {_transition(state)}")
         return run
     if isinstance(states, LauncherError):
-        return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not answer: {states}")
-    if state is None and files.job_note.exists() and not files.log("job").exists():
+        return RunStatus(Status.UNKNOWN, f"{_last_batch(run_folder)}; SLURM does not answer: {states}")
+    if state is None and run_folder.job_note.exists() and not run_folder.log("job").exists():
         # A job of collectx opens its log first.
         reason = f"job {job} was cancelled in the queue, because SLURM no longer knows it and it has no log"
         return RunStatus(Status.INTERRUPTED, reason)
     if state is None:
-        return _failed(files, f"SLURM no longer knows job {job}, which left no result")
+        return _failed(run_folder, f"SLURM no longer knows job {job}, which left no result")
     where = f"on {state.node}" if state.node else ""
     # SLURM removes lost nodes from a job that may lose them, and nodes from an ending job.
-    if state.word != "COMPLETING" and (lost := _lost_node(files, job, state)):
-        return _failed(files, f"{lost}, the node of the trainer, is gone, and job {job} is {state}")
+    if state.word != "COMPLETING" and (lost := _lost_node(run_folder, job, state)):
+        return _failed(run_folder, f"{lost}, the node of the trainer, is gone, and job {job} is {state}")
     if not state.is_over:
         return RunStatus(Status.RUNNING, where if state.word == "RUNNING" else f"{where}, {_transition(state)}")
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
@@ -211,21 +213,21 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
         with suppress(LauncherError):
             nodes = commands.down(state.node)
             reason += f"; SLURM says that {', '.join(nodes)} is down" if nodes else ""
-    return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
+    return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(run_folder, reason)
 
 
-def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
+def _lost_node(run_folder: RunFolder, job: str, state: JobState) -> str:
     """Returns the trainer's node if it no longer belongs to the job, otherwise ""."""
     try:
-        node = files.node_note(job).read_text().strip()
+        node = run_folder.node_note(job).read_text().strip()
         return "" if node in commands.hostnames(state.node) else node
     except (OSError, LauncherError):
         return ""
 
 
-def _requeue_reason(files: RunFolder) -> str:
+def _requeue_reason(run_folder: RunFolder) -> str:
     """Returns why the run requeued its job, if that was its last event, otherwise ""."""
-    *_, last = ({}, *files.read_events())
+    *_, last = ({}, *run_folder.read_events())
     return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
 
@@ -234,59 +236,59 @@ def _transition(state: JobState) -> str:
     return f"{state.word} ({words})" if words else state.word
 
 
-def status_of_process(files: RunFolder) -> RunStatus:
+def status_of_process(run_folder: RunFolder) -> RunStatus:
     """Returns the status of a run that is not a job. Only the run's host knows whether its process is alive; on other
     hosts, a run counts as running while its worker jobs have not ended."""
-    if (result := files.read_result()) is not None:
+    if (result := run_folder.read_result()) is not None:
         return _from_result(result)
-    if (host := files.read_meta().get("host")) is None:
-        if is_locked(files):
+    if (host := run_folder.read_meta().get("host")) is None:
+        if is_locked(run_folder):
             return RunStatus(Status.RUNNING, "it is starting")
         return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
     if host == socket.gethostname():
-        if is_locked(files):
+        if is_locked(run_folder):
             return RunStatus(Status.RUNNING, f"on {host}")
-        return _failed(files, "its process ended without a result")
+        return _failed(run_folder, "its process ended without a result")
     unknown = f"it was started on {host} and has no result, so ask on that host"
-    states = query_workers(files)
+    states = query_workers(run_folder)
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not answer: {states}")
     if num_jobs := sum(not state.is_over for state in states.values()):
-        where = f"on {host}, {_last_batch(files)}"
+        where = f"on {host}, {_last_batch(run_folder)}"
         return RunStatus(Status.RUNNING, f"{where}; worker jobs that have not ended: {num_jobs}")
     return RunStatus(Status.UNKNOWN, unknown)
 
 
-def where_running(files: RunFolder) -> str:
+def where_running(run_folder: RunFolder) -> str:
     """Returns where an unfinished run is, such as "queued as job 7" or "running as process 8 on n1"; "" if it has
     ended, or its state is unknown."""
-    job, (status,) = read_job(files), statuses([files])
+    job, (status,) = read_job(run_folder), statuses([run_folder])
     if status.has_ended or status.status is Status.UNKNOWN:
         return ""
     if job is not None:
         return f"{status.status} as job {job}"
-    pid, host = holder(files)
+    pid, host = holder(run_folder)
     return f"{status.status} on {host}" if pid is None else f"{status.status} as process {pid} on {host}"
 
 
-def waiting_workers(files: RunFolder) -> list[str]:
+def waiting_workers(run_folder: RunFolder) -> list[str]:
     """Returns a line for each reason why worker jobs wait in the queue. Asks SLURM if the run has worker jobs."""
-    states = query_workers(files)
+    states = query_workers(run_folder)
     if isinstance(states, LauncherError):
         return [f"cannot tell whether worker jobs are waiting: {states}"]
     waiting: dict[str, list[str]] = {}
-    workers = _worker_jobs(files)
+    workers = _worker_jobs(run_folder)
     for job, state in states.items():
         if not (state.has_started or state.is_over):
             waiting.setdefault(str(state), []).append(workers[job])
     return [f"worker {', '.join(workers)} is {reason}" for reason, workers in waiting.items()]
 
 
-def numbers_of(files: RunFolder) -> dict[str, Any] | None:
+def numbers_of(run_folder: RunFolder) -> dict[str, Any] | None:
     """Returns the numbers of a run, named as in `result.json`; None before the first batch."""
-    if (result := files.read_result()) is not None:
+    if (result := run_folder.read_result()) is not None:
         return result
-    numbers = MetricsTail(files.metrics, -1)
+    numbers = MetricsTail(run_folder.metrics, -1)
     if not numbers.update():
         return None
     return {name: getattr(numbers, name) for name in ("frames", "frames_per_s", "mean_return", "taking_part")}
@@ -297,32 +299,35 @@ def _from_result(result: Mapping[str, Any]) -> RunStatus:
     return RunStatus(Status(result["status"]), "" if reason == ALL_DELIVERED else reason)
 
 
-def _failed(files: RunFolder, reason: str) -> RunStatus:
-    return RunStatus(Status.FAILED, f"{reason}\n{_log_tail(files)}".rstrip())
+def _failed(run_folder: RunFolder, reason: str) -> RunStatus:
+    return RunStatus(Status.FAILED, f"{reason}\n{_log_tail(run_folder)}".rstrip())
 
 
-def _log_tail(files: RunFolder) -> str:
+def _log_tail(run_folder: RunFolder) -> str:
     """Returns the end of the trainer's or the job's log, or why there is none."""
-    job, trainer = files.log("job"), files.log("trainer")
+    job, trainer = run_folder.log("job"), run_folder.log("trainer")
     # The log of a job also contains why SLURM ended the trainer.
-    for log in (job, trainer) if files.job_note.exists() else (trainer, job):
+    for log in (job, trainer) if run_folder.job_note.exists() else (trainer, job):
         try:
             lines = log.read_text(errors="replace").rstrip().splitlines()
         except OSError:
             continue
         if lines:
             return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
-    if not files.job_note.exists() or job.exists():
-        return f"It left no output in {files.logs}, so it was killed: by kill -9, or by the kernel when memory ran out."
+    if not run_folder.job_note.exists() or job.exists():
+        return (
+            f"It left no output in {run_folder.logs}, so it was killed: by kill -9, or by the kernel when memory ran "
+            "out."
+        )
     return (
         f"{job} does not exist, perhaps because not all nodes share that file system. Choose another with "
         "hydra.run.dir or hydra.sweep.dir."
     )
 
 
-def _last_batch(files: RunFolder) -> str:
+def _last_batch(run_folder: RunFolder) -> str:
     try:
-        ago_s = time.time() - files.metrics.stat().st_mtime
+        ago_s = time.time() - run_folder.metrics.stat().st_mtime
     except OSError:
         return "no batch yet"
     # The clock of another host set the file's time.

@@ -48,16 +48,16 @@ class _Step:
     """One run as a step, which the constructor starts. `Watcher` watches it like a job."""
 
     def __init__(self, run: NamedRun, job: str, argv: Sequence[str]):
-        launcher, files = run.launcher, run.files
+        launcher, run_folder = run.launcher, run.run_folder
         self._job = job
         self._grace_s = run.workers_grace_s
-        self._exit_status = files.exit_status(job)
+        self._exit_status = run_folder.exit_status(job)
         self._ended_s: float | None = None
         self._is_cancelled = False
         begin_submitted(run, argv)
-        JobSpec(run.cfg, tuple(argv)).write(files)
+        JobSpec(run.cfg, tuple(argv)).write(run_folder)
         self._exit_status.unlink(missing_ok=True)
-        files.log_begin.write_text("0\n")
+        run_folder.log_begin.write_text("0\n")
         options = {
             **launcher.srun,
             "jobid": job,
@@ -70,11 +70,11 @@ class _Step:
             "kill_on_bad_exit": 0,
             "no_kill": run.cfg.collector.on_worker_failure != "raise",
         }
-        words = role_command(launcher.python or sys.executable, str(files.path))
-        script = files.jobs / "step.sh"
+        words = role_command(launcher.python or sys.executable, str(run_folder.path))
+        script = run_folder.jobs / "step.sh"
         script.write_text("\n".join(["#!/bin/bash", *commands.body(launcher, words, **options), ""]))
-        files.log("job").unlink(missing_ok=True)
-        self._step = start_step(lambda: ["bash", str(script)], files.log("job"))
+        run_folder.log("job").unlink(missing_ok=True)
+        self._step = start_step(lambda: ["bash", str(script)], run_folder.log("job"))
 
     def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
         """Returns the state of the step by the id of its job. Does not block."""

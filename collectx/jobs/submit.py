@@ -120,16 +120,16 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
 
 def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     """Returns unfinished jobs of earlier submissions by run folder; prints a line for each."""
-    submitted = {run.folder: job for run in runs if (job := read_job(run.files)) is not None}
+    submitted = {run.folder: job for run in runs if (job := read_job(run.run_folder)) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):
         raise ConfigError(f"collectx cannot tell whether earlier jobs still run: {states}")
     unfinished = {}
     for run in runs:
         job = submitted.get(run.folder)
-        if job is None or (status := status_of_job(run.files, job, states)).has_ended:
+        if job is None or (status := status_of_job(run.run_folder, job, states)).has_ended:
             continue
-        if not _has_same_config(run.files, run.cfg):
+        if not _has_same_config(run.run_folder, run.cfg):
             text = f"job {job} has not ended and writes to {run.folder} with another configuration"
             raise ConfigError(f"{text}. Choose another folder.")
         unfinished[run.folder] = job
@@ -142,16 +142,16 @@ def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     return unfinished
 
 
-def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
+def _has_same_config(run_folder: RunFolder, cfg: RunConfig) -> bool:
     try:
-        return config_text(JobSpec.read(files).cfg) == config_text(cfg)
+        return config_text(JobSpec.read(run_folder).cfg) == config_text(cfg)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _folder_problems(run: NamedRun) -> Sequence[str]:
     try:
-        with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
+        with locked(run.run_folder, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
     except ConfigError as error:
         return error.problems
@@ -177,8 +177,8 @@ def _submit(
         limit.add(len(group), submitted[0].partition("_")[0])
         for run, job in zip(group, submitted, strict=True):
             begin_submitted(run, argv)
-            JobSpec(run.cfg, tuple(argv)).write(run.files)
-            write_job(run.files, job)
+            JobSpec(run.cfg, tuple(argv)).write(run.run_folder)
+            write_job(run.run_folder, job)
             print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):
             commands.release(submitted)
@@ -187,12 +187,12 @@ def _submit(
 
 def _remove_traces(runs: Iterable[NamedRun]) -> None:
     """Removes Hydra's files from the folders of refused runs, unless they contain an earlier run."""
-    for files in (run.files for run in runs):
-        if not files.has_run:
-            shutil.rmtree(files.hydra, ignore_errors=True)
-            files.lock.unlink(missing_ok=True)
+    for run_folder in (run.run_folder for run in runs):
+        if not run_folder.has_run:
+            shutil.rmtree(run_folder.hydra, ignore_errors=True)
+            run_folder.lock.unlink(missing_ok=True)
             with suppress(OSError):  # it contains other files
-                files.path.rmdir()
+                run_folder.path.rmdir()
 
 
 class ParallelLimit:
@@ -232,7 +232,7 @@ def headers(runs: Sequence[NamedRun]) -> list[list[str]]:
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = commands.largest_array()
         return [
-            [*worker_header(run.cfg.launcher, run.files), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
+            [*worker_header(run.cfg.launcher, run.run_folder), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
             for run in runs
             for first in range(0, run.cfg.collector.num_workers, largest)
             for size in [min(largest, run.cfg.collector.num_workers - first)]
@@ -263,6 +263,6 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
 def _script_path(runs: Sequence[NamedRun]) -> Path:
     """Returns the path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
-        return runs[0].files.jobs / "run.sh"
+        return runs[0].run_folder.jobs / "run.sh"
     paths = (runs[0].folder.parent / "jobs" / f"array-{number}.sh" for number in itertools.count())
     return next(path for path in paths if not path.exists())

@@ -33,13 +33,13 @@ class WatchedRun:
     """
 
     def __init__(self, run: NamedRun, job: str | None):
-        self.name, self.job, self.files = run.name, job, run.files
+        self.name, self.job, self.run_folder = run.name, job, run.run_folder
         target_return = getattr(run.cfg.trainer, "target_return", None)
         self.statistics = MetricsTail(
-            self.files.metrics, run.cfg.collector.total_frames, target_return, expected_frames(run.cfg)
+            self.run_folder.metrics, run.cfg.collector.total_frames, target_return, expected_frames(run.cfg)
         )
-        self.title = title_of(run.cfg, self.files.path, self.files.read_meta().get("argv", ()))
-        self.events = JsonLinesTail(self.files.events)
+        self.title = title_of(run.cfg, self.run_folder.path, self.run_folder.read_meta().get("argv", ()))
+        self.events = JsonLinesTail(self.run_folder.events)
         # With "raise", the error is shown at the end.
         self.shows_events = run.cfg.collector.on_worker_failure != "raise"
         self.may_requeue: bool = getattr(run.cfg.launcher, "requeue", False)
@@ -58,14 +58,14 @@ class WatchedRun:
     def age_s(self) -> float:
         """Seconds since the run began, or was resumed; 0 if its folder does not tell."""
         with suppress(KeyError, TypeError, ValueError):
-            began = datetime.strptime(self.files.read_meta()["time"], "%Y-%m-%dT%H:%M:%S%z")
+            began = datetime.strptime(self.run_folder.read_meta()["time"], "%Y-%m-%dT%H:%M:%S%z")
             return max(0.0, (datetime.now(began.tzinfo) - began).total_seconds())
         return 0.0
 
     def result_time_ns(self) -> int | None:
         """Returns when the result was written; None without one."""
         try:
-            return self.files.result.stat().st_mtime_ns
+            return self.run_folder.result.stat().st_mtime_ns
         except OSError:
             return None
 

@@ -112,9 +112,9 @@ class Watcher:
         self._print_failures()
         if len(self._runs) == 1 and not self.is_detached:
             (run,) = self._runs
-            printing.print_run(run.name, run.status.status, numbers_of(run.files), run.files.path)
+            printing.print_run(run.name, run.status.status, numbers_of(run.run_folder), run.run_folder.path)
         statuses = [run.status.status if run.status.has_ended else Status.INTERRUPTED for run in self._runs]
-        return [Outcome(status, run.files.path) for status, run in zip(statuses, self._runs, strict=True)]
+        return [Outcome(status, run.run_folder.path) for status, run in zip(statuses, self._runs, strict=True)]
 
     def _unfinished(self) -> list[WatchedRun]:
         return [run for run in self._runs if not run.status.has_ended]
@@ -172,7 +172,7 @@ class Watcher:
             display.say(f"cannot tell at the moment whether the jobs are still running ({states})")
         self._has_outage = isinstance(states, LauncherError)
         for run in runs:
-            status = status_of(run.files, run.job, states)
+            status = status_of(run.run_folder, run.job, states)
             if status.status is Status.UNKNOWN or self._may_change(run, status, states, now_s) or status == run.status:
                 continue
             if status.status is not run.status.status and not status.has_ended:
@@ -198,7 +198,7 @@ class Watcher:
         state = None if isinstance(states, LauncherError) or run.job is None else states.get(run.job)
         job_lives = state is not None and not state.is_over
         may_restart = run.may_requeue and status.status is not Status.COMPLETED and job_lives
-        has_result = status.status is Status.DAMAGED or run.files.read_result() is not None
+        has_result = status.status is Status.DAMAGED or run.run_folder.read_result() is not None
         is_final = has_result and not (job_lives and status.status is Status.INTERRUPTED)
         if is_final and not may_restart:
             return False
@@ -241,7 +241,7 @@ class Watcher:
     def _describe_jobs(self) -> str:
         runs = self._unfinished()
         if len(runs) == 1:
-            return f"job {runs[0].job}" if runs[0].job else str(runs[0].files.path)
+            return f"job {runs[0].job}" if runs[0].job else str(runs[0].run_folder.path)
         return f"{len(runs)} {'jobs' if all(run.job for run in runs) else 'runs'}"
 
     def _describe(self, run: WatchedRun) -> str:
@@ -263,7 +263,9 @@ class Watcher:
 def _failure_text(run: WatchedRun) -> str:
     """Returns why a run failed; if there is a result, with the last traceback of the trainer's log."""
     try:
-        log = run.files.log("trainer").read_text(errors="replace").rstrip() if run.files.result.exists() else ""
+        log = (
+            run.run_folder.log("trainer").read_text(errors="replace").rstrip() if run.run_folder.result.exists() else ""
+        )
     except OSError:
         log = ""
     _, head, rest = log.rpartition("Traceback (most recent call last)")

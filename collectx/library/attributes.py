@@ -24,7 +24,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
 from collectx.library.background import Background
-from collectx.library.delivery import Delivery
+from collectx.library.batch_converter import BatchConverter
 from collectx.library.keywords import Keywords, RemoteKeywords
 from collectx.library.values import for_each, kwargs_of, numbered_workers, within
 from collectx.policy.random import RandomPolicy
@@ -63,7 +63,7 @@ class ReadableCollector(EnvMethods):
     _overrides: list[ConfigOverrides]
     _frames_per_batch: int
     _spec: EnvSpec
-    _delivery: Delivery
+    _converter: BatchConverter
     policy: Any
     # Whether `shutdown` was called.
     closed: bool = False
@@ -98,7 +98,7 @@ class ReadableCollector(EnvMethods):
 
     def _check_process(self) -> None:
         """Raises `RuntimeError` in a process that was forked from the one that made the collector."""
-        self._stream.core.owner.check_process()
+        self._stream.core.exclusive_use.check_process()
 
     def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Waits for the background thread's current batch, and keeps the thread idle within the block."""
@@ -293,18 +293,18 @@ class ReadableCollector(EnvMethods):
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
-        """Returns an attribute of the first worker's env, or a list of its envs' attributes if it steps several. A
-        worker process sends a copy, so the attribute must be data: numbers, text, arrays, spaces, specs, or containers
-        of these.
+        """Returns an attribute of the first worker's env, or of the wrapper that defines it; a list if the worker steps
+        several envs. A worker process sends a copy, so the attribute must be data: numbers, text, arrays, spaces,
+        specs, or containers of these.
 
         Args:
             attr: name of the attribute, or a path such as `transform[0].shape`.
 
         Raises:
-            AttributeError: the env lacks the attribute.
+            AttributeError: the env and its wrappers lack the attribute.
             TypeError: the env is in a worker process, and the attribute is a method or another object that is not data.
         """
-        return self._ask("getattr_env", per_worker={min(self._core.workers, default=0): (attr,)}).popitem()[1]
+        return self._with_core(lambda core: core.ask_first("getattr_env", attr))
 
     def get_distant_attr(self, attr: str) -> Any:
         """Returns a list with a value per worker; without workers, an attribute of this collector.
@@ -318,11 +318,12 @@ class ReadableCollector(EnvMethods):
             TypeError: an env's attribute is not data, see `getattr_env`.
         """
         if not self._keywords.has_workers:
-            return resolve(self, attr)
+            path = within("env", attr)
+            return self.getattr_env(path) if path else resolve(self, attr)
         if attr == "worker_idx":
-            return self._core.workers
+            return self._core.worker_indices
         if within("replay_buffer", attr) is not None:
-            return [resolve(self, attr)] * len(self._core.workers)
+            return [resolve(self, attr)] * len(self._core.worker_indices)
         if (path := within("env", attr)) is None:
             raise AttributeError(
                 f"{attr!r} cannot be read from the workers, because they are not collectors. Use worker_idx, or a path "
@@ -369,7 +370,7 @@ class ReadableCollector(EnvMethods):
             raise ValueError(f"workers={workers!r} {wrong}")
         collector = self._core
         counters: dict[str, int | float | bool]
-        counters = {"workers": self.num_workers, "workers_alive": len(collector.workers)}
+        counters = {"workers": self.num_workers, "workers_alive": len(collector.worker_indices)}
         if workers != "per_worker":
             total = collector.total_frames
             counters |= {
@@ -381,7 +382,7 @@ class ReadableCollector(EnvMethods):
                 "policy_version": self.policy_version,
             } | ({"total_frames": total} if total >= 0 else {})
         if workers != "aggregate":
-            for index in sorted({*collector.workers, *collector.frames_by_worker}):
+            for index in sorted({*collector.worker_indices, *collector.frames_by_worker}):
                 frames, part = collector.frames_by_worker[index], self.frames_per_batch_worker(worker_idx=index)
                 each = {"frames": frames, "batches": -(-frames // part), "requested_frames_per_batch": part}
                 counters |= {f"worker_{index}/{name}": count for name, count in each.items()}
@@ -391,5 +392,5 @@ class ReadableCollector(EnvMethods):
         """Returns a batch of zeros with the keys, shapes, dtypes and dimension names of delivered batches. Steps no
         env."""
         # While no worker is ready, with `min_workers`: a batch of all of them.
-        workers = self._core.workers or range(self.num_workers)
-        return self._delivery.zeros([self._overrides[worker].steps for worker in workers])
+        workers = self._core.worker_indices or range(self.num_workers)
+        return self._converter.zeros([self._overrides[worker].steps for worker in workers])

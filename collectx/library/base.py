@@ -1,8 +1,8 @@
 """`BaseCollector`, the base class of the library's collectors: iteration, weights, state, life cycle.
 
-    arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
+    arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --start_collector--> batches
 
-`delivery` then converts the batches to the requested form.
+`batch_converter` then converts the batches to the requested form.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
+from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
-from collectx.collector.compose import build
+from collectx.collector.compose import start_collector
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
-from collectx.collector.written import workers_write
 from collectx.config.derived import surplus_note
 from collectx.config.problem import counted
 from collectx.env.base import EnvSpec
@@ -38,8 +38,8 @@ from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
+from collectx.library.batch_converter import BatchConverter
 from collectx.library.configuration import fit_frames, named_in_python, to_config
-from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.overrides import overrides_of_workers, trainers_policy
@@ -110,7 +110,7 @@ class BaseCollector(ReadableCollector):
         core.close_by(partial(self._thread.call_last, timeout_s=collector.close_timeout_s))
         self._background = Background(self._thread)
         self._stream = Stream(core, collector, warnings.warn, "", keywords.post_traj, keywords.is_concatenated)
-        self._delivery = Delivery(keywords, collector, self._stream, self._spec)
+        self._converter = BatchConverter(keywords, collector, self._stream, self._spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()
         self._weights = WeightPublisher(core, keywords, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
@@ -153,7 +153,7 @@ class BaseCollector(ReadableCollector):
         keywords, cfg = self._keywords, self._cfg
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, self._overrides, keywords)
-            core = build(cfg, policy, self._spec, events, launcher=launcher, overrides=self._overrides)
+            core = start_collector(cfg, policy, self._spec, events, launcher=launcher, overrides=self._overrides)
             stack.callback(core.close)
             check_keys(keywords, core.leaves)
             place = place_of(cfg)
@@ -224,11 +224,11 @@ class BaseCollector(ReadableCollector):
 
     def _collect(self) -> TensorDictBase | None:
         """Publishes the policy's weights if an update interval has passed, then returns the next batch; see
-        `Delivery.next`."""
-        interval, num_collected = self._keywords.publish_interval, self._delivery.num_collected
+        `BatchConverter.next`."""
+        interval, num_collected = self._keywords.publish_interval, self._converter.num_collected
         if interval > 0 and num_collected and num_collected % interval == 0:
             self._weights.publish(self.policy, {None: None})
-        return self._delivery.next()
+        return self._converter.next()
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.
@@ -415,7 +415,7 @@ class BaseCollector(ReadableCollector):
             if is_per_worker:
                 other, each = f"there {'is' if count == 1 else 'are'} {counted(count, 'worker')}", "worker"
             raise ValueError(
-                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Give one "
+                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Pass one "
                 f"entry per {each}."
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
@@ -431,7 +431,8 @@ class BaseCollector(ReadableCollector):
         reset.
 
         Args:
-            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all.
+            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all. `Collector.reset` selects
+                envs instead.
 
         Raises:
             ValueError: `reset_idx` lacks an entry for each worker; or it selects some workers with `trajs_per_batch`.
@@ -453,7 +454,7 @@ class BaseCollector(ReadableCollector):
         if len(selection) != count:
             raise ValueError(
                 f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there are {count} "
-                f"{what}. Give one entry for each, or None for all"
+                f"{what}. Pass one entry for each, or None for all"
             )
         if self.trajs_per_batch is not None:
             raise ValueError(
@@ -508,7 +509,7 @@ class BaseCollector(ReadableCollector):
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
         if name == "post_collect_hook" and not self._keywords.has_workers:
             with self._exclusive():
-                self._delivery.post_collect_hook = hook
+                self._converter.post_collect_hook = hook
         else:
             self._set_hook(name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
@@ -532,8 +533,9 @@ class BaseCollector(ReadableCollector):
             ValueError: no batch would be left to record, or a worker or an activity does not exist.
         """
         self._core.check_can_ask("profile")
-        config = ProfileConfig(*arguments, **options).complete(min(self._core.workers))
-        if problems := config.problems(self._core.workers):
+        self._with_core(CollectorCore.wait_for_workers)
+        config = ProfileConfig(*arguments, **options).complete(min(self._core.worker_indices))
+        if problems := config.problems(self._core.worker_indices):
             raise ValueError(" ".join(problems))
         self._ask("profile", per_worker=dict.fromkeys(config.workers or (), (config,)))
         self.profile_config = config
@@ -563,7 +565,7 @@ class BaseCollector(ReadableCollector):
             **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
         if self._core.can_ask("weights"):
-            per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.workers), ())
+            per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
             versions = self._weights.versions
             for index in saved["workers"]:
@@ -625,7 +627,7 @@ class BaseCollector(ReadableCollector):
             self.update_policy_weights_()
             return
         # One call, so no worker acts with another's weights in between.
-        shared = [index for index in self._core.workers if index not in kept and index not in individual]
+        shared = [index for index in self._core.worker_indices if index not in kept and index not in individual]
         if by_worker := {**dict.fromkeys(shared), **individual}:
             self.update_policy_weights_(by_worker)
         self._weights.individual.difference_update(shared)
@@ -650,10 +652,12 @@ class BaseCollector(ReadableCollector):
             raise_on_error: whether to raise the error that ended the background thread, and a timeout of its batch.
 
         Raises:
+            RuntimeError: a hook, an env or a policy in this process calls this while it collects a batch.
             TimeoutError: the background thread's batch took longer than `timeout`.
             Exception: this ended the background thread.
         """
         self._check_process()
+        self._stream.core.exclusive_use.check_not_within("shutdown")
         background, thread = self._background, self._thread
         self._thread = StepThread()
         self._background, self.closed = Background(self._thread), True
@@ -703,7 +707,7 @@ class BaseCollector(ReadableCollector):
 
     def __exit__(self, *error: object) -> None:
         # A forked process may leave a block of its parent's collector.
-        if self._stream.core.owner.is_this_process:
+        if self._stream.core.exclusive_use.is_this_process:
             self.shutdown(close_env=False)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import ConfigError
-from collectx.library import unified
+from collectx.library import backend_choice
 from collectx.library.base import BaseCollector
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
@@ -36,7 +36,7 @@ class Collector(BaseCollector):
     acts with the policy object itself, so its weights need not be published.
 
     With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` makes a collector of
-    another class, which those keywords select.
+    another class, which those keywords select. It is no instance of `Collector`: test with `BaseCollector`.
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")
@@ -47,7 +47,7 @@ class Collector(BaseCollector):
     """
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        chosen = unified.select(CLASSES_OF_BACKENDS, arguments, keywords) if cls is Collector else None
+        chosen = backend_choice.select(CLASSES_OF_BACKENDS, arguments, keywords) if cls is Collector else None
         if chosen is None:
             return super().__new__(cls)
         other, arguments, keywords = chosen
@@ -152,6 +152,7 @@ class AsyncBatchedCollector(BaseCollector):
     from the next call of the policy on, so `("collector", "policy_version")` may differ between the frames of a
     batch."""
 
+    # TorchRL's class has this attribute, not only its instances.
     policy: Any = None
 
     @takes_keywords(AsyncBatchedKeywords)
@@ -165,6 +166,10 @@ class AsyncCollector(MultiAsyncCollector):
 
     @takes_keywords(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
+        if (count := keywords.get("num_workers")) not in (None, 1):
+            raise ConfigError(
+                f"num_workers={count!r} cannot be used: an AsyncCollector has one worker. Use MultiAsyncCollector."
+            )
         super().__init__([create_env_fn], *arguments, **keywords)
 
 

@@ -85,12 +85,12 @@ def documented(cls: Any) -> Any:
     lines = [own.rstrip()] if own else []
     for name in cls.__annotations__:
         keyword = cls.__dataclass_fields__.get(name)
-        told = keyword.metadata if keyword else {}
-        if told.get("text") and told.get("note", "") is not None:
-            text = language.words(told["text"])
+        metadata = keyword.metadata if keyword else {}
+        if metadata.get("text") and metadata.get("note", "") is not None:
+            text = language.words(metadata["text"])
             if not text.startswith(("True", "False", "None", "NaN")):
                 text = text[0].lower() + text[1:]
-            text = " ".join(f"{name}: {text} {told.get('note', '')}".split())
+            text = " ".join(f"{name}: {text} {metadata.get('note', '')}".split())
             lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
     cls.__doc__ = "\n".join([head.rstrip(), "\n    Args:", *lines, "    "])
     return cls

@@ -70,12 +70,12 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         values = [(each or {}).get(name) for each in per_worker]
         if len(set(map(str, values))) > 1:
             problems.append(
-                f"collector_kwargs has different values of {name!r}, {values}. Give all workers the same one."
+                f"collector_kwargs has different values of {name!r}, {values}. Pass all workers the same one."
             )
         # By their texts, so a device equals its name.
         elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
             problems.append(
-                f"{name}={keywords[name]!r}, but collector_kwargs[{name!r}]={values[0]!r}. Give only one of them."
+                f"{name}={keywords[name]!r}, but collector_kwargs[{name!r}]={values[0]!r}. Pass only one of them."
             )
         else:
             lifted[name] = values[0]

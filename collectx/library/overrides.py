@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from collectx.collector.written import workers_can_write
+from collectx.collector.buffer_writes import workers_can_write
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -75,7 +75,7 @@ def _overrides(
     device = policy_devices(keywords, cfg.collector.num_workers)[worker]
     hooks = keywords.hooks
     if not keywords.has_workers:
-        # `Delivery` calls it with the delivered batch.
+        # `BatchConverter` calls it with the delivered batch.
         hooks = replace(hooks, post_collect_hook=None)
     collector, buffer = user_collector(keywords, cfg, worker, kwargs), keywords.replay_buffer
     needs_batches = keywords.changes_batches or collector is not None

@@ -34,7 +34,7 @@ from collectx.library.keywords import (
 from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
 from collectx.library.overrides import kwargs_of_workers, policy_devices, user_collector
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
-from collectx.library.weights import MODELS, unknown_models
+from collectx.library.weights import MODELS_HINT, unknown_models
 from collectx.place import place_of
 from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
@@ -80,12 +80,13 @@ def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """A list has one entry for each worker."""
     num_workers = cfg.collector.num_workers
     for name in LISTS:
         value = getattr(keywords, name, None)
         if isinstance(value, list | tuple) and len(value) != num_workers:
             count = f"{counted(len(value), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
-            yield f"{name} has {count}. Give one for each worker, or one for all."
+            yield f"{name} has {count}. Pass one for each worker, or one for all."
 
 
 def _twice(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -103,42 +104,45 @@ def _twice(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """Policies, factories and hooks can be called."""
     hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
     advice = {
-        "policy": "Give a module, a callable from the observation to the action, or None for random actions.",
-        "weight_updater": "Give a callable that returns the weights, or a TorchRL weight updater.",
+        "policy": "Pass a module, a callable from the observation to the action, or None for random actions.",
+        "weight_updater": "Pass a callable that returns the weights, or a TorchRL weight updater.",
     }
     for name in ("policy", "policy_factory", "postproc", "post_traj", "weight_updater", *hooks):
         passed = getattr(keywords, name)
         for value in entries(passed) if name == "policy_factory" else [passed]:
             if value is not None and not callable(value):
-                yield f"{name}={value!r} cannot be called. {advice.get(name, 'Give a function, or another callable.')}"
+                yield f"{name}={value!r} cannot be called. {advice.get(name, 'Pass a function, or another callable.')}"
 
 
 def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """`create_env_fn` has an env, or a function that makes one, for each worker; its keyword arguments are dicts."""
     creates = entries(keywords.create_env_fn)
     for index, one in enumerate(creates):
         if not (callable(one) or is_env(one)):
             yield (
-                f"create_env_fn[{index}]={one!r} is neither an env nor a function. Give a function that makes the env, "
+                f"create_env_fn[{index}]={one!r} is neither an env nor a function. Pass a function that makes the env, "
                 "such as lambda: gymnasium.make('CartPole-v1')."
             )
     num_workers = cfg.collector.num_workers
     if not creates:
-        yield "create_env_fn is empty. Give one callable for each worker."
+        yield "create_env_fn is empty. Pass one callable for each worker."
     elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
         count = counted(len(creates), "entry", "entries")
-        yield f"num_workers={num_workers}, but create_env_fn has {count}. Give one for each worker."
+        yield f"num_workers={num_workers}, but create_env_fn has {count}. Pass one for each worker."
     for kwargs in entries(keywords.create_env_kwargs):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             yield f"create_env_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
 
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """There is one policy at most, an object that can be compiled and recorded as the keywords ask."""
     if isinstance(keywords.policy, type):
-        yield f"policy={keywords.policy!r} is a class. Give an instance, or pass the class as policy_factory."
+        yield f"policy={keywords.policy!r} is a class. Pass an instance, or pass the class as policy_factory."
     if not keywords.has_workers and keywords.policy is not None and keywords.policy_factory is not None:
-        yield "policy and policy_factory cannot both be given here, because there are no workers. Give one of them."
+        yield "policy and policy_factory cannot both be passed here, because there are no workers. Pass one of them."
     yield from _acceleration(keywords, "compile_policy", torch.compile)
     yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)
 
@@ -159,6 +163,7 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
 
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """Devices of this machine's workers exist, and all batches are stored on one."""
     if not cfg.collector.needs_network:
         for name in DEVICES:
             value = getattr(keywords, name)
@@ -168,7 +173,7 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
     if len(set(map(device_name, entries(keywords.storing_device)))) > 1:
         yield (
             f"storing_device={keywords.storing_device!r} names several devices, but all batches are stored on one. "
-            "Give one device."
+            "Pass one device."
         )
 
 
@@ -188,7 +193,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.cudagraph_policy and others:
         yield (
             f"cudagraph_policy={keywords.cudagraph_policy!r} needs a GPU, but the policy acts on {', '.join(others)}. "
-            "Give policy_device='cuda', or leave it out."
+            "Pass policy_device='cuda', or leave it out."
         )
 
 
@@ -222,10 +227,10 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         return
     if len(frames) != num_workers:
         count = f"{counted(len(frames), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
-        yield f"frames_per_batch={frames} has {count}. Give one for each worker, or one number."
+        yield f"frames_per_batch={frames} has {count}. Pass one for each worker, or one number."
     if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
         rule = "parts of different lengths cannot be stacked"
-        yield f"frames_per_batch={frames} cannot be used: {rule}. Give cat_results=-1, or one number."
+        yield f"frames_per_batch={frames} cannot be used: {rule}. Pass cat_results=-1, or one number."
 
 
 def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -238,7 +243,7 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches that end early have different numbers of frames."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
     if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
-        yield f"interruptor={interruptor!r} has no method collection_stopped. Give an object with this method."
+        yield f"interruptor={interruptor!r} has no method collection_stopped. Pass an object with this method."
     if interruptor is not None and keywords.return_same_td:
         yield (
             "return_same_td=True cannot be used with an interruptor, because its batches vary in length. Leave one of "
@@ -282,7 +287,7 @@ def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if unknown := unknown_models(getattr(keywords, name) or ()):
             are = "is" if len(unknown) == 1 else "are"
-            yield f"{name} names {' and '.join(map(repr, unknown))}, which {are} unknown. {MODELS}."
+            yield f"{name} names {' and '.join(map(repr, unknown))}, which {are} unknown. {MODELS_HINT}."
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -293,10 +298,10 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
     elif not isinstance(keywords, RemoteKeywords):
         if kind_of_class(cls) != "single":
             rule = "workers on this machine are always single collectors"
-            yield f"collector_class={cls!r} cannot be used: {rule}. Leave it out, or give a class of your own."
+            yield f"collector_class={cls!r} cannot be used: {rule}. Leave it out, or pass a class of your own."
     elif kind_of_class(cls) is None:
         yield (
-            f"collector_class={cls!r} is unknown. Valid names: 'single', 'sync', 'async'. Or give a class: your own, "
+            f"collector_class={cls!r} is unknown. Valid names: 'single', 'sync', 'async'. Or pass a class: your own, "
             f"or {either(KNOWN_CLASSES)}."
         )
     if user_class(cls) is not None:
@@ -362,7 +367,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
-        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}. Give only one of them."
+        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}. Pass only one of them."
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
     yield from (
         as_message(problem, keywords)

@@ -51,17 +51,17 @@ def open_launcher(
     if keywords.has_submitted_jobs:
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
-        events = EventLog(presubmitted.files())
+        events = EventLog(presubmitted.run_folder())
         stack.callback(events.close)
         return presubmitted_workers(cfg, presubmitted, objects), events
     if problems := place_of(cfg).missing():
         raise ConfigError(*map(language_of(keywords).words, problems))
-    files = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
-    stack.enter_context(locked(files, replace=False))
-    files.begin()
-    events = EventLog(files)
+    run_folder = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
+    stack.enter_context(locked(run_folder, replace=False))
+    run_folder.begin()
+    events = EventLog(run_folder)
     stack.callback(events.close)
-    jobs = submitted_workers(cfg, files, lambda text: events("jobs", message=text), objects)
+    jobs = submitted_workers(cfg, run_folder, lambda text: events("jobs", message=text), objects)
     return stack.enter_context(jobs), events
 
 
@@ -106,13 +106,13 @@ def submitit_delayed_launcher(
                 return main(*args, **kwargs)
             if not commands.is_here():
                 raise ConfigError("submitit_delayed_launcher needs SLURM, but this machine has no sbatch on its PATH.")
-            files = new_folder()
+            run_folder = new_folder()
             transport, port = transports[framework], port_number(tcpport)
-            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port, queue_timeout_s)
+            presubmitted = PresubmittedJobs(str(run_folder.path), num_jobs, transport, port, queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )
-            submit_and_follow(files, presubmitted, trainer, workers)
+            submit_and_follow(run_folder, presubmitted, trainer, workers)
             return None
 
         return launch

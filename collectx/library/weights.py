@@ -20,10 +20,10 @@ from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.values import numbered_workers, within
 from collectx.policy.flat_weights import FlatWeights
-from collectx.transport.base import Writes
+from collectx.transport.base import WeightWriters
 
 # Ends messages about unknown models.
-MODELS = "Valid names: 'policy', 'env.<path>', 'replay_buffer.<path>'"
+MODELS_HINT = "Valid names: 'policy', 'env.<path>', 'replay_buffer.<path>'"
 _ADVICE = "Pass the weights of a module with the policy's architecture"
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
@@ -92,7 +92,7 @@ def weights_by_model(
     passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
     by_model = dict(passed) or {model or "policy": None}
     if unknown := unknown_models(by_model):
-        raise ValueError(f"model {unknown[0]!r} is unknown. {MODELS}")
+        raise ValueError(f"model {unknown[0]!r} is unknown. {MODELS_HINT}")
     if len(passed) > len(by_model):
         raise TypeError(
             "the weights were passed more than once. Pass only one of policy_or_weights, weights, policy_weights, "
@@ -169,14 +169,14 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
                 f"the module has {counted(len(sources), 'weight')}, but the policy has {len(targets)}. {_ADVICE}"
             )
     else:
-        targets, sources = policy.state_dict(), _by_name(policy, weights, strict)
+        targets, sources = policy.state_dict(), _values_for(policy, weights, strict)
     _check_shapes(targets, sources)
     with torch.no_grad():
         for target, source in zip(targets.values(), sources, strict=True):
             target.copy_(source)
 
 
-def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> Writes:
+def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> WeightWriters:
     """Returns, for each worker, a function that writes its weights into a flat buffer. None stands for the weights of
     `policy`, which stays unchanged. These functions raise the errors of `load_weights`."""
     scratch = copy.deepcopy(policy)
@@ -193,7 +193,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], strict: bool) -> list[Any]:
+def _values_for(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], strict: bool) -> list[Any]:
     if not isinstance(weights, Mapping | TensorDictBase):
         raise TypeError(f"weights={weights!r} must be a module, a state dict or a TensorDict of parameters")
     weights, names = _without_orig_mod(as_state_dict(weights)), _without_orig_mod(dict.fromkeys(policy.state_dict()))

@@ -90,11 +90,11 @@ class Workers:
 
 def open_workers(
     place: Place,
-    batch: SlotSpec,
+    slot_spec: SlotSpec,
     specs: Specs,
     env_spec: EnvSpec,
     events: Callable[..., None],
-    build: Callable[..., Any],
+    start_collector: Callable[..., Any],
     launcher: Launcher | None = None,
     log_dir: Path | None = None,
 ) -> Workers:
@@ -104,12 +104,12 @@ def open_workers(
 
     Args:
         events: called as `events(name, **fields)` when the trainer refuses a peer.
-        build: `collectx.collector.build`, for workers that are collectors themselves.
+        start_collector: `collectx.collector.start_collector`, for workers that are collectors themselves.
         launcher: starts the workers; None: the place's own.
     """
     launcher = launcher or place.launcher(log_dir)
     if place.is_inline:
-        return _inline(launcher, batch, specs, env_spec)
+        return _inline(launcher, slot_spec, specs, env_spec)
     from collectx.place.local_launcher import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
@@ -121,36 +121,38 @@ def open_workers(
         options.close_timeout_s,
         launcher.describe,
         launcher.join_timeout,
-        num_steps=batch.steps,
+        num_steps=slot_spec.steps,
     )
     if place.shares_memory:
-        return _sharing_memory(launcher, batch, specs, env_spec, supervisor)
-    return _over_network(place, launcher, batch, specs, supervisor, events, build)
+        return _sharing_memory(launcher, slot_spec, specs, env_spec, supervisor)
+    return _over_network(place, launcher, slot_spec, specs, supervisor, events, start_collector)
 
 
-def _inline(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec: EnvSpec) -> Workers:
+def _inline(launcher: Launcher, slot_spec: SlotSpec, specs: Specs, env_spec: EnvSpec) -> Workers:
     from collectx.transport.inline import InlineTransport
     from collectx.worker.entry import inline_worker
 
-    inline = InlineTransport(batch, env_spec.device)
+    inline = InlineTransport(slot_spec, env_spec.device)
     return Workers(launcher, inline, specs, lambda spec: (inline_worker, (spec, inline.link(spec.worker))))
 
 
-def _sharing_memory(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec: EnvSpec, supervisor: Any) -> Workers:
+def _sharing_memory(
+    launcher: Launcher, slot_spec: SlotSpec, specs: Specs, env_spec: EnvSpec, supervisor: Any
+) -> Workers:
     from collectx.transport.inference_channel import InferenceChannel
     from collectx.transport.shared_memory import SharedMemoryTransport
     from collectx.worker.entry import run_worker
     from collectx.worker.inference.server import run_inference_server
 
-    channel = InferenceChannel(batch.num_workers) if specs.is_served else None
-    shared = SharedMemoryTransport(batch, supervisor, channel)
+    channel = InferenceChannel(slot_spec.num_workers) if specs.is_served else None
+    shared = SharedMemoryTransport(slot_spec, supervisor, channel)
 
     def run(spec: ProcessSpec) -> Entry:
         return run_worker, (Sealed.of(spec), shared.link(spec.worker, spec.placement.incarnation))
 
     if channel is None:
         return Workers(launcher, shared, specs, run)
-    launcher.names[batch.num_workers] = "inference server"
+    launcher.names[slot_spec.num_workers] = "inference server"
     served, end = dataclasses.replace(env_spec, draw=None), channel.server()
 
     def serve(spec: ProcessSpec) -> Entry:
@@ -162,11 +164,11 @@ def _sharing_memory(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec:
 def _over_network(
     place: Place,
     launcher: Launcher,
-    batch: SlotSpec,
+    slot_spec: SlotSpec,
     specs: Specs,
     supervisor: Any,
     events: Callable[..., None],
-    build: Callable[..., Any],
+    start_collector: Callable[..., Any],
 ) -> Workers:
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import new_secret
@@ -177,7 +179,7 @@ def _over_network(
     is_loopback = launcher.is_local and backend.interface is None
     addresses = ("127.0.0.1",) if is_loopback else local_addresses(backend.interface)
     network = NetworkTransport(
-        batch,
+        slot_spec,
         supervisor,
         Endpoint(addresses, backend.port or 0, new_secret()),
         timeout_s=options.worker_timeout_s,
@@ -189,10 +191,10 @@ def _over_network(
     )
     # Without the transport, which cannot be pickled.
     endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
-    build_nested = build if options.num_workers_per_collector > 1 else None
+    start_nested = start_collector if options.num_workers_per_collector > 1 else None
 
     def run(spec: ProcessSpec) -> Entry:
         objects = Sealed.of(spec.user_objects)
-        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, build_nested)
+        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, start_nested)
 
     return Workers(launcher, network, specs, run, endpoint)

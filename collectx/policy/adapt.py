@@ -13,7 +13,7 @@ from torch import nn
 from collectx.errors import ConfigError
 
 
-def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
+def policy_from_agent(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
     """Returns a policy that acts like an agent of another library, and shares the agent's parameters.
 
     Args:
@@ -36,8 +36,9 @@ def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
             policy = _Predict(module, deterministic, names)
             return TensorDictModule(policy, in_keys=names or ["observation"], out_keys=["action"])
     raise ConfigError(
-        "adapt() takes a torch.nn.Module with get_action_and_value or predict, or a model of Stable-Baselines3, but "
-        f"got {type(agent).__name__}. A policy that maps an observation to an action needs no adapter."
+        "policy_from_agent() takes a torch.nn.Module with get_action_and_value or predict, or a model of "
+        f"Stable-Baselines3, but got {type(agent).__name__}. A policy that maps an observation to an action "
+        "needs no adapter."
     )
 
 
@@ -63,3 +64,7 @@ class _Predict(nn.Module):
         observation = dict(zip(self._names, arrays, strict=True)) if self._names else arrays[0]
         action, _ = self.policy.predict(observation, deterministic=self._deterministic)  # type: ignore[operator]
         return torch.as_tensor(action, device=parts[0].device)
+
+
+# Its name until 0.1.
+adapt = policy_from_agent

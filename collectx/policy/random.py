@@ -41,7 +41,8 @@ class RandomPolicy:
         self.action_key = action_key
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        """Writes an action into `td`, and returns `td`.
+        """Writes an action into `td`, and returns `td`. Draws one action: `td` may only have the batch dimensions that
+        `action_spec` has.
 
         Raises:
             RuntimeError: `action_spec` is None.
@@ -49,7 +50,7 @@ class RandomPolicy:
         from tensordict import TensorDictBase
 
         if self.action_spec is None:
-            raise RuntimeError("RandomPolicy has no action_spec. Pass one, or give this policy to a collector")
+            raise RuntimeError("RandomPolicy has no action_spec. Pass one, or pass this policy to a collector")
         if hasattr(self.action_spec, "rand"):
             action = self.action_spec.rand()
         else:

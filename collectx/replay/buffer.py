@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from collectx.batch import Key, Leaf, as_array, nest
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.memory import barrier
 from collectx.replay.lock import Lock
 from collectx.replay.ring import Ring, flatten_batch, iter_leaves
@@ -119,8 +119,9 @@ class ReplayBuffer:
                 frames.
 
         Returns:
-            The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0. Of a batch
-            with more than `capacity` frames, only the last ones are kept.
+            The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0, not
+            positions in a storage as in TorchRL. Of a batch with more than `capacity` frames, only the last ones are
+            kept.
 
         Raises:
             ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a
@@ -311,8 +312,8 @@ class ReplayBuffer:
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)
-        except DamagedFile as error:
-            raise DamagedFile(
+        except DamagedFileError as error:
+            raise DamagedFileError(
                 f"{error.problems[0]}. Restore the folder from a copy, or save the buffer again."
             ) from error
         self.load_state_dict(state)

@@ -68,7 +68,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         names=[run.name for run in runs],
         differences={key: ["null" if value is None else value for value in each] for key, each in differing.items()},
         config=yaml.safe_dump(same, sort_keys=False),
-        origins=[_origin(run.files) for run in runs],
+        origins=[_origin(run.run_folder) for run in runs],
     )
     path = folder / "index.html"
     try:
@@ -96,11 +96,11 @@ def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str
     """Name of the run, its best return and its seconds by part, and names and addresses of its files."""
     numbers = number_cell(run.best_return()), *(number_cell(each, ".1f") for each in run.parts_s())
     files = {
-        "run folder": run.files.path,
-        "checkpoints": run.files.checkpoints,
-        "policy.pt": run.files.policy,
-        "videos": run.files.videos,
-        "trainer's log": run.files.log("trainer"),
+        "run folder": run.run_folder.path,
+        "checkpoints": run.run_folder.checkpoints,
+        "policy.pt": run.run_folder.policy,
+        "videos": run.run_folder.videos,
+        "trainer's log": run.run_folder.log("trainer"),
     }
     # From the folder of the page, so that both may move together.
     addresses = {name: os.path.relpath(path, folder.absolute()) for name, path in files.items() if path.exists()}
@@ -117,8 +117,8 @@ def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
             yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
 
 
-def _origin(files: RunFolder) -> dict[str, Any]:
-    meta = files.read_meta()
+def _origin(run_folder: RunFolder) -> dict[str, Any]:
+    meta = run_folder.read_meta()
     git = (meta.get("git") or {}).get("cwd") or {}
     commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
     return {

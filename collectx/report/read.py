@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from collectx.config.schema.run import OBJECTIVES
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder import snapshot
@@ -62,7 +62,7 @@ class Run:
     """
 
     name: str
-    files: RunFolder
+    run_folder: RunFolder
     status: RunStatus
     numbers: Mapping[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -175,28 +175,30 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
             if not folder.exists():
                 reason = f"there is no folder '{folder}'"
             raise ConfigError(f"report: {reason}. To list your runs: collectx status")
-        found |= {files.path: files for files in below}
+        found |= {run_folder.path: run_folder for run_folder in below}
     root = next(root for root in next(iter(found)).parents if all(root in path.parents for path in found))
-    jobs = [read_job(files) for files in found.values()]
+    jobs = [read_job(run_folder) for run_folder in found.values()]
     states = query_slurm(job for job in jobs if job is not None)
     runs = []
-    for files, job in zip(found.values(), jobs, strict=True):
-        run = Run(str(files.path.relative_to(root)), files, RunStatus(Status.UNKNOWN))
+    for run_folder, job in zip(found.values(), jobs, strict=True):
+        run = Run(str(run_folder.path.relative_to(root)), run_folder, RunStatus(Status.UNKNOWN))
         try:
-            snapshot.check_format(files)
-            run.status = status_of(files, job, states)
-            run.options = flat(read_config(files.newest_config))
-            events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
+            snapshot.check_format(run_folder)
+            run.status = status_of(run_folder, job, states)
+            run.options = flat(read_config(run_folder.newest_config))
+            events = [
+                (each, float(each["time"]), format_event(each["event"], each)) for each in run_folder.read_events()
+            ]
             run.events = [each for each, _, _ in events]
             run.messages = [(time, text) for _, time, text in events if text is not None]
             run.messages = sorted(run.messages + _interruptions(run.events))
             _read_metrics(run)
-            run.numbers = numbers_of(files)
+            run.numbers = numbers_of(run_folder)
         except ConfigError as error:  # also a damaged file
             run.status = RunStatus(Status.DAMAGED, str(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             run.status = RunStatus(
-                Status.DAMAGED, f"{files.path}: a file in this folder does not belong to a run: {error!r}"
+                Status.DAMAGED, f"{run_folder.path}: a file in this folder does not belong to a run: {error!r}"
             )
         runs.append(run)
     return runs
@@ -220,7 +222,7 @@ def _read_metrics(run: Run) -> None:
     known: list[float] = []  # times since 1970
     passed: list[float] = []  # and what has passed by then
     entries: dict[int, list[tuple[float, dict[str, Any]]]] = {}  # of each worker, with their times
-    for index, line in enumerate(run.files.read_metrics()):
+    for index, line in enumerate(run.run_folder.read_metrics()):
         time = line["time"]
         if not known or line.get("resumed"):
             begin = max((start for start in starts if start <= time), default=time)
@@ -276,9 +278,9 @@ def _number(value: Any) -> float:
 def objective_of(run: Run) -> str:
     """Returns the first `sweep.objective` of a run, which Hydra saved; the default if it cannot be read."""
     try:
-        name = read_config(run.files.hydra / "config.yaml")["sweep"]["objective"]
+        name = read_config(run.run_folder.hydra / "config.yaml")["sweep"]["objective"]
         return str(name[0] if isinstance(name, list) else name)
-    except (DamagedFile, KeyError, TypeError):
+    except (DamagedFileError, KeyError, TypeError):
         return OBJECTIVES[0]
 
 

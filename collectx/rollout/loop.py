@@ -30,7 +30,7 @@ from numpy.lib.stride_tricks import as_strided
 from collectx import progress
 from collectx.batch import DONE_KEYS, POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
-from collectx.errors import NotRestorable, ShapeError
+from collectx.errors import NotRestorableError, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.progress import STEPS
@@ -302,7 +302,7 @@ class Rollout:
         state: dict[str, Any] = {"episodes": self._episodes.state(), "num_random_batches": self._num_random}
         try:
             state["envs"] = dumps(self._graph(), "the group of envs", self._outside())
-        except NotRestorable as error:
+        except NotRestorableError as error:
             state["reason"] = str(error)
         return state
 
@@ -316,9 +316,9 @@ class Rollout:
         try:
             loaded = loads(state["envs"], self._graph(), "the group of envs", self._outside())
             if _leaves(loaded["own"]["_env"].spec) != _leaves(self._env.spec):
-                raise NotRestorable("the group of envs: the saved envs have other leaves")
+                raise NotRestorableError("the group of envs: the saved envs have other leaves")
             keep_options(loaded["own"]["_env"], self._env)
-        except NotRestorable as error:
+        except NotRestorableError as error:
             return str(error)
         # Does not close the replaced envs: picklable envs own no process, file or thread, and old and new envs may
         # share objects.

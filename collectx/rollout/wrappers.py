@@ -11,7 +11,7 @@ import numpy as np
 from collectx.batch import as_array
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
-from collectx.errors import NotRestorable
+from collectx.errors import NotRestorableError
 from collectx.policy.recurrent import StateSpec, spec_with_states
 from collectx.random_state import HeldGenerators
 from collectx.rollout.options import RolloutOptions
@@ -24,13 +24,13 @@ def wrapped(env: Env, options: RolloutOptions) -> Env:
 
 
 def keep_options(loaded: Env, current: Env) -> None:
-    """Copies the options of the current wrappers into wrappers that a state contained. Raises `NotRestorable` if the
-    loaded envs have different wrappers."""
+    """Copies the options of the current wrappers into wrappers that a state contained. Raises `NotRestorableError` if
+    the loaded envs have different wrappers."""
     while isinstance(loaded, _Wrapper) and isinstance(current, _Wrapper) and type(loaded) is type(current):
         vars(loaded).update((name, vars(current)[name]) for name in current.options)
         loaded, current = loaded._env, current._env
     if isinstance(loaded, _Wrapper) or isinstance(current, _Wrapper):
-        raise NotRestorable("the group of envs: the saved options gave the envs other wrappers")
+        raise NotRestorableError("the group of envs: the saved options gave the envs other wrappers")
 
 
 class _Wrapper(Env):

@@ -50,7 +50,7 @@ class Checkpointer:
     def __init__(
         self,
         options: CheckpointOptions,
-        files: RunFolder,
+        run_folder: RunFolder,
         stream: Stream,
         trainer: Trainer,
         record: ResultBuilder,
@@ -58,8 +58,8 @@ class Checkpointer:
         events: Callable[..., None],
     ):
         self._options = options
-        self._metrics = files.metrics
-        self._checkpoints = Checkpoints(files.checkpoints, options.keep)
+        self._metrics = run_folder.metrics
+        self._checkpoints = Checkpoints(run_folder.checkpoints, options.keep)
         self._stream, self._core = stream, stream.core
         self._trainer = trainer
         self._record = record

@@ -36,7 +36,7 @@ _ENTRY_INTERVAL_S = 1.0
 
 
 class RunCollection(EnvMethods):
-    """A `collectx.trainer.base.Collection` over a stream.
+    """A `collectx.trainer.base.BatchCollection` over a stream.
 
     A batch's line is written to `metrics.jsonl` when the trainer takes the next batch, because the trainer logs scalars
     in between. Worker times, which would fill most of the file, are written once per second.
@@ -104,7 +104,7 @@ class RunCollection(EnvMethods):
         return batch
 
     def _collect(self) -> Any:
-        self._core.owner.check_process()
+        self._core.exclusive_use.check_process()
         self._check(self._write_line)
         if self._evaluator is not None:
             self._evaluator.before_batch()
@@ -116,19 +116,19 @@ class RunCollection(EnvMethods):
         self._write_line()
         batch: Any = self._stream.collect()
         with self._hold():
-            delivery = self._core.delivery
+            info = self._core.last_batch_info
             now_s = self._clock()
             is_resumed = statistics.started is None and statistics.batches > 0
-            statistics.add(delivery, now_s)
+            statistics.add(info, now_s)
             statistics.taking_part = self._core.pool.ready_of_started
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
-            self._line = _line(delivery, statistics, self._core.settings.version)
+            self._line = _line(info, statistics, self._core.settings.version)
             self._logged.update(statistics.metrics)
             if is_resumed:
                 self._line["resumed"] = True
-            if entries := self._worker_entries(delivery, now_s):
+            if entries := self._worker_entries(info, now_s):
                 self._line["workers"] = entries
             if statistics.taking_part is not None:
                 self._line["taking_part"] = statistics.taking_part
@@ -143,7 +143,7 @@ class RunCollection(EnvMethods):
         return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:
-        """See `Collection.log`. Also accepts one-element tensors."""
+        """See `BatchCollection.log`. Also accepts one-element tensors."""
         values = {name: _number(name, value) for name, value in scalars.items()}
         self._logged.update(values)
         # A new dict: the display may be iterating over the old one.
@@ -159,20 +159,20 @@ class RunCollection(EnvMethods):
         finally:
             self._lines.close()
 
-    def _worker_entries(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
+    def _worker_entries(self, info: BatchInfo, now_s: float) -> list[dict[str, Any]]:
         """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A one-worker batch always
         names its worker and policy version, which `collectx.run.after.reproduce.order_of` reads."""
         entries = []
-        for number, part in enumerate(delivery.parts):
+        for number, part in enumerate(info.parts):
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}
-            if delivery.settings:
-                entry["settings"] = delivery.settings[number]
+            if info.settings:
+                entry["settings"] = info.settings[number]
             written_s, before = self._written.get(part.worker) or (-math.inf, PartTotals())
             if now_s - written_s >= _ENTRY_INTERVAL_S:
                 totals = copy(self.statistics.workers[part.worker])
                 self._written[part.worker] = now_s, totals
                 entries.append(entry | _sums(before, totals))
-            elif len(delivery.parts) == 1:
+            elif len(info.parts) == 1:
                 entries.append(entry)
         return entries
 
@@ -190,27 +190,27 @@ class RunCollection(EnvMethods):
             self._loggers(line)
 
 
-def _line(delivery: BatchInfo, statistics: Statistics, settings_version: int) -> dict[str, Any]:
+def _line(info: BatchInfo, statistics: Statistics, settings_version: int) -> dict[str, Any]:
     """Returns a batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. Returns and
     lengths are missing if no episode ended in the batch, `mean_return` until the first episode ended, and `settings`,
     their version, until the first setting."""
     line = {
-        "batch": delivery.index,
+        "batch": info.index,
         "time": round(time.time(), 3),
         "frames": statistics.frames,
         "frames_per_s": None if statistics.rate is None else round(statistics.rate, 1),
-        "waited_s": round(delivery.waited_s, 6),
-        "version": delivery.version,
+        "waited_s": round(info.waited_s, 6),
+        "version": info.version,
         "lag": round(statistics.lag, 3),
     }
     if settings_version:
         line["settings"] = settings_version
-    if episodes := sum(len(part.report.returns) for part in delivery.parts):
+    if episodes := sum(len(part.report.returns) for part in info.parts):
         line |= {
             "episodes": episodes,
             "num_episodes": statistics.num_episodes,
-            "return": _short(sum(float(part.report.returns.sum()) for part in delivery.parts) / episodes),
-            "length": _short(sum(int(part.report.lengths.sum()) for part in delivery.parts) / episodes),
+            "return": _short(sum(float(part.report.returns.sum()) for part in info.parts) / episodes),
+            "length": _short(sum(int(part.report.lengths.sum()) for part in info.parts) / episodes),
         }
     if statistics.num_episodes:
         line["mean_return"] = _short(statistics.mean_return)

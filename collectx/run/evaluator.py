@@ -52,7 +52,7 @@ class Evaluator:
     def __init__(
         self,
         cfg: RunConfig,
-        files: RunFolder,
+        run_folder: RunFolder,
         statistics: Statistics,
         newest_weights: Callable[[], torch.Tensor],
         events: Callable[..., None],
@@ -63,10 +63,10 @@ class Evaluator:
         self._last_batches = statistics.batches
         self._is_idle, self._is_over = threading.Event(), False
         self._is_idle.set()
-        self._jobs: queue.SimpleQueue[tuple[dict[str, int], torch.Tensor] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[dict[str, int], torch.Tensor] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._handle: Handle | None = None
-        self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=files.logs)
+        self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=run_folder.logs)
         self._launcher.names[0] = "evaluator"
         self._thread = threading.Thread(target=self._run, name="collectx-evaluator", daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ class Evaluator:
             self._events("evaluation_skipped", batches=batches)
             return
         self._is_idle.clear()
-        self._jobs.put(({"batches": batches, "frames": self._statistics.frames}, self._newest_weights()))
+        self._requests.put(({"batches": batches, "frames": self._statistics.frames}, self._newest_weights()))
 
     def result(self) -> dict[str, Any] | None:
         """Returns the next new result, an entry `eval` of `metrics.jsonl`; None if there is none. Does not block."""
@@ -99,7 +99,7 @@ class Evaluator:
     def close(self) -> None:
         """Ends the process, also while it evaluates. Idempotent."""
         self._is_over = True
-        self._jobs.put(None)
+        self._requests.put(None)
         if not self._is_idle.is_set() and self._handle is not None:
             self._handle.kill()
         self._thread.join(2 * _END_S)
@@ -110,7 +110,7 @@ class Evaluator:
             try:
                 with end:
                     self._handle = self._launcher.start(0, (run_evaluations, (self._cfg, end)))
-                while not self._is_over and (job := self._jobs.get()) is not None:
+                while not self._is_over and (job := self._requests.get()) is not None:
                     facts, weights = job
                     connection.send_bytes(weights.numpy().data)
                     result = connection.recv()

@@ -63,53 +63,53 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     that already contains a run (`run.overwrite`), or one that cannot be created. The folder is left unchanged, but a
     job's folder gets the result of a failed run. `open_launcher` opens the launcher of workers that are SLURM jobs,
     or tasks of one job; called with a function that shows messages. None: the launcher of `cfg`."""
-    files = RunFolder(folder)
+    run_folder = RunFolder(folder)
     # The command that submitted the job made the folder, and the job's log is open.
     is_job = place_of(cfg).is_job
-    resumes = cfg.run.resume == "auto" and files.has_run
-    with locked(files, cfg.run.overwrite or resumes, force=is_job):
-        if resumes and (done := saved_config.completed_result(files, cfg)) is not None:
+    resumes = cfg.run.resume == "auto" and run_folder.has_run
+    with locked(run_folder, cfg.run.overwrite or resumes, force=is_job):
+        if resumes and (done := saved_config.completed_result(run_folder, cfg)) is not None:
             display.print_completed(done)
             return done
-        point = resume_point(files, cfg, printing.message) if resumes else None
+        point = resume_point(run_folder, cfg, printing.message) if resumes else None
         if not is_job:
-            files.set_aside(keep_run=point is not None)
-        files.begin(keep_logs=is_job, keep_run=point is not None)
+            run_folder.set_aside(keep_run=point is not None)
+        run_folder.begin(keep_logs=is_job, keep_run=point is not None)
         with Signals(printing.note) as signals:
             record = ResultBuilder(cfg, signals)
             try:
-                _run(cfg, files, argv, open_launcher, record, signals, point)
+                _run(cfg, run_folder, argv, open_launcher, record, signals, point)
             except BaseException as error:
                 record.end(error)
             if record.config_error is not None and not is_job:
-                files.restore(keep_run=point is not None)
+                run_folder.restore(keep_run=point is not None)
                 raise record.config_error
-            files.forget_replaced()
-            result = _write_result(files, record, signals)
+            run_folder.forget_replaced()
+            result = _write_result(run_folder, record, signals)
         if record.config_error is not None:
             raise record.config_error
         return result
 
 
-def _write_result(files: RunFolder, record: ResultBuilder, signals: Signals) -> Result:
+def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals) -> Result:
     # No worker needs the address any more.
-    files.rendezvous.unlink(missing_ok=True)
-    files.secret.unlink(missing_ok=True)
+    run_folder.rendezvous.unlink(missing_ok=True)
+    run_folder.secret.unlink(missing_ok=True)
     signals.seal()
     try:
-        write_json(files.result, record.result(files.path).as_json())
+        write_json(run_folder.result, record.result(run_folder.path).as_json())
     except OSError as error:
         record.end(error)
-    result = record.result(files.path)
-    display.log_errors(record.errors, files.log("trainer"))
+    result = record.result(run_folder.path)
+    display.log_errors(record.errors, run_folder.log("trainer"))
     if record.config_error is None:
-        display.print_result(result, record.errors, files.log("trainer"))
+        display.print_result(result, record.errors, run_folder.log("trainer"))
     return result
 
 
 def _run(
     cfg: RunConfig,
-    files: RunFolder,
+    run_folder: RunFolder,
     argv: list[str],
     open_launcher: OpenLauncher | None,
     record: ResultBuilder,
@@ -127,16 +127,18 @@ def _run(
         with signals.ignored_by_children():
             start.warm_up()
     if point is None:
-        snapshot.write(cfg, files, argv)
+        snapshot.write(cfg, run_folder, argv)
     else:
-        saved_config.write_snapshot(cfg, files, argv, point.batches)
+        saved_config.write_snapshot(cfg, run_folder, argv, point.batches)
         point.load_record(record)
     # With on_worker_failure=raise the failure is shown at the end, as the run's error.
-    events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
+    events = EventLog(run_folder, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
-        progress = display.Progress(record.statistics, display.title_of(cfg, files.path, argv), start_s=record.start_s)
+        progress = display.Progress(
+            record.statistics, display.title_of(cfg, run_folder.path, argv), start_s=record.start_s
+        )
         events.show = progress.say
-        run = _Execution(cfg, files, record, signals, events, point)
+        run = _Execution(cfg, run_folder, record, signals, events, point)
         with progress, closing(run), ExitStack() as stack:
             launcher = None
             if open_launcher is not None:
@@ -148,9 +150,9 @@ def _run(
                 raise record.config_error from error
             with workers as collector:
                 progress.count_ready = lambda: collector.pool.stepping_of_started
-                files.forget_replaced()
+                run_folder.forget_replaced()
                 if point is not None:
-                    point.rewind(files)
+                    point.rewind(run_folder)
                 run.collect(collector)
     finally:
         events.close()
@@ -162,14 +164,14 @@ class _Execution:
     def __init__(
         self,
         cfg: RunConfig,
-        files: RunFolder,
+        run_folder: RunFolder,
         record: ResultBuilder,
         signals: Signals,
         events: EventLog,
         point: ResumePoint | None,
     ):
         self._cfg, self._place = cfg, place_of(cfg)
-        self._files = files
+        self._run_folder = run_folder
         self._record = record
         self._signals = signals
         self._event_log = events
@@ -199,9 +201,9 @@ class _Execution:
         # The trainer computes on the device of the batches.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
-        snapshot.write_numerics(self._files, device)
+        snapshot.write_numerics(self._run_folder, device)
         frames = None if self._point is None else self._record.statistics.frames
-        self._make_loggers = logger_threads.factories(cfg, self._files, frames)
+        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames)
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         if spec.normalizers:
@@ -234,8 +236,8 @@ class _Execution:
         resume = None if self._point is None else self._point.collector
         # A job of `collector=single` has no tasks for workers.
         starter = None if self._place.is_inline else launcher
-        return collector.build(
-            cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
+        return collector.start_collector(
+            cfg, module, spec, self._add_event, self._run_folder.logs, starter, overrides, recorded, resume
         )
 
     def _examine(self, group: Env) -> None:
@@ -254,7 +256,7 @@ class _Execution:
 
         def give_up(error: BaseException) -> None:
             self._record.end(error)
-            _write_result(self._files, self._record, self._signals)
+            _write_result(self._run_folder, self._record, self._signals)
             sys.stdout.flush()
             os._exit(1)
 
@@ -274,7 +276,7 @@ class _Execution:
         stream = Stream(collector, self._cfg.collector, say, "collector.")
         checkpointer = Checkpointer(
             self._cfg.checkpoint,
-            self._files,
+            self._run_folder,
             stream,
             self._trainer,
             self._record,
@@ -286,10 +288,10 @@ class _Execution:
             from collectx.run.evaluator import Evaluator
 
             weights = collector.transport.newest_weights
-            self._evaluator = Evaluator(self._cfg, self._files, self._record.statistics, weights, self._add_event)
+            self._evaluator = Evaluator(self._cfg, self._run_folder, self._record.statistics, weights, self._add_event)
         collection = RunCollection(
             stream,
-            self._files,
+            self._run_folder,
             self._record.statistics,
             self._record.digest,
             checkpointer.before_batch,
@@ -351,8 +353,8 @@ class _Execution:
             if not self._record.errors:
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
-            checkpointer.write_final(self._files.final_checkpoint)
-            write_weights(self._files.policy, self._policy, collector.transport.newest_weights())
+            checkpointer.write_final(self._run_folder.final_checkpoint)
+            write_weights(self._run_folder.policy, self._policy, collector.transport.newest_weights())
 
     def _close_envs(self, collector: CollectorCore) -> None:
         """Closes the envs of this process. An env that takes too long ends with the process."""
@@ -380,7 +382,7 @@ class _Execution:
         self._close_note.name, self._close_note.daemon = "collectx-close-note", True
         self._close_note.start()
         with suppress(OSError):
-            write_json(self._files.result, self._record.result(self._files.path).as_json())
+            write_json(self._run_folder.result, self._record.result(self._run_folder.path).as_json())
 
     def _add_event(self, name: str, **fields: Any) -> None:
         self._record.add_event(name, fields)

@@ -119,7 +119,7 @@ class _LoggerThread(threading.Thread):
             self._events("logger_failed", logger=self.logger, message=summary_of(error))
 
 
-def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
+def factories(cfg: RunConfig, run_folder: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
     """Returns the factory of each logger of a run, by name. `frames` is the number of frames up to the checkpoint from
     which the run continues; None for a new run."""
     options = cfg.logger
@@ -127,25 +127,27 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
     make: dict[str, Callable[[], Logger]] = {}
     if (tensorboard := options.tensorboard) is not None:
         make["tensorboard"] = partial(
-            loggers.TensorBoardLogger, tensorboard.dir or files.tensorboard, config=config, step=frames
+            loggers.TensorBoardLogger, tensorboard.dir or run_folder.tensorboard, config=config, step=frames
         )
     if (table := options.csv) is not None:
-        make["csv"] = partial(loggers.CsvLogger, table.file or files.progress, step=frames)
+        make["csv"] = partial(loggers.CsvLogger, table.file or run_folder.progress, step=frames)
     if (wandb := options.wandb) is not None:
-        named = vars(wandb) | {"name": wandb.name or files.path.name}
-        make["wandb"] = partial(loggers.WandbLogger, files.path, config=config, run_id=_run_id(files), **named)
+        named = vars(wandb) | {"name": wandb.name or run_folder.path.name}
+        make["wandb"] = partial(
+            loggers.WandbLogger, run_folder.path, config=config, run_id=_run_id(run_folder), **named
+        )
     if (mlflow := options.mlflow) is not None:
-        named = vars(mlflow) | {"name": mlflow.name or files.path.name}
-        make["mlflow"] = partial(loggers.MlflowLogger, config=config, run_id=_run_id(files), **named)
+        named = vars(mlflow) | {"name": mlflow.name or run_folder.path.name}
+        make["mlflow"] = partial(loggers.MlflowLogger, config=config, run_id=_run_id(run_folder), **named)
     if (custom := options.custom) is not None:
         target = resolve(custom.target, "logger.custom.target")
         make["custom"] = partial(call, target, custom.kwargs, "logger.custom.kwargs")
     return make
 
 
-def _run_id(files: RunFolder) -> str:
+def _run_id(run_folder: RunFolder) -> str:
     """Returns the run's id in wandb and MLflow, which a resume keeps."""
-    if not files.logger_id.exists():
+    if not run_folder.logger_id.exists():
         run_id = secrets.token_hex(8)
-        write_atomically(files.logger_id, lambda file: file.write(run_id.encode()))
-    return files.logger_id.read_text()
+        write_atomically(run_folder.logger_id, lambda file: file.write(run_id.encode()))
+    return run_folder.logger_id.read_text()

@@ -20,7 +20,7 @@ from collectx.config.problem import Problem, either
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
-from collectx.errors import DamagedFile, summary_of
+from collectx.errors import DamagedFileError, summary_of
 from collectx.limits import limited
 from collectx.place import place_of
 from collectx.run.after.reproduce import recorded_order, why_not_recorded
@@ -178,7 +178,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, f"{reason}.", folder)
     try:
         highest = max(worker for worker, *_ in recorded_order(folder))
-    except (DamagedFile, ValueError) as error:
+    except (DamagedFileError, ValueError) as error:
         yield Problem(path, str(error), folder, advice)
         return
     if highest >= collector.num_workers:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile, summary_of
+from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
@@ -30,37 +30,37 @@ if TYPE_CHECKING:
 NO_CHECKPOINT = "contains no checkpoint, so the run starts over"
 
 
-def starts_over(files: RunFolder) -> bool:
+def starts_over(run_folder: RunFolder) -> bool:
     """Whether the run in a folder can only start over: it is not completed, and left no checkpoint."""
-    return not files.is_completed and not files.has_checkpoint
+    return not run_folder.is_completed and not run_folder.has_checkpoint
 
 
 class ResumePoint:
     """The point that a run continues from: the newest checkpoint that is not damaged. Raises `ConfigError` if there is
-    no checkpoint, or all are damaged, or `DamagedFile` if another file of the folder is damaged.
+    no checkpoint, or all are damaged, or `DamagedFileError` if another file of the folder is damaged.
 
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
         state: the content of `state.pt`, which `Stream.load` takes.
-        collector: the collector's part of `state`, which `collectx.collector.build` takes.
+        collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
     """
 
-    def __init__(self, files: RunFolder, cfg: RunConfig):
-        checkpoints = Checkpoints(files.checkpoints)
+    def __init__(self, run_folder: RunFolder, cfg: RunConfig):
+        checkpoints = Checkpoints(run_folder.checkpoints)
         found, self.damaged = checkpoints.newest(_load)
         if found is None:
-            missing = f"{files.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
+            missing = f"{run_folder.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
             raise ConfigError(checkpoints.no_intact(self.damaged) if self.damaged else missing)
         self._checkpoint, self.state = found
         self.batches: int = self._checkpoint.manifest["batches"]
         self.collector: CollectorState = self.state["collector"]
         self._check_ends(cfg)
-        lines = files.read_metrics()
-        self._digest = self._continue_digest(files, lines)
-        self.order = self._order(files, cfg, lines)
+        lines = run_folder.read_metrics()
+        self._digest = self._continue_digest(run_folder, lines)
+        self.order = self._order(run_folder, cfg, lines)
 
     def _check_ends(self, cfg: RunConfig) -> None:
         """Raises `ConfigError` if the checkpoint is already past the end that `cfg` sets."""
@@ -74,7 +74,7 @@ class ResumePoint:
             text = "{}={} is too few: {} already contains {} {}. Choose more."
             raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
 
-    def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
+    def _continue_digest(self, run_folder: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
         """Returns the digest of the batches up to the checkpoint, after checking their lines, which it consumes."""
         path, manifest = self._checkpoint.path, self._checkpoint.manifest
         # The file may be larger than the memory.
@@ -84,36 +84,40 @@ class ResumePoint:
             try:
                 digest.resume([line["digest"]] if "digest" in line else [])
             except (AttributeError, ValueError) as error:
-                raise DamagedFile(f"{files.metrics}: line {count}: its digest is {line['digest']!r}") from error
+                raise DamagedFileError(
+                    f"{run_folder.metrics}: line {count}: its digest is {line['digest']!r}"
+                ) from error
         if (count, frames) != (self.batches, manifest["frames"]):
-            ends = f"{files.metrics}: ends after {count} batches and {frames} frames"
-            raise DamagedFile(f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames")
+            ends = f"{run_folder.metrics}: ends after {count} batches and {frames} frames"
+            raise DamagedFileError(
+                f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames"
+            )
         return digest
 
-    def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
+    def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
         if cfg.collector.schedule != "async":
             return []
-        if is_elastic(cfg.collector) or not saved_config.is_equal_run(files.newest_config, cfg):
+        if is_elastic(cfg.collector) or not saved_config.is_equal_run(run_folder.newest_config, cfg):
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
         written_s = self._checkpoint.manifest["time"]
         try:
-            if any(event.get("event") in LOSSES and event["time"] > written_s for event in files.read_events()):
+            if any(event.get("event") in LOSSES and event["time"] > written_s for event in run_folder.read_events()):
                 return []
-            return order_of(files.metrics, lines)
+            return order_of(run_folder.metrics, lines)
         except (LookupError, TypeError, ValueError):
             return []  # also where a line is damaged: these lines and events may be newer than the synced ones
 
-    def rewind(self, files: RunFolder) -> None:
+    def rewind(self, run_folder: RunFolder) -> None:
         """Removes the lines and checkpoints of batches after this checkpoint from the folder."""
-        Checkpoints(files.checkpoints).remove_after(self.batches)
-        if files.metrics.exists():
-            with open(files.metrics, "rb") as file:
+        Checkpoints(run_folder.checkpoints).remove_after(self.batches)
+        if run_folder.metrics.exists():
+            with open(run_folder.metrics, "rb") as file:
                 for _ in range(self.batches):
                     file.readline()
                 position = file.tell()
-            os.truncate(files.metrics, position)
+            os.truncate(run_folder.metrics, position)
 
     def load_record(self, record: ResultBuilder) -> None:
         """Restores the statistics and the digest of the run."""
@@ -149,17 +153,17 @@ class ResumePoint:
         state.load_generators(self.state["generators"])
 
 
-def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
+def resume_point(run_folder: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
     """Returns the point from which the run in the folder continues; None if it left no checkpoint. `say` receives
     messages. Raises `ConfigError` as `ResumePoint` does, or if `cfg` does not fit the saved state."""
-    if starts_over(files):
+    if starts_over(run_folder):
         # A folder with neither file belongs to a submitted job that has not begun.
-        if files.metrics.exists() or files.result.exists():
-            say(f"{files.path} {NO_CHECKPOINT}")
+        if run_folder.metrics.exists() or run_folder.result.exists():
+            say(f"{run_folder.path} {NO_CHECKPOINT}")
         return None
-    if problems := saved_config.problems(files, cfg):
+    if problems := saved_config.problems(run_folder, cfg):
         raise ConfigError(*problems)
-    point = ResumePoint(files, cfg)
+    point = ResumePoint(run_folder, cfg)
     for text in point.damaged:
         say(f"{text}. Continuing from the checkpoint before it")
     return point
@@ -171,7 +175,8 @@ def buffer_file(name: str) -> str:
 
 
 def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
-    """Returns a checkpoint and its state, on the CPU. Raises `DamagedFile` if it does not belong to the manifest."""
+    """Returns a checkpoint and its state, on the CPU. Raises `DamagedFileError` if it does not belong to the
+    manifest."""
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
@@ -179,8 +184,8 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
             state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
-        raise DamagedFile(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
+        raise DamagedFileError(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
     if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
         text = f"manifest.json and state.pt belong to different checkpoints: (batches, frames) {counts}"
-        raise DamagedFile(f"{checkpoint.path}: {text}")
+        raise DamagedFileError(f"{checkpoint.path}: {text}")
     return checkpoint, state

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.trainer import RETURN_WINDOW
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 from collectx.run.folder.files import JsonLinesTail
 
 if TYPE_CHECKING:
@@ -131,37 +131,37 @@ class Statistics:
         self._recent: dict[str, deque[tuple[float, float]]] = {name: deque() for name in metrics}
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
-    def add(self, delivery: BatchInfo, now_s: float) -> None:
+    def add(self, info: BatchInfo, now_s: float) -> None:
         """Counts one batch, delivered at `now_s` on a monotonic clock."""
         if self.last_s is None or self.first_s is None:
             self.first_s = now_s
-            self._first_frames = delivery.frames
+            self._first_frames = info.frames
         elif self.started is None:
             # Like a run's first batch, the first one after a resume does not count in the rate, nor does start-up.
             self.first_s += now_s - self.last_s
-            self._first_frames += delivery.frames
+            self._first_frames += info.frames
         elif now_s > self.last_s:
-            self.rate = delivery.frames / (now_s - self.last_s)
+            self.rate = info.frames / (now_s - self.last_s)
         self.last_s = now_s
-        self.frames += delivery.frames
+        self.frames += info.frames
         self.batches += 1
-        self.waited_s += delivery.waited_s
+        self.waited_s += info.waited_s
         if self.started is None:
             self.started = now_s, self.waited_s
-        self.version = delivery.version
+        self.version = info.version
         total_lag = 0
         episodes = self.num_episodes
-        for part in delivery.parts:
+        for part in info.parts:
             report = part.report
-            lag, returns = delivery.version - report.policy_version, report.returns
+            lag, returns = info.version - report.policy_version, report.returns
             total_lag += lag * report.frames
             spent_s, total_return = [getattr(report, name) for name in TIMES], float(returns.sum())
             self._totals(part.worker).add(spent_s, report.frames, lag, len(returns), total_return)
             self.num_episodes += len(returns)
             self._returns.extend(returns[-RETURN_WINDOW:].tolist())
         if self._recent:
-            self._add_metrics(sum(part.report.metrics for part in delivery.parts))
-        self.lag = total_lag / delivery.frames if delivery.frames else 0.0
+            self._add_metrics(sum(part.report.metrics for part in info.parts))
+        self.lag = total_lag / info.frames if info.frames else 0.0
         if self.num_episodes > episodes:
             self._add_mean(math.fsum(self._returns) / len(self._returns), episodes)
 
@@ -254,8 +254,8 @@ class MetricsTail(Statistics):
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
-        restart of the job, the file is read from its beginning. Raises `DamagedFile` if a line cannot be read, or does
-        not describe a batch."""
+        restart of the job, the file is read from its beginning. Raises `DamagedFileError` if a line cannot be read, or
+        does not describe a batch."""
         has_lines = False
         while True:
             lines, was_replaced = self._lines.read()
@@ -269,7 +269,7 @@ class MetricsTail(Statistics):
                 for line in lines:
                     self._add_line(line)
             except (KeyError, TypeError) as error:
-                raise DamagedFile(
+                raise DamagedFileError(
                     f"{self._lines.path} is damaged: a line does not describe a batch: {error!r}"
                 ) from error
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import gymnasium
 import torch
 
-from collectx.errors import NotRestorable, text_of
+from collectx.errors import NotRestorableError, text_of
 from collectx.state.reducers import ReducingPickler
 from collectx.state.simulators import Kept, kept_of
 
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) -> torch.Tensor:
     """Returns the pickle of `value` as a uint8 tensor, which torch saves and loads with `weights_only=True`. Messages
-    call the value `name`. Raises `NotRestorable` if the value cannot be pickled; the message names the part.
+    call the value `name`. Raises `NotRestorableError` if the value cannot be pickled; the message names the part.
 
     Args:
         outside: objects that the value may refer to, but that are not part of its state, such as the policy. `loads`
@@ -43,7 +43,7 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
         _deeply(lambda: _Pickler(file, outside).write(value))
     except Exception as error:
         where = ": ".join(filter(None, (f"{name} cannot be saved", _culprit(value, outside), _line(error))))
-        raise NotRestorable(where) from error
+        raise NotRestorableError(where) from error
     # Compressed, because bounds of spaces and models of simulators are mostly zeros.
     return torch.frombuffer(bytearray(zlib.compress(file.getbuffer(), level)), dtype=torch.uint8)
 
@@ -51,12 +51,12 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
     """Returns the value that was saved. Executes code from the bytes. `current` is an object that was built like the
     saved value. Those of its parts that cannot be recreated, such as processes, become part of the result. Raises
-    `NotRestorable` if the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
-    its envs must be reset."""
+    `NotRestorableError` if the bytes cannot be read, or belong to other envs. Objects of `current` may then have
+    changed, so its envs must be reset."""
     try:
         return _Unpickler(saved, _kept(current, outside), outside).read()
     except Exception as error:
-        raise NotRestorable(f"{name}: cannot read the saved state: {_line(error)}") from error
+        raise NotRestorableError(f"{name}: cannot read the saved state: {_line(error)}") from error
 
 
 def reason_not_saved(value: Any, name: str) -> str | None:
@@ -64,7 +64,7 @@ def reason_not_saved(value: Any, name: str) -> str | None:
     try:
         saved = dumps(value, name, level=0)
         _Unpickler(saved, _kept(value, ()), (), loads_kept=False).read()
-    except NotRestorable as error:
+    except NotRestorableError as error:
         # The `state_dict` of an env that was not reset may raise an error.
         return None if isinstance(error.__cause__, _StateDictError) else str(error)
     except Exception as error:
@@ -72,7 +72,7 @@ def reason_not_saved(value: Any, name: str) -> str | None:
     return None
 
 
-class _StateDictError(NotRestorable):
+class _StateDictError(NotRestorableError):
     """A `state_dict` of the user raised an error."""
 
 
@@ -109,10 +109,10 @@ class _Pickler(ReducingPickler):
     def _state_of(self, value: Any, kind: Kept) -> Any:
         try:
             return (kind.save(value),)
-        except NotRestorable:
+        except NotRestorableError:
             raise
         except Exception as error:
-            kind_of_error = _StateDictError if kind.is_users else NotRestorable
+            kind_of_error = _StateDictError if kind.is_users else NotRestorableError
             raise kind_of_error(f"{type(value).__name__}: {_line(error)}") from error
 
 
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
             return self._outside[reference[1]]
         _, number, state = reference
         if number >= len(self._kept):
-            raise NotRestorable("the env contains fewer objects that cannot be recreated than the saved one")
+            raise NotRestorableError("the env contains fewer objects that cannot be recreated than the saved one")
         value, kind = self._kept[number]
         if state is not None and self._loads_kept:
             kind.load(value, *state)
@@ -214,4 +214,4 @@ def _is_picklable(value: Any, outside: Sequence[Any]) -> bool:
 
 def _line(error: Exception) -> str:
     first = text_of(error).strip().partition("\n")[0]
-    return first if isinstance(error, NotRestorable) else f"{type(error).__name__}: {first}"
+    return first if isinstance(error, NotRestorableError) else f"{type(error).__name__}: {first}"

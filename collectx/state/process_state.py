@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import torch
 
-from collectx.errors import NotRestorable
+from collectx.errors import NotRestorableError
 from collectx.random_state import load_generators, save_generators
 from collectx.state.pickles import dumps, loads
 from collectx.state.simulators import SAVES_PROCESS
@@ -51,7 +51,7 @@ class ProcessState(gymnasium.Wrapper):
         try:
             # As bytes: torch would send tensors through shared memory, which ends with the process.
             return dumps(state, "the env").numpy().tobytes()
-        except NotRestorable as error:
+        except NotRestorableError as error:
             return str(error)
 
     def load_process(self) -> str | None:
@@ -60,7 +60,7 @@ class ProcessState(gymnasium.Wrapper):
         current = {"env": self.env}
         try:
             state = loads(torch.frombuffer(bytearray(self.received), dtype=torch.uint8), current, "the env")
-        except NotRestorable as error:
+        except NotRestorableError as error:
             return str(error)
         self.env, self._resets_next = state["env"], state["has_ended"]
         load_generators(state["generators"])

@@ -7,7 +7,7 @@
     data of modules and classes              of those whose classes the graph has: numbers, containers, generators, ...
 
 Open files, memoryviews, memory that processes share, and objects of the process, such as threads, raise
-`NotRestorable`.
+`NotRestorableError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from gymnasium.utils import EzPickle
 
-from collectx.errors import NotRestorable
+from collectx.errors import NotRestorableError
 from collectx.installed import is_installed
 from collectx.state.simulators import simulator_reducer
 
@@ -64,7 +64,7 @@ class ReducingPickler(cloudpickle.Pickler):
                 self._note(value)
             return reduced
         if isinstance(value, _REFUSED) or kind.__module__.partition(".")[0] in _OF_PROCESS:
-            raise NotRestorable(f"{kind.__module__}.{kind.__qualname__} cannot be saved")
+            raise NotRestorableError(f"{kind.__module__}.{kind.__qualname__} cannot be saved")
         if isinstance(value, np.ndarray):
             return self._array(value)
         if isinstance(value, torch.UntypedStorage):
@@ -123,7 +123,7 @@ class ReducingPickler(cloudpickle.Pickler):
             # These three references are those of the array, of `base` and of the argument, so nothing else refers to
             # it.
             if sys.getrefcount(base) > 3:
-                raise NotRestorable("an object array that is a view of another one cannot be saved")
+                raise NotRestorableError("an object array that is a view of another one cannot be saved")
             return NotImplemented
         if array.dtype.hasobject or not array.flags.contiguous:
             return NotImplemented
@@ -135,7 +135,7 @@ class ReducingPickler(cloudpickle.Pickler):
         if storage.device.type != "cpu" or not storage.nbytes():
             return _storage_on, (array.copy(), storage.device)
         if storage.is_shared():
-            raise NotRestorable("shared memory cannot be saved")
+            raise NotRestorableError("shared memory cannot be saved")
         block = self._block(array)
         return _storage_of, (block, _address(array) - _address(block), storage.nbytes())
 
@@ -166,7 +166,7 @@ class ReducingPickler(cloudpickle.Pickler):
         if module is None or vars(module) is not function.__globals__ or module.__name__ in by_value:
             for cell in function.__closure__ or ():
                 if self._cells.setdefault(id(cell), function) is not function:
-                    raise NotRestorable(f"{function.__qualname__} shares a variable but belongs to no module")
+                    raise NotRestorableError(f"{function.__qualname__} shares a variable but belongs to no module")
             return reduced
         names = ("__qualname__", "__module__", "__doc__", "__annotations__", "__defaults__", "__kwdefaults__")
         state = {name: getattr(function, name) for name in names}, vars(function)
@@ -248,7 +248,7 @@ def _set_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
 
 def _weak(reference: weakref.ReferenceType) -> Any:
     if reference.__callback__ is not None:
-        raise NotRestorable("a weak reference with a callback cannot be saved")
+        raise NotRestorableError("a weak reference with a callback cannot be saved")
     value = reference()
     return (_dead, ()) if value is None else (weakref.ref, (value,))
 

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from collectx.errors import NotRestorable
+from collectx.errors import NotRestorableError
 
 SAVES_PROCESS = "saves_process"
 """In the metadata of an AsyncVectorEnv: its envs are `collectx.state.ProcessState`."""
@@ -111,7 +111,7 @@ def _make_data(model: Any, time: float, arrays: dict[str, np.ndarray]) -> Any:
 
 def _save_atari(ale: Any) -> bytes:
     if ale.getFloat("repeat_action_probability") > 0:
-        raise NotRestorable(
+        raise NotRestorableError(
             "the Arcade Learning Environment does not save the last action, which sticky actions repeat. Set "
             "repeat_action_probability=0"
         )
@@ -126,14 +126,14 @@ def _load_atari(ale: Any, state: bytes) -> None:
 
 def _save_processes(env: Any) -> list[bytes]:
     if SAVES_PROCESS not in env.metadata or not env.shared_memory:
-        raise NotRestorable(
+        raise NotRestorableError(
             "an AsyncVectorEnv can be saved only if env.vectorization_mode=async made it, or its env_fns return "
             "collectx.state.ProcessState(env) with shared_memory=True"
         )
     states = env.call("save_process")
     for index, state in enumerate(states):
         if isinstance(state, str):
-            raise NotRestorable(f"env {index} of the AsyncVectorEnv: {state}")
+            raise NotRestorableError(f"env {index} of the AsyncVectorEnv: {state}")
     return list(states)
 
 
@@ -143,7 +143,7 @@ def _load_processes(env: Any, states: list[bytes]) -> None:
     env.set_attr("received", states)
     for index, reason in enumerate(env.call("load_process")):
         if reason is not None:
-            raise NotRestorable(f"env {index} of the AsyncVectorEnv: {reason}")
+            raise NotRestorableError(f"env {index} of the AsyncVectorEnv: {reason}")
 
 
 _STATE_DICT = Kept(_save_state_dict, _load_state_dict, is_users=True)

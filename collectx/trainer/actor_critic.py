@@ -21,7 +21,14 @@ from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
 from collectx.trainer.adam import Adam
-from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
+from collectx.trainer.base import (
+    BatchCollection,
+    check_trainable,
+    load_moments,
+    present_keys,
+    reached,
+    remaining_fraction,
+)
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import gae, vtrace
 from collectx.trainer.rewards import RewardScale
@@ -61,7 +68,7 @@ class ActorCriticTrainer(ABC):
         self._update_statistics = getattr(self.policy, "update_statistics", None)
         self._scale_rewards = RewardScale(cfg.gamma) if cfg.normalize_rewards else None
 
-    def train(self, collection: Collection) -> str | None:
+    def train(self, collection: BatchCollection) -> str | None:
         """Trains until the collection is exhausted, or `target_return` is reached, which the result then says."""
         for batch in collection:
             if reason := reached(self._cfg.target_return, collection):

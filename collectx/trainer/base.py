@@ -1,4 +1,4 @@
-"""The two protocols of training: `Trainer`, and `Collection`, which a trainer gets."""
+"""The two protocols of training: `Trainer`, and `BatchCollection`, which a trainer gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
 from collectx.collector.batch_info import WrittenBatch
-from collectx.collector.written import workers_can_write
+from collectx.collector.buffer_writes import workers_can_write
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
@@ -21,7 +21,7 @@ from collectx.user_objects import Hooks
 from collectx.worker.spec import ConfigOverrides
 
 
-class Collection(Protocol):
+class BatchCollection(Protocol):
     """What a trainer gets: it yields batches, publishes weights, and changes envs by the methods of
     `collectx.collector.env_methods.EnvMethods`.
 
@@ -68,7 +68,7 @@ class Trainer(Protocol):
     `train`. An optional method `checkpoint_written()` is called when a checkpoint is on the disk.
     """
 
-    def train(self, collection: Collection) -> str | None: ...
+    def train(self, collection: BatchCollection) -> str | None: ...
 
     def state_dict(self) -> dict:
         """Returns the state for `load_state_dict`: only tensors and plain data."""
@@ -83,7 +83,7 @@ class MeterTrainer:
     def __init__(self, *arguments: Any):
         """Ignores the arguments, which are those of every trainer."""
 
-    def train(self, collection: Collection) -> None:
+    def train(self, collection: BatchCollection) -> None:
         """Consumes batches until the collection is exhausted."""
         for _ in collection:
             pass
@@ -143,7 +143,7 @@ def load_moments(optimizer: torch.optim.Optimizer, state: dict) -> None:
         group.update(options)
 
 
-def reached(target_return: float | None, collection: Collection) -> str | None:
+def reached(target_return: float | None, collection: BatchCollection) -> str | None:
     """Returns a sentence if the mean return of 100 episodes is at least `target_return`; otherwise None."""
     value, is_known = collection.mean_return, collection.num_episodes >= RETURN_WINDOW
     if target_return is None or not is_known or value < target_return:
@@ -152,7 +152,7 @@ def reached(target_return: float | None, collection: Collection) -> str | None:
     return f"reached trainer.target_return={target_return:g}: the mean return of {last} is {value:.6g}"
 
 
-def remaining_fraction(collection: Collection) -> float:
+def remaining_fraction(collection: BatchCollection) -> float:
     """Returns the fraction of the run's frames that are still to be delivered; 1 without a limit."""
     if collection.total_frames <= 0:
         return 1.0

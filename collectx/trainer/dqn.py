@@ -24,7 +24,14 @@ from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
 from collectx.trainer.adam import Adam
-from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
+from collectx.trainer.base import (
+    BatchCollection,
+    check_trainable,
+    load_moments,
+    present_keys,
+    reached,
+    remaining_fraction,
+)
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
 
@@ -61,7 +68,7 @@ class DqnTrainer:
         self.policy.epsilon.fill_(cfg.epsilon_start)
         self._update_statistics = getattr(self.policy, "update_statistics", None)
 
-    def train(self, collection: Collection) -> str | None:
+    def train(self, collection: BatchCollection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         cfg = self._cfg
         previous_frames = collection.frames
@@ -104,7 +111,7 @@ class DqnTrainer:
         self._target.load_state_dict(state["target"])
         load_moments(self._optimizer, state["optimizer"])
 
-    def _anneal(self, collection: Collection) -> None:
+    def _anneal(self, collection: BatchCollection) -> None:
         """Sets epsilon and the learning rate for the current frame."""
         cfg = self._cfg
         progress = min(1.0, collection.frames / cfg.epsilon_frames) if cfg.epsilon_frames else 1.0

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from collectx.config.schema.trainer import LearningTrainerConfig
-from collectx.errors import TrainingDiverged
+from collectx.errors import TrainingDivergedError
 
 
 def check_finite(
@@ -20,9 +20,9 @@ def check_finite(
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """Checks the losses of the newest gradient steps, and all weights, unless `cfg.check_finite` is false. Raises
-    `TrainingDiverged` if a value is not finite; the message names the first such loss, otherwise the first weight, and
-    the step. `losses` is `[steps, names]`, a row per gradient step, at least one. `optimizer` counts the gradient steps
-    of the run."""
+    `TrainingDivergedError` if a value is not finite; the message names the first such loss, otherwise the first weight,
+    and the step. `losses` is `[steps, names]`, a row per gradient step, at least one. `optimizer` counts the gradient
+    steps of the run."""
     if not cfg.check_finite:
         return
     weights = {f"{of}.{name}": weight for of, module in modules.items() for name, weight in module.named_parameters()}
@@ -42,7 +42,7 @@ def check_finite(
         if len(bad):
             problems.append((last_step, f"the weight {name} contains {bad[0].item()}"))
     step, what = problems[0]
-    raise TrainingDiverged(
+    raise TrainingDivergedError(
         f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training diverged, or, with "
         "collector.check_finite=false, batches contain such values. Lower trainer.learning_rate="
         f"{cfg.learning_rate:g} or trainer.max_grad_norm={cfg.max_grad_norm:g}, or continue with "

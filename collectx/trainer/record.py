@@ -27,7 +27,7 @@ from collectx.data.folder import RecordedRun, Writer
 from collectx.data.unfinished import UnfinishedEpisodes
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.trainer.base import Collection
+from collectx.trainer.base import BatchCollection
 from collectx.trajectories import Assembler
 
 
@@ -60,7 +60,7 @@ class RecordTrainer:
         self._long: UnfinishedEpisodes
         self._state: dict[str, Any] = {}
 
-    def train(self, collection: Collection) -> None:
+    def train(self, collection: BatchCollection) -> None:
         """Writes episodes until the collection is exhausted, and the last ones even if it raises."""
         num_frames = 0
         try:

@@ -30,9 +30,9 @@ import torch
 from collectx.batch import Key, Layout, Leaf, Slot
 
 # Writes weights into a flat uint8 buffer of `SlotSpec.weights_nbytes` bytes.
-Write: TypeAlias = Callable[[torch.Tensor], object]
+WeightWriter: TypeAlias = Callable[[torch.Tensor], object]
 # A function for each worker index, or one for all workers, with the key None.
-Writes: TypeAlias = Mapping[int | None, Write]
+WeightWriters: TypeAlias = Mapping[int | None, WeightWriter]
 
 # How a transport refers to the weights of a version.
 _Weights = TypeVar("_Weights")
@@ -241,7 +241,7 @@ class Transport(Protocol):
     def release(self, parts: Sequence[Arrival]) -> None:
         """Lets slots be granted again; batches that were leased keep their memory. Call it before `grant`."""
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         """Publishes the weights that `writes` write as one new version; returns its number: `SlotSpec.first_version`
         for the first call, then one more each time. Does not wait for workers. If a function of `writes` raises,
         nothing is published. With `SlotSpec.grants_name_version`, replaces the newest version if it was not granted.
@@ -287,7 +287,7 @@ class Link(Protocol):
     """
 
     @property
-    def batch(self) -> SlotSpec: ...
+    def slot_spec(self) -> SlotSpec: ...
     @property
     def slots(self) -> Mapping[int, Slot] | Sequence[Slot]: ...
     @property

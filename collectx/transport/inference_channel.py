@@ -24,7 +24,7 @@ from collectx.memory import SharedMemory
 from collectx.transport.connections import disconnect_poll
 
 # The step in a request that ends a batch; the server does not send it back.
-END = 2**32 - 1
+NO_STEP = 2**32 - 1
 _REQUEST = struct.Struct("<qIIHHH")
 # A multiple of the size of a request.
 _READ_BYTES = 2**11 * _REQUEST.size
@@ -36,7 +36,7 @@ class ActionRequest(NamedTuple):
     Attributes:
         pointer: the pointer to the weights to act with, with `SlotSpec.grants_name_version`; see `Slab.pointer_to`.
         incarnation: the worker's incarnation; requests of its earlier processes are discarded.
-        step: index of the step whose observations are in the slot; `END`: the group takes no further step in this
+        step: index of the step whose observations are in the slot; `NO_STEP`: the group takes no further step in this
             batch.
     """
 
@@ -65,9 +65,9 @@ class InferenceChannel:
         self._waiting[worker] = 0
         return InferenceClient(self._requests[1], self._replies[worker][0], self._shared, worker, incarnation)
 
-    def server(self) -> InferenceEnd:
+    def server(self) -> InferenceServerEnd:
         """Returns the server's ends, to be pickled as an argument of its process."""
-        return InferenceEnd(self._requests[0], [reply for _, reply in self._replies])
+        return InferenceServerEnd(self._requests[0], [reply for _, reply in self._replies])
 
     def is_waiting(self, worker: int) -> bool:
         """Whether the worker waits for actions."""
@@ -104,7 +104,7 @@ class InferenceClient:
         """Requests actions for the observations of a step. Does not block."""
         request = ActionRequest(pointer, self._incarnation, step, self._worker, group, slot)
         os.write(self._requests.fileno(), _REQUEST.pack(*request))
-        if step != END:
+        if step != NO_STEP:
             self._pending[group] = request
 
     def wait(self, group: int) -> bool:
@@ -124,7 +124,7 @@ class InferenceClient:
 
 
 @dataclass
-class InferenceEnd:
+class InferenceServerEnd:
     """The inference server's ends of the pipes."""
 
     _requests: Connection

@@ -22,7 +22,7 @@ import torch
 from collectx import progress
 from collectx.batch import ALIGNMENT_BYTES, PerSlot, Slot, aligned
 from collectx.memory import SharedMemory, barrier, batch_memory
-from collectx.transport.base import Arrival, SlotReport, SlotSpec, Writes, keep_granted
+from collectx.transport.base import Arrival, SlotReport, SlotSpec, WeightWriters, keep_granted
 from collectx.transport.leases import Leases
 
 _POINTER_BYTES = 8
@@ -164,7 +164,7 @@ class Slab:
         """The newest published version of any weights; -1 before the first."""
         return max(self._pointers) >> 1
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         """See `Transport.publish`. Only one process may publish."""
         version = self.version + 1
         pointers = {}
@@ -220,7 +220,7 @@ class SlabLink:
     `SlotSpec.grants_name_version`, `pointer` points to the weights that `refresh` reads; see `Slab.pointer_to`."""
 
     def __init__(self, slab: Slab, worker: int):
-        self.batch = slab.spec
+        self.slot_spec = slab.spec
         self.worker = worker
         self._slab = slab
         self.pointer = _NOTHING
@@ -245,7 +245,7 @@ class SlabLink:
         progress.report_to(self._slab.progress(self.worker))
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        if self.batch.grants_name_version:
+        if self.slot_spec.grants_name_version:
             return self._slab.read_granted(read, version, self.pointer)
         return self._slab.refresh(read, version, self.worker)
 
@@ -275,7 +275,7 @@ class SlabTransport:
         """Returns the arrival of the slot that a worker filled, which knows only the region."""
         return Arrival(worker, self.slab.slot_in(worker, region), report)
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         return self.slab.publish(writes)
 
     def newest_weights(self) -> torch.Tensor:

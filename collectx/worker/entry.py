@@ -35,15 +35,15 @@ def run_worker(spec: Sealed[ProcessSpec], link: Link) -> None:
 
 
 def _make_source(
-    spec: ProcessSpec, link: Any, is_inline: bool = False, build: Callable[..., Any] | None = None
+    spec: ProcessSpec, link: Any, is_inline: bool = False, start_collector: Callable[..., Any] | None = None
 ) -> BatchSource:
     if spec.user_collector is not None:
         from collectx.worker.user_collector import UserCollectorSource
 
         return UserCollectorSource(spec, spec.user_collector, link)
     if spec.cfg.collector.num_workers_per_collector > 1:
-        assert build is not None
-        return NestedSource(spec, link, build)
+        assert start_collector is not None
+        return NestedSource(spec, link, start_collector)
     return RolloutSource(spec, link, is_inline)
 
 
@@ -52,13 +52,13 @@ def run_remote_worker(
     worker: int,
     start_timeout_s: float,
     user_objects: Sealed[UserObjects] | None,
-    build: Callable[..., Any] | None,
+    start_collector: Callable[..., Any] | None,
 ) -> None:
     """Runs a worker process that connects to the trainer over a network. Returns when the trainer stops the worker.
 
     Args:
         user_objects: the parts of its `ProcessSpec` that are not sent over the connection; None if there are none.
-        build: `collectx.collector.build`, for a worker that is itself a collector; None for others.
+        start_collector: `collectx.collector.start_collector`, for a worker that is itself a collector; None for others.
 
     Raises:
         RendezvousError: the worker did not reach the trainer within `start_timeout_s` seconds, or was refused.
@@ -72,7 +72,7 @@ def run_remote_worker(
 
     def prepare(spec: dict[str, Any]) -> None:
         set_visible_device(spec["placement"]["visible_device"])
-        if build is not None:
+        if start_collector is not None:
             # Before the pair is made, because that may start a thread. A process with threads cannot fork the fork
             # server of this worker's processes, which would then import everything again.
             reuse_imports()
@@ -86,7 +86,7 @@ def run_remote_worker(
             # This process sees only the visible device, so its index is 0.
             devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
             spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
-        return _make_source(spec, link, build=build)
+        return _make_source(spec, link, start_collector=start_collector)
 
     write_on_signal(link.connection)
     link.report_progress()

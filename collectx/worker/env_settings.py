@@ -123,6 +123,14 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
         yield holders[0]
 
 
+def holder_of(env: Any, path: str) -> Any:
+    """Returns the object in which a path into an env begins: its outermost wrapper with the first attribute of the
+    path, or the env itself; `env` if none has it."""
+    match = _STEP.match(path)
+    name = match[1] if match is not None else None
+    return next((each for each in layers(env) if name is not None and hasattr(each, name)), env)
+
+
 def resolve(value: Any, path: str) -> Any:
     """Returns the value at a path in `value`, such as `transform[0].shape` or `spaces['a']`. Raises `AttributeError` if
     an attribute does not exist, or `path` is not a path, or `LookupError` if an item does not exist."""

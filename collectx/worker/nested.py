@@ -35,12 +35,12 @@ from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 
 class NestedSource:
-    """Fills slots with the batches of a collector that `build` makes; see `collectx.worker.slot_loop.BatchSource`.
-    Fails if one of the collector's workers fails."""
+    """Fills slots with the batches of a collector that `start_collector` makes; see
+    `collectx.worker.slot_loop.BatchSource`. Fails if one of the collector's workers fails."""
 
-    def __init__(self, spec: ProcessSpec, link: NetworkLink, build: Callable[..., Any]):
+    def __init__(self, spec: ProcessSpec, link: NetworkLink, start_collector: Callable[..., Any]):
         self._link = link
-        self._build(spec, build)
+        self._start(spec, start_collector)
         self._weights = FlatWeights(self._policy)
         self._slots = [slot.tensors for slot in link.slots]
         self._version = spec.first_version
@@ -48,16 +48,16 @@ class NestedSource:
         # The trainer's version for each version that this collector has published.
         self._versions = {0: self._version}
         # The collector's version of the last part of each of its workers.
-        self._acted: dict[int, int] = {}
+        self._last_versions: dict[int, int] = {}
         self._end_watch = link.on_disconnect(self._collector.interrupt)
 
-    def _build(self, spec: ProcessSpec, build: Callable[..., Any]) -> None:
+    def _start(self, spec: ProcessSpec, start_collector: Callable[..., Any]) -> None:
         """Starts the collector; builds the module that receives the trainer's weights."""
         cfg = dataclasses.replace(spec.cfg, collector=nested_options(spec.cfg.collector))
         env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), numbers=spec.placement.numbers)
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
         overrides = [ConfigOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
-        self._collector = build(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)
+        self._collector = start_collector(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)
         rollout_spec = RolloutOptions.of(cfg.collector).env_spec(env_spec)
         actor, _ = policies.configured_actor(cfg, policy, rollout_spec, torch.device("cpu"))
         self._policy = actor.module
@@ -80,11 +80,11 @@ class NestedSource:
             raise
         for key, tensor in tensors.items():
             tensor.copy_(batch.get(key).reshape(tensor.shape))
-        parts = collector.delivery.parts
-        self._acted |= {part.worker: part.report.policy_version for part in parts}
+        parts = collector.last_batch_info.parts
+        self._last_versions |= {part.worker: part.report.policy_version for part in parts}
         acted = self._versions[parts[0].report.policy_version]
-        if len(self._acted) == self._num_workers:
-            oldest = min(self._acted.values())
+        if len(self._last_versions) == self._num_workers:
+            oldest = min(self._last_versions.values())
             self._versions = {inner: outer for inner, outer in self._versions.items() if inner >= oldest}
         tensors[POLICY_VERSION].fill_(acted)
         return SlotReport(

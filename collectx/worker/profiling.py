@@ -60,7 +60,7 @@ class ProfileConfig:
         return [each for each in activities if each in supported_activities()]
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Whether the worker with this index is profiled."""
+        """Whether the worker with this index is profiled; without `workers`, worker 0 is."""
         return worker_idx in ([0] if self.workers is None else self.workers)
 
     def complete(self, first_worker: int) -> ProfileConfig:

@@ -21,14 +21,14 @@ from gymnasium.spaces import Space
 
 from collectx.batch import Key, as_key, nest
 from collectx.env.wrappers import statistics_of
-from collectx.errors import NotRestorable, ShapeError, summary_of
+from collectx.errors import NotRestorableError, ShapeError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
 from collectx.transport.plain import packed, unpacked
 from collectx.user_objects import Hooks
 from collectx.worker import env_settings
-from collectx.worker.env_settings import resolve
+from collectx.worker.env_settings import holder_of, resolve
 from collectx.worker.generators import ProcessGenerators
 from collectx.worker.inference.rollout import ServedRollout
 from collectx.worker.profiling import ProfileConfig, Profiling
@@ -112,9 +112,10 @@ class RequestHandler:
         """Does nothing: a reply shows that the envs and the policy are made."""
 
     def getattr_env(self, path: str) -> Any:
-        """Returns the value at `path` in the user's env, see `resolve`; a list for several envs. Raises `TypeError` if
-        the value is not data, so a copy would be useless in the trainer's process."""
-        values = [resolve(env, path) for env in self._envs or [self._rollout.group]]
+        """Returns the value at `path` in the user's env or its wrappers, see `holder_of` and `resolve`; a list for
+        several envs. Raises `TypeError` if the value is not data, so a copy would be useless in the trainer's
+        process."""
+        values = [resolve(holder_of(env, path), path) for env in self._envs or [self._rollout.group]]
         if not self._is_inline and (others := [each for each in values if not is_data(each)]):
             what = "a method" if inspect.isroutine(others[0]) else type(others[0]).__qualname__
             raise TypeError(
@@ -134,9 +135,9 @@ class RequestHandler:
         return packed(env_settings.get_attr(self._rollout, name))
 
     def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
-        """Copies weights by name into the module at `path` in every env."""
+        """Copies weights by name into the module at `path` in every env or its wrappers."""
         for env in self._envs or [self._rollout.group]:
-            load_into(env, path, weights)
+            load_into(holder_of(env, path), path, weights)
 
     def set_hook(self, name: str, hooks: Hooks) -> None:
         """Replaces the hook `name` by the one in `hooks`."""
@@ -185,7 +186,7 @@ class RequestHandler:
             try:
                 is_pickled = isinstance(saved, torch.Tensor)
                 saved = loads(saved, None, "the state_dict of the envs") if is_pickled else unpacked(saved)
-            except NotRestorable as error:
+            except NotRestorableError as error:
                 return str(error)
             for env, env_state in zip(self._envs, saved, strict=True):
                 env.load_state_dict(env_state)

@@ -79,7 +79,7 @@ class RolloutSource:
         spec, link = self._spec, self._link
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
         self._generators = ProcessGenerators(cfg.seed, placement)
-        first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
+        first_env, total_envs = placement.run_index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
             self._generators.trust()
@@ -97,11 +97,11 @@ class RolloutSource:
         self._prepared = PerSlot(lambda index: self._rollout.prepare(slots[index], index))
         _ = self._prepared[0]  # so that envs and policies that do not fit the slots fail now
         self._requests = RequestHandler(
-            placement.index,
+            placement.run_index,
             self._generators,
             self._rollout,
             spec.hooks,
-            _Batches(slots, self._group_spec, link.batch.leaves),
+            _Batches(slots, self._group_spec, link.slot_spec.leaves),
             self._state_dict,
             self._is_inline,
         )
@@ -109,7 +109,7 @@ class RolloutSource:
         if options.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
             check = FiniteCheck if env_spec.device is None else TensorFiniteCheck
-            self._check = check(env_spec, policy_keys, slots, placement.index, first_env, total_envs)
+            self._check = check(env_spec, policy_keys, slots, placement.run_index, first_env, total_envs)
 
     def _slot(self, index: int) -> Slot:
         slot, steps = self._link.slots[index], self._spec.steps
@@ -176,7 +176,7 @@ class RolloutSource:
             reuse_imports()
             warm_up()
         placement = self._spec.placement
-        first_row = first_env - placement.index * self._spec.num_envs
+        first_row = first_env - placement.run_index * self._spec.num_envs
         group = envs.build(cfg, first_env, placement.incarnation, placement.numbers.of(first_row))
         progress.one_more()
         if group.spec.num_envs != num_envs:
@@ -190,7 +190,7 @@ class RolloutSource:
         """Stores the specs of the envs without and with wrappers. Raises `ShapeError` if they do not fit the slots."""
         self._group_spec, self._env_spec = group, env
         next_only = (leaf.under("next") for leaf in env.next_only_leaves)
-        _check_leaves(self._spec.worker, self._link.batch, (*env.observation, *self._actor.leaves, *next_only))
+        _check_leaves(self._spec.worker, self._link.slot_spec, (*env.observation, *self._actor.leaves, *next_only))
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """Returns a copy of the newest weights by name, on the CPU."""
@@ -281,9 +281,9 @@ class _Batches:
         return to_tensordict(views, size, dims=self._nested_dims)
 
 
-def _check_leaves(worker: int, batch: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
+def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
     """Raises `ShapeError` unless the slots contain these leaves, which the worker writes."""
-    expected = {leaf.key: leaf for leaf in batch.leaves}
+    expected = {leaf.key: leaf for leaf in slot_spec.leaves}
     for leaf in leaves:
         if expected.get(leaf.key) != leaf:
             raise ShapeError(

@@ -62,7 +62,8 @@ class Placement:
     """Which of a run's worker processes a process is.
 
     Attributes:
-        index: the process's index in the run. An added worker takes the index of one of the first workers.
+        worker: the worker's index in its collector.
+        run_index: the process's index in the run. An added worker takes the index of one of the first workers.
         num_workers: number of workers in the run; with nested collectors, number of the processes of all workers.
         incarnation: see `ProcessHistory`.
         visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.
@@ -70,7 +71,7 @@ class Placement:
     """
 
     worker: int
-    index: int
+    run_index: int
     num_workers: int
     incarnation: int = 0
     visible_device: str | None = None
@@ -195,14 +196,14 @@ def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
 
 
 def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
-    first = spec.placement.index * spec.num_envs
+    first = spec.placement.run_index * spec.num_envs
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
 def policy_seed(seed: int, placement: Placement, is_apart: bool = False) -> int:
     """Returns the 32-bit seed of a worker's global generators; with `is_apart`, another seed, for the policy's own
     states of generators that the envs have seeded."""
-    index, incarnation = placement.index, placement.incarnation
+    index, incarnation = placement.run_index, placement.incarnation
     # Sequences of two words, (seed, index), give the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation or is_apart else (seed, index, 1)
     return int(np.random.SeedSequence((*words, 1) if is_apart else words).generate_state(1)[0])

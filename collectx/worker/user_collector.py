@@ -61,7 +61,7 @@ class UserCollectorSource:
             **user_collector.kwargs,
         )
         if hasattr(self._collector, "set_seed"):
-            self._seed(env_seed(spec.cfg.seed, placement.index, placement.incarnation))
+            self._seed(env_seed(spec.cfg.seed, placement.run_index, placement.incarnation))
         self._batches = iter(self._collector)
         self._trajectories = _Trajectories(self._layout.rows, placement)
         self._version = spec.first_version
@@ -124,7 +124,7 @@ class UserCollectorSource:
         elif reset.static:
             self._seed(reset.seed, static_seed=True)
         else:
-            self._seed(env_seed(reset.seed, self._placement.index, self._placement.incarnation))
+            self._seed(env_seed(reset.seed, self._placement.run_index, self._placement.incarnation))
 
     def _seed(self, seed: int, **options: bool) -> None:
         self._collector.set_seed(seed, **options)
@@ -209,7 +209,7 @@ class _Trajectories:
     def __init__(self, rows: int, placement: Placement):
         self._next = np.arange(rows, dtype=np.int64)
         self._stride = placement.num_workers
-        self._offset = placement.index + placement.incarnation * 2**32 * placement.num_workers
+        self._offset = placement.run_index + placement.incarnation * 2**32 * placement.num_workers
         # Return and length of each unfinished trajectory, by id; the one with the newest frame is last.
         self._running: dict[int, tuple[float, int]] = {}
 

@@ -19,7 +19,7 @@ from ways import case, over
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import RecordedBatch, build
+from collectx.collector import RecordedBatch, start_collector
 from collectx.errors import ConfigError
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
@@ -57,7 +57,7 @@ def test_added_workers_have_the_next_indices_and_trajectories_of_their_own(way):
         collector.add()
         collector.add()
         batch = next(collector)
-        assert [part.worker for part in collector.delivery.parts] == [0, 1, 2, 3]
+        assert [part.worker for part in collector.last_batch_info.parts] == [0, 1, 2, 3]
     # They have the envs of the first two, after all lives that these may have: their first one and four restarts.
     first_id = 5 * 2**32 * way.num_workers
     assert batch["collector", "traj_ids"][2:, 0, 0].tolist() == [first_id, first_id + 1]
@@ -85,7 +85,7 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
             assert torch.equal(batch["next", "reward"], batch["next", "observation"][..., 2:3].float())
             env, episode = batch["observation"][..., 0], batch["observation"][..., 1]
             assert torch.equal(batch["collector", "traj_ids"], env + episode * envs_of_worker * way.num_workers)
-            delivery = collector.delivery
+            delivery = collector.last_batch_info
             assert (delivery.index, delivery.frames, delivery.version) == (index, frames, 0)
             assert [part.worker for part in delivery.parts] == (
                 [0, 1] if way.is_sync else [int(env.flatten()[0]) // envs_of_worker]
@@ -101,7 +101,7 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
             assert all(min(each.env_s, each.policy_s, each.wait_s, each.send_s) >= 0 for each in spent)
         assert checker.frames == num_batches * frames
         assert next(collector, None) is None
-        assert collector.delivery.index == num_batches - 1
+        assert collector.last_batch_info.index == num_batches - 1
 
 
 @over([*HERE, ways.RAY_ASYNC])
@@ -198,7 +198,7 @@ def test_weights_that_are_published_at_any_time_act_from_the_next_sync_batch_on_
             version = batch["collector", "policy_version"]
             assert torch.equal(batch["low"], version.float())
             assert torch.equal(batch["high"], version.float())
-            for part in collector.delivery.parts:
+            for part in collector.last_batch_info.parts:
                 assert newest[part.worker] <= part.report.policy_version <= collector.policy_version
                 newest[part.worker] = part.report.policy_version
             if way in ways.ASYNC or way is RELAY_MIXED:
@@ -274,10 +274,10 @@ def record(cfg, again=None):
     spec = envs.read_spec(cfg.env)
     policy = policies.build(cfg.policy, spec, cfg.seed)
     digests, order = [], []
-    with build(cfg, policy, spec, recorded=again) as collector:
+    with start_collector(cfg, policy, spec, recorded=again) as collector:
         while len(order) < len(again) if again else not is_enough():
             batch = next(collector)
-            delivery = collector.delivery
+            delivery = collector.last_batch_info
             digests.append(digest_of(batch))
             order.append(
                 RecordedBatch(delivery.parts[0].worker, delivery.parts[0].report.policy_version, delivery.version)

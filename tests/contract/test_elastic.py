@@ -12,7 +12,7 @@ from user_code.streams import StreamChecker
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import build
+from collectx.collector import start_collector
 from collectx.errors import WorkerDied, WorkerTimeout
 
 NUM_ENVS = 3
@@ -43,7 +43,7 @@ class Run:
 
     def __init__(self, cfg, policy, spec, resume):
         self.log, self.members, self.at_drop = Log(), [], lambda: None
-        self.collector = build(cfg, policy, spec, self._note, resume=resume)
+        self.collector = start_collector(cfg, policy, spec, self._note, resume=resume)
         self.reasons = None if resume is None else self.collector.load(resume, cfg.seed)
 
     def _note(self, name, **fields):
@@ -53,7 +53,7 @@ class Run:
 
     def take(self, checker):
         checker.take(next(self.collector))
-        self.members.append({part.worker for part in self.collector.delivery.parts})
+        self.members.append({part.worker for part in self.collector.last_batch_info.parts})
 
     def until(self, checker, condition, most=100_000):
         """Takes batches until `condition(self)`, and two more, which show that the run goes on."""
@@ -178,7 +178,7 @@ def test_a_resumed_run_begins_with_the_workers_that_are_there(way, gates):
     gates.open(2)
     with runs.start(state) as run:
         run.until(checker, lambda run: run.has_joined(0, 2))
-        assert run.collector.workers == [0, 2]  # batches of worker 1 may have been full in the first part
+        assert run.collector.worker_indices == [0, 2]  # batches of worker 1 may have been full in the first part
         state = run.save()
     assert run.reasons == {}
     assert state["incarnations"] == {0: 0, 1: 0, 2: 0}

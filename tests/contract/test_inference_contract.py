@@ -13,7 +13,7 @@ from user_code.cartpoles import cartpole
 from collectx import AsyncBatchedCollector
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import build
+from collectx.collector import start_collector
 from collectx.collector.worker_record import WorkerState
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.rules import problems
@@ -76,8 +76,8 @@ def test_the_others_go_on_without_a_dropped_worker(kind):
         pytest.raises(WorkerDied, match="killed by signal 9"),  # all of them, in the end
     ):
         list(collector)
-    assert {event["worker"] for event in log.of("worker_dropped")} == {0, 1, 2} - {*collector.workers}
-    assert len(collector.workers) == 1
+    assert {event["worker"] for event in log.of("worker_dropped")} == {0, 1, 2} - {*collector.worker_indices}
+    assert len(collector.worker_indices) == 1
 
 
 @pytest.mark.parametrize("kind", ["multi_sync", "multi_async"])
@@ -124,12 +124,12 @@ def test_a_resumed_collector_continues_the_batches(num_envs):
     cfg = config("multi_sync", "local", gym(num_envs), mlp(), inference={}, **_SHAPE)
     spec = envs.read_spec(cfg.env, False)
     policy = policies.build(cfg.policy, spec, cfg.seed)
-    with build(cfg, policy, spec) as uncut:
+    with start_collector(cfg, policy, spec) as uncut:
         digests = [digest_of(batch) for batch in uncut]
-    with build(cfg, policy, spec) as first:
+    with start_collector(cfg, policy, spec) as first:
         before = [digest_of(next(first)) for _ in range(3)]
         state = through_a_file(first.state())
-    with build(cfg, policy, spec, resume=state) as second:
+    with start_collector(cfg, policy, spec, resume=state) as second:
         assert second.load(state, cfg.seed) == {}
         assert before + [digest_of(batch) for batch in second] == digests
 
@@ -137,7 +137,7 @@ def test_a_resumed_collector_continues_the_batches(num_envs):
 def test_the_server_is_no_worker():
     with start("multi_async", "local", gym(2), mlp(), inference={}) as collector:
         collector.wait_until_ready()
-        assert collector.workers == [0, 1]
+        assert collector.worker_indices == [0, 1]
         assert collector.pool.ready_of_started is None
         assert [each.state for each in collector.pool.records].count(WorkerState.SERVING) == 1
         assert set(collector.state()["workers"]) == {0, 1, 2}

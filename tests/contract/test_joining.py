@@ -21,7 +21,7 @@ from ways import RPC_SYNC, TRANSPORTS, over
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import build
+from collectx.collector import start_collector
 from collectx.config.registry import why_not
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.jobs import rendezvous
@@ -267,6 +267,6 @@ def test_a_worker_with_a_policy_of_the_package_does_not_import_tensordict(tmp_pa
     worker = subprocess.Popen([sys.executable, "-c", code, "--worker", "0", str(folder.path)])
     spec = envs.read_spec(cfg.env)
     launcher = Launcher(announce=lambda endpoint: rendezvous.announce_trainer(folder, endpoint, "7.0"))
-    with build(cfg, policies.build(cfg.policy, spec, 0), spec, launcher=launcher) as collector:
+    with start_collector(cfg, policies.build(cfg.policy, spec, 0), spec, launcher=launcher) as collector:
         next(collector)
     assert worker.wait(60) == 0, folder.log("worker-0").read_text()

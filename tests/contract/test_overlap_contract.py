@@ -13,7 +13,7 @@ from ways import over
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import build
+from collectx.collector import start_collector
 
 _SHAPE = {"overlap": 1, "frames_per_batch": 64, "total_frames": 640, "seed": 3}
 
@@ -72,14 +72,14 @@ def test_a_resumed_collector_continues_the_batches(place, cut):
     cfg = composed(f"{words} collector.frames_per_batch=64 collector.total_frames=512")
     spec = envs.read_spec(cfg.env, False)
     policy = policies.build(cfg.policy, spec, cfg.seed)
-    with build(cfg, policy, spec) as uncut:
+    with start_collector(cfg, policy, spec) as uncut:
         digests = learn(uncut, policy)[0]
     policy = policies.build(cfg.policy, spec, cfg.seed)
-    with build(cfg, policy, spec) as first:
+    with start_collector(cfg, policy, spec) as first:
         before = learn(first, policy, num_batches=cut)[0]
         state = through_a_file(first.state())
     assert len(state["undelivered"]) == 1
-    with build(cfg, policy, spec, resume=state) as second:
+    with start_collector(cfg, policy, spec, resume=state) as second:
         assert second.load(state, cfg.seed) == {}
         assert before + learn(second, policy)[0] == digests
 

@@ -12,7 +12,7 @@ from configurations import through_a_file
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
-from collectx.collector import RecordedBatch, build
+from collectx.collector import RecordedBatch, start_collector
 
 _SYNC = ["collector=multi_sync", "launcher=inline"]
 _ASYNC = ["collector=multi_async", "launcher=inline", "env=counting", "policy=random"]
@@ -27,7 +27,7 @@ class Runs:
         self.policy = policies.build(self.cfg.policy, self.spec, self.cfg.seed)
 
     def start(self, resume=None, recorded=None):
-        collector = build(self.cfg, self.policy, self.spec, resume=resume, recorded=recorded)
+        collector = start_collector(self.cfg, self.policy, self.spec, resume=resume, recorded=recorded)
         reasons = {} if resume is None else collector.load(resume, self.cfg.seed)
         return collector, reasons
 
@@ -86,7 +86,7 @@ def test_async_delivers_every_frame_once(cut, recorded):
         workers = []
         for batch in second:
             frames.append(batch["observation"][..., :3].clone())
-            workers.append(second.delivery.parts[0].worker)
+            workers.append(second.last_batch_info.parts[0].worker)
     assert recorded is None or workers == [each.worker for each in recorded[cut:]]
     # The end does not wait for a worker that has never delivered.
     assert second.transport.grant.call_count <= num_left - len(state["undelivered"]) + 1

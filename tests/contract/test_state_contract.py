@@ -15,7 +15,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx import state as states
 from collectx.checkpoints import Checkpoints
-from collectx.collector import build
+from collectx.collector import start_collector
 from collectx.policy.random import RandomActor
 from collectx.run import RunFolder, execute
 from collectx.run.checkpointer import announce_unsaved
@@ -71,7 +71,7 @@ def _make(options):
     cfg, announced = composed(" ".join([*_OPTIONS, *collector, *options])), []
     examine = announce_unsaved(cfg, lambda name, reason: announced.append(format_event(name, {"reason": reason})))
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
-    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec), announced
+    return start_collector(cfg, policies.build(cfg.policy, spec, cfg.seed), spec), announced
 
 
 @pytest.mark.sample(4)

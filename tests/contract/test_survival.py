@@ -108,7 +108,7 @@ def test_the_run_goes_on_without_a_lost_worker(way, fault):
             checker.take(batch)
             sizes.append(batch.batch_size[0])
             if log.of("worker_dropped"):
-                late.append({part.worker for part in batches.delivery.parts})
+                late.append({part.worker for part in batches.last_batch_info.parts})
     assert log.of("worker_dropped") == [{"worker": 1, "num_workers": 2}]
     assert [each["type"] for each in log.of("worker_failed")] == [ERRORS[fault].__name__]
     # Batches that it had finished before are delivered first.

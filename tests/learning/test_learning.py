@@ -44,7 +44,7 @@ def learn(name, target_return, folder, *overrides) -> RunCollection:
     learner = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))
     torch.manual_seed(cfg.seed)
     folder.mkdir(exist_ok=True)
-    with collector.build(cfg, module, spec) as workers:
+    with collector.start_collector(cfg, module, spec) as workers:
         collection = Lagging(
             LAGS[name], Stream(workers, cfg.collector), RunFolder(folder), Statistics(cfg.collector.total_frames)
         )

@@ -98,6 +98,25 @@ def test_a_hook_may_use_the_collector_while_it_collects_in_the_background(hook, 
     assert versions == [2, 4, 6]
 
 
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_hook_within_a_batch_cannot_shut_the_collector_down(is_started, wait_until):
+    keywords = {"pre_collect_hook": lambda: collector.shutdown(), "replay_buffer": ReplayBuffer(100)}
+    with Collector(cartpole, frames_per_batch=24, **keywords) as collector:
+        if is_started:
+            collector.start()
+            wait_until(lambda: not collector.is_running(), what="the end")
+        with pytest.raises(RuntimeError, match=r"shutdown\(\) was called by a hook, an env or a policy"):
+            collector.shutdown() if is_started else collector.fill()
+    assert collector.closed
+
+
+def test_a_hook_after_a_batch_may_shut_the_collector_down(wait_until):
+    keywords = {"postproc": lambda batch: collector.shutdown() or batch, "replay_buffer": ReplayBuffer(100)}
+    with Collector(cartpole, frames_per_batch=24, **keywords) as collector:
+        collector.start()
+        wait_until(lambda: collector.closed, what="the shutdown")
+
+
 @pytest.mark.parametrize(("num_envs", "size"), [(None, (12,)), (1, (1, 12)), (2, (2, 6))])
 def test_a_hook_of_a_worker_sees_the_dimensions_of_its_envs(num_envs, size):
     seen = []

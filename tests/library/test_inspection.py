@@ -103,11 +103,40 @@ def test_a_path_in_the_envs_of_all_workers(way):
                 collector.get_distant_attr("policy.weight")
 
 
+@over((SINGLE, SHARED_SYNC))
+def test_an_attribute_below_the_wrappers_of_an_env(way):
+    with make(way, cartpole, frames_per_batch=20) as collector:
+        assert collector.getattr_env("gravity") == collector.getattr_env("unwrapped.gravity") == 9.8
+        assert collector.get_attr("gravity") == (9.8,) * way.num_workers
+        distant = collector.get_distant_attr("env.gravity")
+        assert distant == 9.8 if way == SINGLE else distant == [9.8] * way.num_workers
+        with pytest.raises(AttributeError, match="no attribute 'no_such'"):
+            collector.getattr_env("no_such")
+
+
+def test_a_question_waits_for_min_workers():
+    keywords = {"on_worker_failure": "restart", "min_workers": 2, "frames_per_batch": 20}
+    with make(SHARED_SYNC, with_pid, num_workers=2, **keywords) as collector:
+        for ask in (lambda: collector.getattr_env("gravity"), lambda: collector.call("reset") and 9.8):
+            pids = collector.get_attr("pid")
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDied):
+                collector.get_attr("pid")
+            assert ask() == 9.8
+            assert len({*collector.get_attr("pid"), *pids}) == 4
+
+
 @over([GLOO_SYNC])
 def test_workers_on_other_hosts_cannot_be_asked(way):
-    words = "getattr_env is not possible with workers over a network"
-    with make(way, frames_per_batch=20) as collector, pytest.raises(NotImplementedError, match=words):
-        collector.getattr_env("spec")
+    words = "is not possible with workers over a network"
+    with make(way, frames_per_batch=20) as collector:
+        with pytest.raises(NotImplementedError, match=f"getattr_env {words}"):
+            collector.getattr_env("spec")
+        with pytest.raises(NotImplementedError, match=f"a new hook {words}"):
+            collector.pre_collect_hook = print
+        with pytest.raises(NotImplementedError, match=f"enable_profile {words}"):
+            collector.enable_profile()
 
 
 @over(SHARED)

@@ -51,6 +51,51 @@ def test_a_script_needs_no_guard(start_method, script):
     assert "Traceback" not in run.stderr
 
 
+INTERRUPTED = """
+import os, signal, time
+import gymnasium
+from collectx import MultiSyncCollector
+
+MAIN = os.getpid()
+
+class Levels(gymnasium.Wrapper):
+    _level = 0
+    level = property(lambda env: env._level)
+
+    @level.setter
+    def level(self, level):
+        if level < 0:
+            time.sleep(0.5)  # the trainer waits for the replies
+            if level == -1:
+                os.kill(MAIN, signal.SIGINT)
+            time.sleep(0.5)
+            raise ValueError(f"there is no level {level}")
+        self._level = level
+
+def make():
+    return Levels(gymnasium.make("CartPole-v1"))
+
+keywords = {"frames_per_batch": 20, "on_worker_failure": "restart"}
+with MultiSyncCollector([make] * 2, **keywords) as collector:
+    collector.set_attr("level", 3)
+    try:
+        collector.set_attr("level", [-1, -2])
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(collector.get_attr("level"))
+    collector._core.handles()[0].kill()
+    while collector._core.pool.records[0].history.num_replaced == 0:
+        next(collector)
+    print(next(collector).shape, collector.get_attr("level"))
+"""
+
+
+def test_a_setting_that_was_interrupted_and_then_refused_is_not_in_force(script):
+    run = script(INTERRUPTED)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "interrupted\n(3, 3)\ntorch.Size([2, 10]) (3, 3)\n"
+
+
 WARNS = """
 import gymnasium
 from collectx import MultiSyncCollector

@@ -29,7 +29,7 @@ with start(
 ) as collector:
     while after < 10:
         checker.take(next(collector))
-        seen |= {part.worker for part in collector.delivery.parts}
+        seen |= {part.worker for part in collector.last_batch_info.parts}
         if seen == {0, 1} and not raylets:
             # A worker's parent is the raylet of its node. The trainer's own node would take the trainer along.
             raylets = {psutil.Process(each["pid"]).ppid() for each in log.of("worker_joined")}

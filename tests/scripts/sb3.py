@@ -4,14 +4,14 @@ import gymnasium
 import torch
 from stable_baselines3 import DQN, PPO
 
-from collectx import Collector, adapt
+from collectx import Collector, policy_from_agent
 
 for algorithm in (PPO, DQN):
     model = algorithm("MlpPolicy", "CartPole-v1", device="cpu", seed=0)
     for num_envs in (1, 3):
         collector = Collector(
             lambda: gymnasium.make("CartPole-v1"),
-            adapt(model, deterministic=True),
+            policy_from_agent(model, deterministic=True),
             num_envs=num_envs,
             frames_per_batch=24,
             total_frames=24,

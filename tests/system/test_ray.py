@@ -69,6 +69,14 @@ def test_attributes_that_were_read_can_be_set_also_after_a_worker_was_added():
         assert collector.get_attr("level") == (5, 6)
 
 
+@pytest.mark.nightly
+def test_a_question_waits_for_an_actor():
+    keywords = {"on_worker_failure": "drop", "min_workers": 1, "frames_per_batch": 20}
+    with make(RAY_SYNC, LevelEnv, **keywords) as collector:
+        collector.call("set_level", 4)
+        assert {*collector.get_attr("level")} == {4}
+
+
 @pytest.mark.parametrize(
     ("remote_configs", "num_workers", "message"),
     [

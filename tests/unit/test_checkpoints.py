@@ -10,7 +10,7 @@ import torch
 
 from collectx import checkpoints as module
 from collectx.checkpoints import Checkpoint, Checkpoints
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 
 
 def _write(checkpoints: Checkpoints, batches: int):
@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, nam
         (new / name).write_text(json.dumps(manifest | {"format": 2}))
     else:
         damage(new / name)
-    with pytest.raises(DamagedFile, match=name):
+    with pytest.raises(DamagedFileError, match=name):
         Checkpoint(new)
     checkpoint, problems = checkpoints.newest(lambda found: found)
     assert checkpoint is not None
@@ -101,7 +101,7 @@ def test_code_in_a_state_is_not_executed(tmp_path):
             return os.system, (f"touch {tmp_path}/attacked",)
 
     path = Checkpoints(tmp_path).write(1, {}, {"state.pt": {"weights": Attack()}})
-    with pytest.raises(DamagedFile, match=r"state\.pt cannot be loaded"):
+    with pytest.raises(DamagedFileError, match=r"state\.pt cannot be loaded"):
         Checkpoint(path).load()
     assert not (tmp_path / "attacked").exists()
 

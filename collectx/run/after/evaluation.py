@@ -28,7 +28,7 @@ from collectx.env.base import EnvSpec
 from collectx.env.env_indices import SPACES, of_evaluation
 from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
 from collectx.env.wrappers import with_statistics
-from collectx.errors import ConfigError, EpisodeTooLong, summary_of
+from collectx.errors import ConfigError, EpisodeTooLongError, summary_of
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
 from collectx.run.preflight import env_limit
@@ -80,7 +80,7 @@ def evaluate(
     cfg: RunConfig, policy: Callable | None, spec: EnvSpec, say: Callable[[str], object] = lambda text: None
 ) -> Evaluation:
     """Evaluates a policy with the options `cfg.eval`, in this process; blocks until the episodes have ended. Raises
-    `EpisodeTooLong` if an episode has more frames than `cfg.eval.max_frames_per_episode`.
+    `EpisodeTooLongError` if an episode has more frames than `cfg.eval.max_frames_per_episode`.
 
     Args:
         policy: acts on the CPU, without being copied; None: random actions. A module that acts deterministically stays
@@ -118,8 +118,8 @@ def evaluate(
     ended: set[int] = set()
     next_s = time.monotonic() + _SAY_S
     # On busy cores, several threads would wait for one another after each operation.
-    outer = Placement(worker=0, index=0, num_workers=1, **vars(of_evaluation(env.num_envs)))
-    with single_threaded(), collectors.build(cfg, policy, spec, outer=outer) as collector:
+    outer = Placement(worker=0, run_index=0, num_workers=1, **vars(of_evaluation(env.num_envs)))
+    with single_threaded(), collectors.start_collector(cfg, policy, spec, outer=outer) as collector:
         while not ended.issuperset(range(episodes)):
             batch = next(collector)
             ids = batch["collector", "traj_ids"].reshape(-1)
@@ -132,7 +132,7 @@ def evaluate(
                 if done:
                     ended.add(each)
             if max(lengths[each] for each in range(episodes)) > (cfg.eval.max_frames_per_episode or math.inf):
-                raise EpisodeTooLong(_too_long(cfg, ended, lengths))
+                raise EpisodeTooLongError(_too_long(cfg, ended, lengths))
             longest = max((lengths[each] for each in range(episodes) if each not in ended), default=0)
             if time.monotonic() > next_s:
                 next_s += _SAY_S

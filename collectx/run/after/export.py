@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from collectx.errors import CannotExport, ConfigError, text_of
+from collectx.errors import ConfigError, ExportError, text_of
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.stochastic import StochasticPolicy
 from collectx.run.after.trained import LoadedPolicy
@@ -47,7 +47,7 @@ def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
 
 def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     """Writes a graph that maps observations to greedy actions, recorded by `torch.export`. Raises `ConfigError` if the
-    packages of the extra `onnx` are missing, or `CannotExport` if the policy has no graph."""
+    packages of the extra `onnx` are missing, or `ExportError` if the policy has no graph."""
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise ConfigError(f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'")
     policy, path = _prepare(run_dir, output, weights, "policy.onnx")
@@ -72,7 +72,7 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
                 ],
             )
         except torch.onnx.errors.OnnxExporterError as error:
-            raise CannotExport(_why_no_graph(error)) from error
+            raise ExportError(_why_no_graph(error)) from error
     return path
 
 
@@ -139,10 +139,10 @@ def _module(policy: LoadedPolicy) -> nn.Module:
 
 def _prepare(run_dir: Path, output: Path | None, weights: str, name: str) -> tuple[LoadedPolicy, Path]:
     """Returns the policy and the output path; creates the path's folder."""
-    files = RunFolder(run_dir)
-    cfg, kind = run_config(files), ExplorationType.DETERMINISTIC
-    policy = LoadedPolicy.of(files, cfg, kind, torch.device("cpu"), weights)
+    run_folder = RunFolder(run_dir)
+    cfg, kind = run_config(run_folder), ExplorationType.DETERMINISTIC
+    policy = LoadedPolicy.of(run_folder, cfg, kind, torch.device("cpu"), weights)
     _module(policy)
-    path = output or files.path / "export" / name
+    path = output or run_folder.path / "export" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     return policy, path

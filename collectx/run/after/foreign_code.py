@@ -24,32 +24,34 @@ _EXECUTED_BY_LAUNCHER = {
 }
 
 
-def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
-    """Prints which code a run of `cfg`, the configuration in `files`, imports and executes, and where it comes from.
-    Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
+def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
+    """Prints which code a run of `cfg`, the configuration in `run_folder`, imports and executes, and where it comes
+    from. Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
     for key, value, origin in references(cfg):
         printing.note(f"{key}={value} {origin}")
-    owner = other_owner(files)
+    owner = other_owner(run_folder)
     if owner is not None and not trusted:
         raise ConfigError(
-            f"{files.path} belongs to {owner}, and its configuration says which code is imported and called. Read "
-            f"{files.config}, then add --trust (in Python trust=True)."
+            f"{run_folder.path} belongs to {owner}, and its configuration says which code is imported and called. Read "
+            f"{run_folder.config}, then add --trust (in Python trust=True)."
         )
 
 
-def check_checkpoints(files: RunFolder) -> None:
+def check_checkpoints(run_folder: RunFolder) -> None:
     """Checks who may have written the checkpoints of a run before a command continues it: its workers will unpickle env
     states, which executes code. Raises `ConfigError` if the folder belongs to another user, or others can write to its
     checkpoints."""
-    if not files.has_run:
+    if not run_folder.has_run:
         return
-    if (owner := other_owner(files)) is not None:
-        raise ConfigError(f"{files.path} belongs to {owner}. To continue it: collectx resume {files.path} --trust")
-    for path in _checkpoint_paths(files):
+    if (owner := other_owner(run_folder)) is not None:
+        raise ConfigError(
+            f"{run_folder.path} belongs to {owner}. To continue it: collectx resume {run_folder.path} --trust"
+        )
+    for path in _checkpoint_paths(run_folder):
         if path.exists() and path.stat().st_mode & 0o022:
             raise ConfigError(
                 f"{path}: others can write to it, and checkpoints contain env pickles, which execute code. If no file "
-                f"was changed, run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust."
+                f"was changed, run chmod -R go-w {run_folder.checkpoints} or collectx resume {run_folder.path} --trust."
             )
 
 
@@ -77,11 +79,11 @@ def _origin(target: str) -> str:
     return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
 
 
-def other_owner(files: RunFolder) -> str | None:
+def other_owner(run_folder: RunFolder) -> str | None:
     """Returns the other user who owns the folder, a configuration or a checkpoint file; None if this user owns them
     all."""
-    configs = [path for _, path in files.configs]
-    for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
+    configs = [path for _, path in run_folder.configs]
+    for path in (run_folder.path, run_folder.snapshot, *configs, *_checkpoint_paths(run_folder)):
         if not path.exists():
             continue
         uid = path.stat().st_uid
@@ -93,7 +95,7 @@ def other_owner(files: RunFolder) -> str | None:
     return None
 
 
-def _checkpoint_paths(files: RunFolder) -> Iterator[Path]:
-    for folder in (files.checkpoints, *files.checkpoints.glob("[0-9]*")):
+def _checkpoint_paths(run_folder: RunFolder) -> Iterator[Path]:
+    for folder in (run_folder.checkpoints, *run_folder.checkpoints.glob("[0-9]*")):
         yield folder
-        yield from folder.rglob("*") if folder != files.checkpoints else ()
+        yield from folder.rglob("*") if folder != run_folder.checkpoints else ()

@@ -11,7 +11,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import LOSSES
 
@@ -75,12 +75,12 @@ def _digests(folder: str | Path) -> Iterator[str]:
 def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
     """Returns for each batch of an async run: (worker, policy version at its start, newest policy version at its
     delivery, settings version at its start, newest settings version at its delivery). Raises `ValueError` if the order
-    cannot be repeated (the message says why), or `DamagedFile` if a file of the folder cannot be read."""
-    files = RunFolder(folder)
+    cannot be repeated (the message says why), or `DamagedFileError` if a file of the folder cannot be read."""
+    run_folder = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
-    if any(event.get("event") in LOSSES for event in files.read_events()):
+    if any(event.get("event") in LOSSES for event in run_folder.read_events()):
         raise ValueError("that run lost a worker, and did not record between which batches")
-    batches = order_of(files.metrics, files.read_metrics())
+    batches = order_of(run_folder.metrics, run_folder.read_metrics())
     if not batches:
         raise ValueError("it contains no run that delivered a batch")
     return batches
@@ -97,7 +97,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
             settings = parts[0].get("settings", 0), line.get("settings", 0)
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
         except (AttributeError, KeyError, TypeError) as error:
-            raise DamagedFile(f"{path} is damaged: a line does not describe a batch: {error!r}") from error
+            raise DamagedFileError(f"{path} is damaged: a line does not describe a batch: {error!r}") from error
     return batches
 
 

@@ -28,7 +28,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
-from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of, text_of
+from collectx.errors import ConfigError, DamagedFileError, ShapeError, summary_of, text_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.flat_weights import FlatWeights
@@ -63,11 +63,11 @@ def load_policy(
         ConfigError: the folder contains no run or no such weights, its configuration is wrong, or it belongs to another
             user.
     """
-    files = RunFolder(run_dir)
-    cfg = run_config(files)
-    foreign_code.check(files, cfg, trust)
+    run_folder = RunFolder(run_dir)
+    cfg = run_config(run_folder)
+    foreign_code.check(run_folder, cfg, trust)
     kind = "deterministic" if deterministic else cfg.collector.exploration_type
-    return LoadedPolicy.of(files, cfg, ExplorationType(kind), torch.device(device), weights)
+    return LoadedPolicy.of(run_folder, cfg, ExplorationType(kind), torch.device(device), weights)
 
 
 class LoadedPolicy:
@@ -107,7 +107,7 @@ class LoadedPolicy:
 
     @classmethod
     def of(
-        cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device, weights: str = "newest"
+        cls, run_folder: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device, weights: str = "newest"
     ) -> LoadedPolicy:
         """Returns the policy of the run in a trusted folder."""
         flatten: Callable[[Any], list[Any]] | None = None
@@ -118,7 +118,7 @@ class LoadedPolicy:
                 flatten = ObservationLeaves(space, getattr(cfg.env, "exclude_keys", ())).flatten
 
         module, _, spec = build(cfg, examine)
-        load_weights(files, module, weights)
+        load_weights(run_folder, module, weights)
         if isinstance(module, nn.Module) and kind is ExplorationType.DETERMINISTIC:
             module.eval()
         reads = [key for name in ("in_keys", "observation_keys") for key in getattr(module, name, None) or ()]
@@ -269,7 +269,7 @@ def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
         weights.read(before)
 
 
-def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None:
+def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") -> None:
     """Copies weights of a run into its policy; does nothing for a policy without weights.
 
     Args:
@@ -282,36 +282,36 @@ def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None
         raise ConfigError(f"weights={weights!r} must be newest or best.")
     if not isinstance(module, nn.Module):
         return
-    checkpoints = Checkpoints(files.checkpoints)
+    checkpoints = Checkpoints(run_folder.checkpoints)
     if weights == "best":
         if (best := checkpoints.best()) is None:
             advice = "To keep one, train with checkpoint.keep_best=mean_return. Or use weights=newest."
-            raise ConfigError(f"{files.path} contains no best checkpoint. {advice}")
+            raise ConfigError(f"{run_folder.path} contains no best checkpoint. {advice}")
         FlatWeights(module).read(_weights(Checkpoint(best)))
         return
-    if files.policy.is_file():
+    if run_folder.policy.is_file():
         try:
-            module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))
+            module.load_state_dict(torch.load(run_folder.policy, map_location="cpu", weights_only=True))
             return
         except Exception as error:
             if isinstance(error, RuntimeError):  # of load_state_dict
                 reason = "Does this configuration build the same policy, for the same spaces?"
                 raise ConfigError(
-                    f"the weights in {files.policy} do not fit the policy. {reason} {text_of(error)}"
+                    f"the weights in {run_folder.policy} do not fit the policy. {reason} {text_of(error)}"
                 ) from error
-            raise DamagedFile(f"{files.policy} cannot be loaded: {summary_of(error)}") from error
+            raise DamagedFileError(f"{run_folder.policy} cannot be loaded: {summary_of(error)}") from error
     flat, problems = checkpoints.newest(_weights)
     if flat is None:
         advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
-        missing = f"{files.path} contains no policy weights. {advice}"
+        missing = f"{run_folder.path} contains no policy weights. {advice}"
         raise ConfigError(checkpoints.no_intact(problems) if problems else missing)
     FlatWeights(module).read(flat)
 
 
-def statistics_of_normalizers(files: RunFolder, weights: str) -> list[dict[str, Any]]:
+def statistics_of_normalizers(run_folder: RunFolder, weights: str) -> list[dict[str, Any]]:
     """Returns the statistics of the wrappers around an env of the run, the first one of its first worker, from the
     newest checkpoint, or from the best one; see `collectx.env.wrappers.statistics_of`. Empty if there are none."""
-    checkpoints = Checkpoints(files.checkpoints)
+    checkpoints = Checkpoints(run_folder.checkpoints)
     if weights == "best":
         best = checkpoints.best()
         return [] if best is None else _normalizers(Checkpoint(best))

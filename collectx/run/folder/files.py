@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from collectx.checkpoints import INCOMPLETE
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -113,7 +113,7 @@ def _drop_incomplete_line(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON lines file; none if it does not exist. An incomplete last line is skipped. Raises
-    `DamagedFile` if the file, or a line of it, cannot be read."""
+    `DamagedFileError` if the file, or a line of it, cannot be read."""
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
@@ -122,7 +122,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from error
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 # The number of bytes read at once: from the end of a file, and from a file that grows.
@@ -173,7 +173,7 @@ class JsonLinesTail(LinesTail):
     _number = 0
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the objects of `read_lines`, and whether the file was replaced. May raise `DamagedFile`."""
+        """Returns the objects of `read_lines`, and whether the file was replaced. May raise `DamagedFileError`."""
         lines, was_replaced = self.read_lines()
         self._number *= not was_replaced
         objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
@@ -182,13 +182,13 @@ class JsonLinesTail(LinesTail):
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
-    """Returns a JSON object. Raises `DamagedFile`, with `path` and `part`, for other content."""
+    """Returns a JSON object. Raises `DamagedFileError`, with `path` and `part`, for other content."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise DamagedFile(f"{path} is damaged: {part} is not JSON ({error})") from error
+        raise DamagedFileError(f"{path} is damaged: {part} is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise DamagedFile(f"{path} is damaged: {part} is not a JSON object")
+        raise DamagedFileError(f"{path} is damaged: {part} is not a JSON object")
     return value
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.job_files import JobFiles
 from collectx.run.folder import lock
 from collectx.run.folder.files import decode, read_lines
@@ -97,7 +97,7 @@ class RunFolder(JobFiles):
 
     @property
     def is_completed(self) -> bool:
-        """Whether the run has delivered all batches. Raises `DamagedFile` if `result.json` cannot be read."""
+        """Whether the run has delivered all batches. Raises `DamagedFileError` if `result.json` cannot be read."""
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
@@ -158,7 +158,7 @@ class RunFolder(JobFiles):
 
     def restore(self, keep_run: bool) -> None:
         """Undoes `set_aside` and `begin`, after a run failed to start. Without an earlier run, also removes Hydra's
-        files, the lock, and the folder if it is then empty."""
+        run_folder, the lock, and the folder if it is then empty."""
         for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
             _remove(path)
         for path in self._set_aside:
@@ -173,33 +173,33 @@ class RunFolder(JobFiles):
                     folder.rmdir()
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file
+        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFileError` if the file
         cannot be read."""
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DamagedFile(f"{self.result} cannot be read: {error.strerror}") from error
+            raise DamagedFileError(f"{self.result} cannot be read: {error.strerror}") from error
         if result.get("status") not in ENDED:
-            raise DamagedFile(
+            raise DamagedFileError(
                 f"{self.result} is damaged: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}"
             )
         return result
 
     def read_meta(self) -> dict[str, Any]:
         """Returns the content of `snapshot/meta.json`; empty if the file cannot be read."""
-        with suppress(OSError, DamagedFile):
+        with suppress(OSError, DamagedFileError):
             return decode(self.meta, "the file", self.meta.read_bytes())
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFile` also if lines are missing: each
-        line contains its batch number."""
+        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if lines are missing:
+        each line contains its batch number."""
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
                 problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
-                raise DamagedFile(f"{self.metrics}: {problem}")
+                raise DamagedFileError(f"{self.metrics}: {problem}")
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:
@@ -241,7 +241,7 @@ def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
+def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
     """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock. Raises `ConfigError` if
     the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
 
@@ -250,22 +250,22 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
             first process has ended although a file server may still hold its lock.
     """
-    with folder_errors(files.path):
-        files.path.mkdir(parents=True, exist_ok=True)
-        handle, is_ours = lock.acquire(files.lock)
+    with folder_errors(run_folder.path):
+        run_folder.path.mkdir(parents=True, exist_ok=True)
+        handle, is_ours = lock.acquire(run_folder.lock)
     try:
         if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
-                f"another run is using {files.path} ({holder or 'by an unknown process'}). Wait until it ends, or "
+                f"another run is using {run_folder.path} ({holder or 'by an unknown process'}). Wait until it ends, or "
                 "choose another folder with hydra.run.dir."
             )
-        if files.has_run and not (replace or force):
+        if run_folder.has_run and not (replace or force):
             raise ConfigError(
-                f"{files.path} already contains a run. Continue it (resume=auto), replace it (run.overwrite=true), or "
-                "choose another folder with hydra.run.dir."
+                f"{run_folder.path} already contains a run. Continue it (resume=auto), replace it "
+                "(run.overwrite=true), or choose another folder with hydra.run.dir."
             )
-        with folder_errors(files.path):
+        with folder_errors(run_folder.path):
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
@@ -273,23 +273,23 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         lock.release(handle)
 
 
-def is_locked(files: RunFolder) -> bool:
+def is_locked(run_folder: RunFolder) -> bool:
     """Whether a process holds the folder's lock. False if the lock file does not exist or cannot be read."""
-    return lock.is_held(files.lock)
+    return lock.is_held(run_folder.lock)
 
 
-def holder(files: RunFolder) -> tuple[int | None, str]:
+def holder(run_folder: RunFolder) -> tuple[int | None, str]:
     """Returns the id of the process that holds the folder's lock, None if it is not on this host, and the name of its
     host.
 
     Anyone who can write to the folder can write the lock file, so the process that it names is checked.
     """
     try:
-        words = files.lock.read_text().split()
+        words = run_folder.lock.read_text().split()
         pid, host = int(words[1]), words[3]
     except (OSError, ValueError, IndexError):
         return None, "its host"
-    is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(files.lock, pid)
+    is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(run_folder.lock, pid)
     return (pid if is_here else None), host
 
 

@@ -17,20 +17,20 @@ from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
 from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, runs_below
 from collectx.run.folder.result import Result, Status
 
 
-def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: int) -> None:
+def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batches: int) -> None:
     """Writes the snapshot of a run that continues after `batches` batches. Earlier configurations are kept."""
-    for before, path in files.configs[1:]:
+    for before, path in run_folder.configs[1:]:
         if before >= batches:
             path.unlink()
-    if _read(files.newest_config) != _plain(cfg):
-        snapshot.write_config(cfg, files.resumed_config(batches))
-    snapshot.write_meta(cfg, files, argv)
+    if _read(run_folder.newest_config) != _plain(cfg):
+        snapshot.write_config(cfg, run_folder.resumed_config(batches))
+    snapshot.write_meta(cfg, run_folder, argv)
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
@@ -59,41 +59,41 @@ class Change:
     reason: str
 
 
-def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
+def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
     """Returns the newest configuration that gives the same batches as the first one, and the change after which batches
     cannot be repeated; None if all can."""
-    (_, path), *others = files.configs
+    (_, path), *others = run_folder.configs
     changes = []
     for batches, other in others:
         if effects := _effects(_read(path), _read(other)):
             changes.append(Change(batches, f"with {', '.join(effects)}"))
             break
         path = other
-    for event in files.read_events():
+    for event in run_folder.read_events():
         if event.get("event") == "resumed" and event.get("new_episodes"):
             changes.append(Change(event["batches"], "with new episodes, as env states were not saved"))
             break
     return path, min(changes, key=lambda change: change.batches, default=None)
 
 
-def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
+def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     """Returns the result of the run in a folder if the run is complete and `cfg` would end it there too; otherwise
     None."""
-    result = files.read_result()
-    if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
+    result = run_folder.read_result()
+    if result is None or result["status"] != Status.COMPLETED or not run_folder.config.is_file():
         return None
-    saved, new = _read(files.newest_config), _plain(cfg)
+    saved, new = _read(run_folder.newest_config), _plain(cfg)
     ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
-    return Result.from_json(result, files.path)
+    return Result.from_json(result, run_folder.path)
 
 
-def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
+def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
-    if not files.config.is_file() or not files.has_checkpoint:
+    if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
-    saved, new = _read(files.newest_config), _plain(cfg)
+    saved, new = _read(run_folder.newest_config), _plain(cfg)
     changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
@@ -104,13 +104,14 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
             if before.get(name) != after.get(name)
         ]
     return [
-        f"you cannot change {text} when you resume {files.path}. Start a new run in another folder." for text in changed
+        f"you cannot change {text} when you resume {run_folder.path}. Start a new run in another folder."
+        for text in changed
     ]
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns a saved configuration as plain data. Leaves out Hydra's section, which would decide where the new run
-    writes. Raises `DamagedFile` if the file cannot be read."""
+    writes. Raises `DamagedFileError` if the file cannot be read."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -118,9 +119,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise DamagedFile(f"{path} cannot be read: {error}") from error
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not content:
-        raise DamagedFile(f"{path} is not a configuration")
+        raise DamagedFileError(f"{path} is not a configuration")
     if isinstance(content.get("launcher"), dict):
         content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items() if key != "hydra"}
@@ -139,21 +140,21 @@ def config_text(cfg: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
-def saved_config(files: RunFolder) -> RunConfig:
+def saved_config(run_folder: RunFolder) -> RunConfig:
     """Returns the configuration of the last start or resume of the run in a folder. Raises `ConfigError` if the
     configuration cannot be read, or breaks a rule."""
-    cfg, problems = check_config(read_config(files.newest_config))
+    cfg, problems = check_config(read_config(run_folder.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
     return cfg
 
 
-def readable_config(files: RunFolder) -> RunConfig:
+def readable_config(run_folder: RunFolder) -> RunConfig:
     """Like `saved_config`, but with the packaged defaults for options that cannot be read, or that this version of
     collectx refuses. For commands that watch or end a run of any version."""
     try:
-        content = read_config(files.newest_config)
-    except DamagedFile:
+        content = read_config(run_folder.newest_config)
+    except DamagedFileError:
         content = {}
     cfg, problems = check_config(content)
     for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
@@ -164,29 +165,31 @@ def readable_config(files: RunFolder) -> RunConfig:
     return cfg
 
 
-def check_folder(files: RunFolder) -> None:
+def check_folder(run_folder: RunFolder) -> None:
     """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
     `ConfigError` if there is no run, or a newer version wrote it."""
-    if not files.config.is_file():
-        if not files.path.exists():
-            raise ConfigError(f"there is no folder '{files.path}'. To list your runs: collectx status")
-        if runs := runs_below(files.path, max_depth=1):
-            raise ConfigError(f"'{files.path}' contains several runs. Name one of them, such as {runs[0].path}.")
-        lacks = f"it does not contain {files.config.relative_to(files.path)}"
-        raise ConfigError(f"'{files.path}' is not a run folder: {lacks if files.path.is_dir() else 'it is a file'}.")
-    snapshot.check_format(files)
+    if not run_folder.config.is_file():
+        if not run_folder.path.exists():
+            raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
+        if runs := runs_below(run_folder.path, max_depth=1):
+            raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
+        lacks = f"it does not contain {run_folder.config.relative_to(run_folder.path)}"
+        raise ConfigError(
+            f"'{run_folder.path}' is not a run folder: {lacks if run_folder.path.is_dir() else 'it is a file'}."
+        )
+    snapshot.check_format(run_folder)
 
 
-def run_config(files: RunFolder) -> RunConfig:
+def run_config(run_folder: RunFolder) -> RunConfig:
     """Returns the `saved_config` of a folder that the user named, after `check_folder`."""
-    check_folder(files)
-    return saved_config(files)
+    check_folder(run_folder)
+    return saved_config(run_folder)
 
 
-def saved_text(files: RunFolder) -> str | None:
+def saved_text(run_folder: RunFolder) -> str | None:
     """Returns the `config_text` of `saved_config`; None if it cannot be read."""
     try:
-        return config_text(saved_config(files))
+        return config_text(saved_config(run_folder))
     except ConfigError:
         return None
 
@@ -194,10 +197,10 @@ def saved_text(files: RunFolder) -> str | None:
 def completed(root: Path) -> dict[str, Path]:
     """Returns the folder of each completed run below `root`, by its `config_text`."""
     folders = {}
-    for files in runs_below(root, includes_root=False):
-        with suppress(DamagedFile):
-            if files.is_completed and (text := saved_text(files)) is not None:
-                folders[text] = files.path
+    for run_folder in runs_below(root, includes_root=False):
+        with suppress(DamagedFileError):
+            if run_folder.is_completed and (text := saved_text(run_folder)) is not None:
+                folders[text] = run_folder.path
     return folders
 
 

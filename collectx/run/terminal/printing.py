@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from collectx.errors import DamagedFile, printable
+from collectx.errors import DamagedFileError, printable
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Status
 
@@ -132,7 +132,7 @@ def print_sweep(
             result = RunFolder(folder).read_result()
             status = (statuses or {}).get(folder, "not run") if result is None else str(result["status"])
             rows.append((name, status, result))
-        except DamagedFile:
+        except DamagedFileError:
             rows.append((name, Status.DAMAGED, None))
     seeds = _over_seeds(rows, objective)
     if not seeds:

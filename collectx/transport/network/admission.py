@@ -22,20 +22,20 @@ from collectx.transport.peer import JoinState
 
 
 class Admission:
-    """Listens for workers, and sends `batch` and `config` to each. The other arguments are those of `NetworkTransport`.
-    `readable` is a file descriptor that becomes readable when a worker can be taken."""
+    """Listens for workers, and sends `slot_spec` and `config` to each. The other arguments are those of
+    `NetworkTransport`. `readable` is a file descriptor that becomes readable when a worker can be taken."""
 
     def __init__(
         self,
         workers: dict[int, RemotePeer],
-        batch: SlotSpec,
+        slot_spec: SlotSpec,
         config: PairConfig,
         events: Callable[..., None],
         endpoint: Endpoint,
         interface: str | None,
     ):
         self._workers = workers
-        self._batch = batch
+        self._slot_spec = slot_spec
         self._config = config
         self._events = events
         # Protects the states of workers until they have joined.
@@ -87,7 +87,7 @@ class Admission:
             raise RendezvousError(reason)
         peer.info = hello
         try:
-            reply = {"spec": peer.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
+            reply = {"spec": peer.make_spec(), "batch": self._slot_spec.to_json(), "pair": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             set_receive_timeout(connection, self._config.pair_timeout_s)
             connection.recv_bytes()

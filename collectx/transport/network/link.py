@@ -26,9 +26,9 @@ from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
     POLL_S,
     WORKER,
-    Incoming,
     Pair,
     PairConfig,
+    PendingReceive,
     message_buffer,
     set_stamp,
     stamp_of,
@@ -70,8 +70,8 @@ def join_trainer(
         config = PairConfig(**reply["pair"])
         enable_keepalive(connection, config.timeout_s)
         pair = config.make_pair(connection, WORKER, address)
-        batch = SlotSpec.from_json(reply["batch"])
-        return reply["spec"], NetworkLink(worker, connection, pair, batch, endpoint.secret, config.timeout_s)
+        slot_spec = SlotSpec.from_json(reply["batch"])
+        return reply["spec"], NetworkLink(worker, connection, pair, slot_spec, endpoint.secret, config.timeout_s)
     except BlockingIOError as error:
         raise RendezvousError(f"the trainer sent nothing for too long while worker {worker} was joining") from error
     except (EOFError, OSError) as error:
@@ -95,14 +95,14 @@ class NetworkLink:
     signed."""
 
     def __init__(
-        self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes, timeout_s: float
+        self, worker: int, connection: Connection, pair: Pair, slot_spec: SlotSpec, secret: bytes, timeout_s: float
     ):
-        self.batch, layout = batch, batch.layout()
+        self.slot_spec, layout = slot_spec, slot_spec.layout()
         self.worker = worker
         self._secret = secret
         self.connection = connection
         self._pair = pair
-        self._memory = [message_buffer(layout.nbytes) for _ in range(self.batch.num_slots)]
+        self._memory = [message_buffer(layout.nbytes) for _ in range(self.slot_spec.num_slots)]
         for memory in self._memory:
             set_stamp(memory, 1)
         self.stop = _StopFlag(self._poll)
@@ -115,10 +115,10 @@ class NetworkLink:
         self._progress_every_s = min(_PROGRESS_S, _PROGRESS_SHARE * timeout_s)
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
-        self._nbytes = self.batch.weights_nbytes
-        self._grants_name_version = self.batch.grants_name_version
+        self._nbytes = self.slot_spec.weights_nbytes
+        self._grants_name_version = self.slot_spec.grants_name_version
         # Two buffers: one contains the newest weights until `refresh`, the other receives newer ones.
-        self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
+        self._receives: deque[tuple[PendingReceive, torch.Tensor]] = deque()
         for _ in range(2):
             self._receive_weights(message_buffer(self._nbytes))
         self._newest: torch.Tensor | None = None

@@ -34,7 +34,7 @@ POLL_S = 0.0005
 _PAIR_S = 30.0
 
 
-class Incoming(Protocol):
+class PendingReceive(Protocol):
     """A receive in progress."""
 
     def done(self) -> bool:
@@ -46,7 +46,7 @@ class Incoming(Protocol):
         broke, or the pair's timeout passed."""
 
 
-class Outgoing(Protocol):
+class PendingSend(Protocol):
     """A send in progress. Its buffer must not change until `wait` has returned."""
 
     def wait(self) -> object: ...
@@ -58,10 +58,10 @@ class Pair(Protocol):
     order in which they were posted; call `done` and `wait` only for the first incomplete one. The trainer sends a
     message only after the worker has acknowledged the previous one."""
 
-    def send(self, buffer: torch.Tensor) -> Outgoing:
+    def send(self, buffer: torch.Tensor) -> PendingSend:
         """Sends a flat uint8 buffer. Does not block."""
 
-    def receive(self, buffer: torch.Tensor) -> Incoming:
+    def receive(self, buffer: torch.Tensor) -> PendingReceive:
         """Begins to receive the next message into `buffer`. Does not block."""
 
     def close(self) -> None:

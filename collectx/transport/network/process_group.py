@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.p2p import Outgoing
+from collectx.transport.network.p2p import PendingSend
 
 
 class GroupPair:
@@ -23,7 +23,7 @@ class GroupPair:
     def __init__(self, outwards: Any, inwards: Any, peer: int):
         self._outwards, self._inwards, self._peer = outwards, inwards, peer
 
-    def send(self, buffer: torch.Tensor) -> Outgoing:
+    def send(self, buffer: torch.Tensor) -> PendingSend:
         return self._outwards.send([buffer], self._peer, 0)
 
     def receive(self, buffer: torch.Tensor) -> GroupReceive:
@@ -37,7 +37,7 @@ class GroupPair:
 
 
 class GroupReceive:
-    """A receive in progress; see `collectx.transport.network.p2p.Incoming`."""
+    """A receive in progress; see `collectx.transport.network.p2p.PendingReceive`."""
 
     def __init__(self, work: dist.Work, buffer: torch.Tensor):
         self._work: dist.Work | None = work

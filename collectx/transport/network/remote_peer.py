@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from collectx.transport.network.p2p import Incoming, Outgoing, Pair
+from collectx.transport.network.p2p import Pair, PendingReceive, PendingSend
 from collectx.transport.peer import Peer
 
 
@@ -48,7 +48,7 @@ class RemotePeer(Peer):
     is_making_pair: bool = False
     pair: Pair | None = None
     queued_before_join: list[Callable[[], None]] = field(default_factory=list)
-    incoming: dict[int, Incoming] = field(default_factory=dict)
+    incoming: dict[int, PendingReceive] = field(default_factory=dict)
     weights_version: int = -1
-    sending: tuple[Outgoing, Weights] | None = None
+    sending: tuple[PendingSend, Weights] | None = None
     versions: deque[Weights] = field(default_factory=deque)

@@ -36,7 +36,7 @@ from torch.distributed import rpc
 
 from collectx.transport.connections import disconnect_poll
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
-from collectx.transport.network.p2p import TRAINER, Outgoing, PairConfig
+from collectx.transport.network.p2p import TRAINER, PairConfig, PendingSend
 
 # Without TensorPipe's shared-memory transport, which it also chooses between different containers of one host.
 _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
@@ -88,7 +88,7 @@ class RpcPair:
             connection.send_bytes(mine)
             connection.recv_bytes()
 
-    def send(self, buffer: torch.Tensor) -> Outgoing:
+    def send(self, buffer: torch.Tensor) -> PendingSend:
         if self._is_trainer:
             return _agent.call(self.key, _deliver, (self.key, buffer))
         self.outbox.append(buffer)
@@ -136,13 +136,13 @@ class Inbox:
 
 
 class Sent:
-    """A send that is complete at once; see `collectx.transport.network.p2p.Outgoing`."""
+    """A send that is complete at once; see `collectx.transport.network.p2p.PendingSend`."""
 
     def wait(self) -> None: ...
 
 
 class InboxReceive:
-    """A receive in progress; see `collectx.transport.network.p2p.Incoming`."""
+    """A receive in progress; see `collectx.transport.network.p2p.PendingReceive`."""
 
     def __init__(self, inbox: Inbox, buffer: torch.Tensor):
         self._inbox = inbox

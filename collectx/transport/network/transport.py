@@ -35,7 +35,7 @@ import torch
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.memory import batch_memory
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, Writes
+from collectx.transport.base import Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, WeightWriters
 from collectx.transport.connections import socket_of
 from collectx.transport.handles import Handle
 from collectx.transport.network.admission import Admission
@@ -268,7 +268,7 @@ class NetworkTransport:
                 self._leased.remove((part.worker, part.slot))
                 del self._memory[part.worker, part.slot]
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         # Handles acknowledgements first, so that these workers get the new version at once.
         if self._joined():
             self._process_events(0.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from collectx.transport import messages
-from collectx.transport.base import SlotSpec, Write, Writes, keep_granted
+from collectx.transport.base import SlotSpec, WeightWriter, WeightWriters, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_peer import RemotePeer, Weights
 
@@ -47,7 +47,7 @@ class WeightSync:
         self._max_concurrent = max(_MIN_CONCURRENT, _TRANSFER_BYTES // max(1, nbytes))
         self._queued: OrderedDict[RemotePeer, None] = OrderedDict()
 
-    def publish(self, writes: Writes) -> int:
+    def publish(self, writes: WeightWriters) -> int:
         """Publishes a new version, and sends it to the workers that need it; see `Transport.publish`."""
         filled = {index: self._fill(write) for index, write in writes.items()}
         self.version += 1
@@ -90,7 +90,7 @@ class WeightSync:
         weights = self._individual.get(index, self._shared)
         return -1 if weights is None else weights.version
 
-    def _fill(self, write: Write) -> Weights:
+    def _fill(self, write: WeightWriter) -> Weights:
         """Returns the weights of the next version, which `write` writes."""
         weights = self._spare.pop() if self._spare else Weights(message_buffer(self._nbytes))
         write(weights.buffer[: self._nbytes])

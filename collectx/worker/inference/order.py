@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from collectx.transport.inference_channel import END, ActionRequest
+from collectx.transport.inference_channel import NO_STEP, ActionRequest
 
 # A worker, and one of its env groups.
 Member = tuple[int, int]
@@ -48,8 +48,8 @@ class FixedOrder:
             if (waiting := half.get((request.worker, request.group))) is None:
                 continue
             if waiting and waiting[-1].incarnation < request.incarnation:
-                # The old process is gone. Its END request stays, because it had completed that batch.
-                ended = [each for each in waiting if each.step == END]
+                # The old process is gone. Its NO_STEP request stays, because it had completed that batch.
+                ended = [each for each in waiting if each.step == NO_STEP]
                 waiting.clear()
                 waiting.extend(ended)
             waiting.append(request)
@@ -65,10 +65,10 @@ class FixedOrder:
             if not all(waiting):
                 return ()
             self._turn = 1 - self._turn
-            if taken := [each.popleft() for each in waiting if each[0].step != END]:
+            if taken := [each.popleft() for each in waiting if each[0].step != NO_STEP]:
                 return taken
             others = self._halves[self._turn].values()
-            if all(each and each[0].step == END for each in others):
+            if all(each and each[0].step == NO_STEP for each in others):
                 for each in (*waiting, *others):
                     each.popleft()
                 self._turn = 0
@@ -102,7 +102,7 @@ class ReadyOrder:
     def add(self, request: ActionRequest) -> None:
         member = request.worker, request.group
         self._waiting.pop(member, None)
-        if request.step != END:
+        if request.step != NO_STEP:
             self._waiting[member] = request, self._clock()
 
     def drop(self, worker: int) -> None:

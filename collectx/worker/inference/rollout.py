@@ -29,7 +29,7 @@ from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
 from collectx.transport.base import SlotReport
-from collectx.transport.inference_channel import END, InferenceClient
+from collectx.transport.inference_channel import NO_STEP, InferenceClient
 
 
 def split(num_envs: int, num_groups: int) -> list[slice]:
@@ -108,7 +108,7 @@ class ServedRollout:
             self._step(slot, views, pointer)
             reports = [rollout.report for rollout in self._rollouts]
         for group in range(len(reports)):
-            self._client.post(group, slot, END, pointer)
+            self._client.post(group, slot, NO_STEP, pointer)
         return SlotReport(
             min(report.policy_version for report in reports),
             sum(report.frames for report in reports),
@@ -128,7 +128,7 @@ class ServedRollout:
                     for group, steps in groups:
                         if not client.wait(group):
                             raise RolloutStopped
-                        if next(steps, END) is not END:
+                        if next(steps, NO_STEP) is not NO_STEP:
                             client.post(group, slot, step, pointer)
         except ShapeError as error:
             raise_at_step(error, step - 1)

@@ -28,7 +28,7 @@ from collectx.policy.recurrent import spec_with_states
 from collectx.rollout.inference import Inference, make_inference
 from collectx.state import load_generators, save_generators
 from collectx.transport.base import Request
-from collectx.transport.inference_channel import ActionRequest, InferenceEnd
+from collectx.transport.inference_channel import ActionRequest, InferenceServerEnd
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import Sealed
 from collectx.worker.inference.order import FixedOrder, Order, ReadyOrder
@@ -37,7 +37,7 @@ from collectx.worker.spec import ProcessSpec, seed_policy
 
 
 def run_inference_server(
-    specs: Sealed[tuple[ProcessSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
+    specs: Sealed[tuple[ProcessSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceServerEnd
 ) -> None:
     """Runs the server's process. Returns when the trainer stops it. Reports an error to the trainer, then raises it.
     `specs` is the server's process spec, and the env spec of one worker."""
@@ -49,7 +49,7 @@ class InferenceServer:
     """Calls the policy for all workers; see the module's docstring. `env_spec` is the spec of one worker's envs,
     without the states of a recurrent policy."""
 
-    def __init__(self, spec: ProcessSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
+    def __init__(self, spec: ProcessSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceServerEnd):
         cfg = spec.cfg
         self._link, self._requests, self._spec = link, requests, spec
         seed_policy(cfg.seed, spec.placement)
@@ -65,9 +65,10 @@ class InferenceServer:
         self._inferences: dict[int, tuple[Inference, list[np.ndarray]]] = {}
         observed = spec_with_states(env_spec, actor.states).observation
         self._keys = [leaf.key for leaf in observed], [leaf.key for leaf in actor.leaves]
-        self._slots = [PerSlot(partial(self._views, link.slots_of(worker))) for worker in range(link.batch.num_workers)]
+        num_workers = link.slot_spec.num_workers
+        self._slots = [PerSlot(partial(self._views, link.slots_of(worker))) for worker in range(num_workers)]
         self._rows = spec.groups
-        self._order = _order(spec, link.batch.num_workers)
+        self._order = _order(spec, num_workers)
 
     def _views(self, slots: PerSlot[Slot], index: int) -> _Views:
         return _Views(slots[index], *self._keys)

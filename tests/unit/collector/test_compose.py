@@ -10,7 +10,7 @@ from configurations import Log, config, counting, gym_vector, mlp
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import RecordedBatch, compose, slot_spec_of
-from collectx.collector.compose import build
+from collectx.collector.compose import start_collector
 from collectx.errors import ConfigError
 from collectx.schedule.sync import PreemptiveSchedule
 from collectx.transport.inline import InlineTransport
@@ -75,13 +75,13 @@ def composed(knobs, arguments, monkeypatch):
     cfg = config(**knobs)
     spec = envs.read_spec(cfg.env, False)
     policy = policies.build(cfg.policy, spec, cfg.seed)
-    with build(cfg, policy, spec, log, **arguments) as core:
+    with start_collector(cfg, policy, spec, log, **arguments) as core:
         (workers,) = made
         slots, delivery, schedule, pool = workers.batch, core._spec, core._schedule, core.pool
         lines = [f"slots: {name} = {value}" for name, value in told(slots).items() if name != "leaves"]
         lines += [f"leaf: {'.'.join(leaf.key)} {[*leaf.shape]} {leaf.dtype}" for leaf in slots.leaves]
         lines += [f"delivery: {name} = {value}" for name, value in told(delivery).items() if name != "slots"]
-        lines += [f"delivery: copied on {'its device' if core._copies else core._copy_to}"]
+        lines += [f"delivery: copied on {'its device' if core._is_copied else core._copy_to}"]
         lines += [f"schedule: {type(schedule).__name__}"]
         lines += [f"schedule: {name} = {value}" for name, value in vars(schedule).items() if name != "preempt"]
         lines += [f"{pool._failure_policy}", f"begins with {pool._min_workers} of {pool._num_workers} workers"]

@@ -10,7 +10,7 @@ import torch
 
 from collectx.batch import Leaf
 from collectx.collector import CollectorCore
-from collectx.collector.batch_info import DeliverySpec
+from collectx.collector.batch_info import BatchSpec
 from collectx.collector.env_methods import EnvMethods
 from collectx.collector.pool import WorkerPool
 from collectx.collector.worker_record import FailurePolicy
@@ -92,7 +92,7 @@ class Story:
             seed=5,
         )
         options = {"total_frames": -1, "zero_copy": False, "storing_device": None} | delivery
-        spec = DeliverySpec(slots, (2,), {}, schedule.stacked, **options)
+        spec = BatchSpec(slots, (2,), {}, schedule.stacked, **options)
         self.core = CollectorCore(self.transport, schedule, spec, self.pool)
         self.core.publish_weights({None: lambda buffer: None})
         self.pool.start_all()
@@ -118,10 +118,10 @@ class Story:
 
     def next(self):
         batch = next(self.core)
-        info = self.core.delivery
+        info = self.core.last_batch_info
         self.lines.append(
             f"  batch {info.index} of {info.frames} frames, version {info.version}, settings {info.settings}, steps "
-            f"{self.core.steps}, parts {[(part.worker, part.slot) for part in info.parts]}"
+            f"{self.core.filled_steps}, parts {[(part.worker, part.slot) for part in info.parts]}"
         )
         return batch if not hasattr(batch, "shape") else ([*batch.shape], batch["number"].unique().tolist())
 
@@ -161,7 +161,7 @@ STORIES = {
     "sync": (
         lambda: Story(SyncSchedule(2, num_batches=4), total_frames=46),
         [
-            "workers, num_envs, envs_per_worker, frames_by_worker, policy_version, handles()",
+            "worker_indices, num_envs, envs_per_worker, frames_by_worker, policy_version, handles()",
             "arrive((1, 0), (0, 0))",
             "next()",
             "grant_next_batch()",
@@ -378,7 +378,9 @@ def test_what_a_trainer_asks_of_envs():
         def _with_core(self, use):
             return use(core)
 
-    core = SimpleNamespace(workers=[0, 1], num_envs=4, envs_per_worker=2, get_attr=lambda name: {1: [3, 4], 0: [1, 2]})
+    core = SimpleNamespace(
+        worker_indices=[0, 1], num_envs=4, envs_per_worker=2, get_attr=lambda name: {1: [3, 4], 0: [1, 2]}
+    )
     core.change = lambda *what: calls.append(what) or {0: [1, None], 1: [3, 4]}
     methods = Methods()
     assert methods.call("go", 1, by=2) == (1, None, 3, 4)

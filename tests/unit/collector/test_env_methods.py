@@ -15,7 +15,7 @@ class Recorder(EnvMethods):
         self._core = SimpleNamespace(
             num_envs=2 * num_started,
             envs_per_worker=2,
-            workers=ready,
+            worker_indices=ready,
             change=lambda *change: setattr(self, "got", change),
         )
 

@@ -102,9 +102,10 @@ class Story:
             result = f"{type(error).__name__} of worker {worker_of(error)} {' '.join(notes)}".rstrip()
         self.lines.append(f"  -> {result}")
         known = {name: getattr(pool, name) for name in FACTS}
-        known["unanswered"] = [worker.index for worker in pool.unanswered]
+        known["not_replied"] = pool.not_replied
         for worker in pool.records:
-            known |= {f"{worker.name}: {name}": getattr(worker, name) for name in NEW}
+            facts = vars(worker) | {"pending": worker.pending.copy()}
+            known |= {f"{worker.name}: {name}": facts[name] for name in NEW}
         changed = {
             name: value
             for name, value in known.items()
@@ -152,7 +153,7 @@ STORIES = {
             "reply(0)",
             "departure(0, ENDED)",
             "first(0)",
-            "request('change', {0: ('x',), 1: ('x',), 2: ('x',)}, is_setting=True)",
+            "request('change', {0: ('x',), 1: ('x',), 2: ('x',)}, setting=newest)",
             "departure(2, DIED)",
             "reply(1, [4])",
             "reply(0)",

@@ -11,17 +11,17 @@ from tensordict import TensorDict
 
 from collectx.batch import POLICY_VERSION, SETTINGS_VERSION
 from collectx.collector import WrittenBatch, stream
-from collectx.collector.collector import Owner
+from collectx.collector.collector import ExclusiveUse
 from collectx.collector.stream import Stream
 
 
 class Core:
     """Yields batches of two parts with three steps."""
 
-    steps = (3, 1)
+    filled_steps = (3, 1)
 
     def __init__(self, *batches, settings=()):
-        self.batches, self.delivery, self.calls = [*batches], SimpleNamespace(settings=settings), []
+        self.batches, self.last_batch_info, self.calls = [*batches], SimpleNamespace(settings=settings), []
 
     def __next__(self):
         return self.batches.pop(0)
@@ -99,7 +99,7 @@ def test_trajectories_are_joined_from_as_many_batches_as_they_take(monkeypatch):
 
 
 def test_a_collector_is_used_by_one_thread_of_its_process():
-    owner, errors = Owner(), []
+    owner, errors = ExclusiveUse(), []
 
     def enter():
         try:

@@ -273,9 +273,11 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
 
 def test_returns_sum_all_rewards():
     cfg = TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_code.torchrlenvs:Agents")
-    with collectors.build(config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)) as collector:
+    with collectors.start_collector(
+        config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)
+    ) as collector:
         batch = next(collector)
-    (part,) = collector.delivery.parts
+    (part,) = collector.last_batch_info.parts
     rewards = batch["next", "agents", "reward"].sum((-1, -2)).reshape(6, 5).sum(-1)
     np.testing.assert_allclose(part.report.returns, rewards, rtol=1e-5)
 

@@ -50,7 +50,7 @@ class World:
         return [RunStatus(Status.COMPLETED if each else Status.RUNNING, "") for each in ended]
 
     def named_run(self, run):
-        return SimpleNamespace(grace_s=self.runs[run.path.name].get("grace_s", 10.0), files=run)
+        return SimpleNamespace(grace_s=self.runs[run.path.name].get("grace_s", 10.0), run_folder=run)
 
     def holder(self, run):
         return self.runs[run.path.name].get("pid"), self.runs[run.path.name].get("host", "n1")

@@ -65,7 +65,7 @@ def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
     run = views.WatchedRun(NamedRun("run", tmp_path, composed()), "100")
 
     def deliver(batch: int) -> None:
-        with open(run.files.metrics, "a") as file:
+        with open(run.run_folder.metrics, "a") as file:
             file.write(f"{json.dumps(line | {'batch': batch, 'frames': 100 * (batch + 1)})}\n")
 
     deliver(0)
@@ -306,7 +306,7 @@ def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):
 def test_when_the_end_of_a_run_may_not_be_its_last(status, job, may_requeue, result, ended_ago_s, expected):
     files = SimpleNamespace(read_result=lambda: {} if result else None)
     ended_s = None if ended_ago_s is None else 1000.0 - ended_ago_s
-    run = SimpleNamespace(files=files, job="7", may_requeue=may_requeue, ended_s=ended_s)
+    run = SimpleNamespace(run_folder=files, job="7", may_requeue=may_requeue, ended_s=ended_s)
     states = {} if job == "-" else {"7": JobState("X", job == "O", True)}
     may_change = watcher.Watcher._may_change(run, RunStatus(Status(status)), states, 1000.0)
     assert may_change is expected
@@ -365,14 +365,14 @@ def test_jobs_that_do_not_end_are_cancelled_after_their_grace_time(tmp_path, wit
 def test_a_failure_is_told_with_the_last_traceback_of_the_log(tmp_path):
     run = watching(tmp_path, None)._runs[0]
     run.status = RunStatus(Status.FAILED, "no memory")
-    run.files.log("trainer").parent.mkdir(parents=True)
-    run.files.log("trainer").write_text(
+    run.run_folder.log("trainer").parent.mkdir(parents=True)
+    run.run_folder.log("trainer").write_text(
         "first\nTraceback (most recent call last)\n one\nthen\nTraceback (most recent call last)\n two\n"
     )
     assert watcher._failure_text(run) == "no memory"  # there is no result, so the reason has the log
-    run.files.result.write_text("{}")
+    run.run_folder.result.write_text("{}")
     assert watcher._failure_text(run) == "no memory\n  Traceback (most recent call last)\n   two"
-    run.files.log("trainer").write_text("\n".join(map(str, range(70))))
+    run.run_folder.log("trainer").write_text("\n".join(map(str, range(70))))
     assert watcher._failure_text(run).splitlines()[1:] == [f"  {number}" for number in range(10, 70)]
 
 

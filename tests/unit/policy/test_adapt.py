@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from collectx import Collector, adapt
+from collectx import Collector, policy_from_agent
 
 
 class Agent(nn.Module):
@@ -57,7 +57,7 @@ def _batch(policy, num_envs):
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_an_agent_of_cleanrl(num_envs):
     agent = Agent()
-    batch = _batch(adapt(agent), num_envs)
+    batch = _batch(policy_from_agent(agent), num_envs)
     _, log_prob, entropy, value = agent.get_action_and_value(batch["observation"], batch["action"])
     for name, expected in (("log_prob", log_prob), ("entropy", entropy), ("value", value)):
         torch.testing.assert_close(batch[name], expected.detach())
@@ -66,7 +66,7 @@ def test_an_agent_of_cleanrl(num_envs):
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_a_model_of_stable_baselines3(num_envs):
     model = Model()
-    batch = _batch(adapt(model, deterministic=True), num_envs)
+    batch = _batch(policy_from_agent(model, deterministic=True), num_envs)
     assert torch.equal(batch["action"], model.policy.actor(batch["observation"]).argmax(-1))
 
 
@@ -95,7 +95,7 @@ class PredictingParts(nn.Module):
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_a_policy_of_stable_baselines3_for_a_dict_observation(num_envs):
-    policy = adapt(PredictingParts())
+    policy = policy_from_agent(PredictingParts())
     with Collector(Parts, policy, num_envs=num_envs, frames_per_batch=24) as collector:
         batch = collector.next()
     assert torch.equal(batch["action"], batch["angle"][..., 0].gt(0).long())
@@ -103,9 +103,9 @@ def test_a_policy_of_stable_baselines3_for_a_dict_observation(num_envs):
 
 def test_its_parameters_are_those_of_the_agent():
     agent = Agent()
-    assert {*map(id, adapt(agent).parameters())} == {*map(id, agent.parameters())}
+    assert {*map(id, policy_from_agent(agent).parameters())} == {*map(id, agent.parameters())}
 
 
 def test_another_object_is_refused():
     with pytest.raises(ValueError, match="but got Linear"):
-        adapt(nn.Linear(4, 2))
+        policy_from_agent(nn.Linear(4, 2))

@@ -302,7 +302,7 @@ def facts(run):
             curve = run.curve(value, over)
             curves[f"{value} over {over}"] = None if curve is None else [numbers(each) for each in curve]
     return {
-        "status": [run.status.status, run.status.detail.replace(str(run.files.path), "FOLDER")],
+        "status": [run.status.status, run.status.detail.replace(str(run.run_folder.path), "FOLDER")],
         "numbers": run.numbers and {name: run.numbers[name] for name in ("frames", "mean_return")},
         "options": run.options,
         "columns": columns,

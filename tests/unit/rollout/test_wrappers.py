@@ -12,7 +12,7 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.env import build
 from collectx.env.base import Env, EnvSpec
-from collectx.errors import ConfigError, NotRestorable
+from collectx.errors import ConfigError, NotRestorableError
 from collectx.policy.recurrent import StateSpec
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.wrappers import RecurrentStateEnv, TimeLimitEnv, keep_options, wrapped
@@ -157,7 +157,7 @@ def test_a_saved_group_gets_the_current_options_if_it_has_the_same_wrappers():
         (limited(3), limited(3, 2)),
         (limited(3, 2), limited(3)),
     ):
-        with pytest.raises(NotRestorable, match="the saved options gave the envs other wrappers"):
+        with pytest.raises(NotRestorableError, match="the saved options gave the envs other wrappers"):
             keep_options(saved, current)
-    with pytest.raises(NotRestorable, match="other wrappers"):
+    with pytest.raises(NotRestorableError, match="other wrappers"):
         keep_options(limited(3), RecurrentStateEnv(build(counting(1)), STATES[1:]))

@@ -20,8 +20,8 @@ def _part(worker=0, policy_version=0, frames=10, returns=(), timings=(1.0, 2.0, 
 
 
 @pytest.fixture
-def delivery():
-    """`delivery(index, {"worker": 1, "frames": 20}, ...)`; what a part lacks has a default."""
+def batch_info():
+    """`batch_info(index, {"worker": 1, "frames": 20}, ...)`; what a part lacks has a default."""
 
     def make(index, *parts, version=0):
         parts = [_part(**part) for part in parts or [{}]]

@@ -90,6 +90,6 @@ def test_the_view_has_curves_where_the_terminal_has_room(tmp_path, monkeypatch, 
     run.statistics.started = 0.0, 0.0
     view, console = RunsDisplay([run]), Console(file=io.StringIO(), width=100, height=height)
     monkeypatch.setattr(view, "_console", console)
-    monkeypatch.setattr(run.files, "metrics", tmp_path / "none")
+    monkeypatch.setattr(run.run_folder, "metrics", tmp_path / "none")
     console.print(view._panel(run))
     assert ("frames/s 100" in console.file.getvalue()) == has_curves

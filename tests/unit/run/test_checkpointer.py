@@ -10,7 +10,7 @@ import torch
 
 from collectx.checkpoints import Checkpoints, read_manifest
 from collectx.config.schema.run import CheckpointOptions
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpointer import Checkpointer
 from collectx.run.folder.result import ResultBuilder
@@ -176,15 +176,15 @@ def test_a_second_signal_ends_the_wait_for_workers(start):
     assert run.events == []
 
 
-def test_statistics_continue(delivery):
+def test_statistics_continue(batch_info):
     old, new = Statistics(100), Statistics(100)
-    old.add(delivery(0, {"returns": [2.0]}, version=3), 10.0)
+    old.add(batch_info(0, {"returns": [2.0]}, version=3), 10.0)
     old.checkpoint_s = 0.5
     new.load(old.state(), 50.0)
     # The start of the process and its first batch do not count in the rate.
-    new.add(delivery(1, {"returns": [4.0]}), 90.0)
+    new.add(batch_info(1, {"returns": [4.0]}), 90.0)
     assert (new.rate, new.frames_per_s) == (None, None)
-    new.add(delivery(2), 91.0)
+    new.add(batch_info(2), 91.0)
     assert (new.frames, new.rate, new.frames_per_s) == (30, 10.0, 10.0)
     assert (new.num_episodes, new.mean_return, new.checkpoint_s, new.version) == (2, 3.0, 0.5, 0)
 
@@ -214,6 +214,6 @@ def test_a_folder_is_rewound_to_its_checkpoint(cfg, ended):
 def test_lines_that_are_missing_or_altered_are_reported(cfg, ended, damage):
     ended.metrics.write_bytes(b"".join(damage(ended.metrics.read_bytes().splitlines(keepends=True))))
     with pytest.raises(
-        DamagedFile, match=rf"{ended.metrics}: .*(4 batches .*, but {ended.checkpoints}/000000005|line 5: its)"
+        DamagedFileError, match=rf"{ended.metrics}: .*(4 batches .*, but {ended.checkpoints}/000000005|line 5: its)"
     ):
         ResumePoint(ended, cfg)

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.collector.collector import Owner
+from collectx.collector.collector import ExclusiveUse
 from collectx.collector.settings import Settings
 from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute
@@ -40,7 +40,7 @@ class FakeCollector:
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
-        self.owner, self.settings = Owner(), Settings()
+        self.exclusive_use, self.settings = ExclusiveUse(), Settings()
         self._batches = self._deliver()
 
     def __next__(self):
@@ -48,7 +48,7 @@ class FakeCollector:
 
     def _deliver(self):
         for each in self.deliveries:
-            self.delivery = each
+            self.last_batch_info = each
             self.pool = SimpleNamespace(ready_of_started=(2, 4) if each is self.deliveries[-1] else None)
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
@@ -64,10 +64,10 @@ def taken(collector, *arguments, **options):
     return RunCollection(stream, *arguments, **options)
 
 
-def test_batches_lines_and_sums(folder, delivery):
+def test_batches_lines_and_sums(folder, batch_info):
     collector = FakeCollector(
-        delivery(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
-        delivery(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
+        batch_info(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
+        batch_info(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
     )
     statistics, digest, again = Statistics(7), Digest(), Digest()
     collection = taken(collector, folder, statistics, digest, clock=count(100).__next__)
@@ -107,9 +107,9 @@ def test_batches_lines_and_sums(folder, delivery):
         assert getattr(replay, name) == getattr(statistics, name), name
 
 
-def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(folder, delivery):
+def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(folder, batch_info):
     def collect(statistics, times_s, waited_s):
-        deliveries = [replace(delivery(index), waited_s=s) for index, s in enumerate(waited_s, statistics.batches)]
+        deliveries = [replace(batch_info(index), waited_s=s) for index, s in enumerate(waited_s, statistics.batches)]
         clock = iter(times_s).__next__
         with closing(taken(FakeCollector(*deliveries), folder, statistics, clock=clock)) as collection:
             for _ in collection:
@@ -135,17 +135,17 @@ def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(f
 
 
 @pytest.mark.parametrize("value", ["hello", [1, 2], torch.zeros(2), None])
-def test_what_is_no_number_is_not_logged_and_said_so(folder, delivery, value):
-    with closing(taken(FakeCollector(delivery(0)), folder, Statistics(-1))) as collection:
+def test_what_is_no_number_is_not_logged_and_said_so(folder, batch_info, value):
+    with closing(taken(FakeCollector(batch_info(0)), folder, Statistics(-1))) as collection:
         next(collection)
         words = rf"^collection.log\(note=.*\) got {type(value).__name__}\. Pass a number, or a tensor"
         with pytest.raises(TypeError, match=words):
             collection.log(loss=1.0, note=value)
 
 
-def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, delivery):
+def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, batch_info):
     statistics, clock = Statistics(-1), (0.4 * index for index in count())
-    deliveries = [delivery(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]
+    deliveries = [batch_info(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]
     with closing(taken(FakeCollector(*deliveries), folder, statistics, clock=clock.__next__)) as collection:
         list(collection)
     entries = [line["workers"][0] for line in folder.read_metrics()]
@@ -157,22 +157,22 @@ def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder
     assert replay.workers == statistics.workers
 
 
-def test_mean_return_is_over_the_last_episodes(delivery):
+def test_mean_return_is_over_the_last_episodes(batch_info):
     statistics, means = Statistics(-1), []
     for returns in ([1000.0] * 10, [], [1.0] * 60 + [3.0] * 40):
-        statistics.add(delivery(0, {"returns": returns}), 0.0)
+        statistics.add(batch_info(0, {"returns": returns}), 0.0)
         means.append(statistics.mean_return)
     assert means == [1000.0, 1000.0, pytest.approx(1.8)]
     assert statistics.num_episodes == 110
 
 
-def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, delivery):
+def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, batch_info):
     class Watched(FakeCollector):
         def grant_next_batch(self):
             numbers.append(len([*folder.read_metrics()]))
 
     numbers = []
-    with closing(taken(Watched(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+    with closing(taken(Watched(*map(batch_info, range(3))), folder, Statistics(-1))) as collection:
         next(collection)
         next(collection)
         assert (numbers, len([*folder.read_metrics()])) == ([0, 0], 1)
@@ -180,26 +180,26 @@ def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, del
         assert (numbers, len([*folder.read_metrics()])) == ([0, 0, 1], 2)
 
 
-def test_the_line_of_a_batch_is_written_before_a_checkpoint(folder, delivery):
+def test_the_line_of_a_batch_is_written_before_a_checkpoint(folder, batch_info):
     def check(complete):
         complete()
         numbers.append(len([*folder.read_metrics()]))
 
     numbers = []
-    with closing(taken(FakeCollector(*map(delivery, range(2))), folder, Statistics(-1), check=check)) as collection:
+    with closing(taken(FakeCollector(*map(batch_info, range(2))), folder, Statistics(-1), check=check)) as collection:
         list(collection)
     assert numbers == [0, 1, 2]
 
 
-def test_a_lost_signal_stops_at_the_next_batch(folder, delivery):
+def test_a_lost_signal_stops_at_the_next_batch(folder, batch_info):
     check = Mock(side_effect=KeyboardInterrupt)
-    collection = taken(FakeCollector(delivery(0)), folder, Statistics(-1), check=check)
+    collection = taken(FakeCollector(batch_info(0)), folder, Statistics(-1), check=check)
     with closing(collection), pytest.raises(KeyboardInterrupt):
         next(collection)
 
 
-def test_iteration_goes_on_where_it_stopped(folder, delivery):
-    with closing(taken(FakeCollector(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+def test_iteration_goes_on_where_it_stopped(folder, batch_info):
+    with closing(taken(FakeCollector(*map(batch_info, range(3))), folder, Statistics(-1))) as collection:
         for _ in collection:
             break
         assert [int(batch["observation"][0]) for batch in collection] == [1, 2]

@@ -37,60 +37,60 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def statistics(delivery):
+def statistics(batch_info):
     """Of one batch of 100 frames out of 1000."""
     made = Statistics(1000)
-    made.add(delivery(0, {"frames": 100, "returns": [20.0]}, version=3), 0.0)
+    made.add(batch_info(0, {"frames": 100, "returns": [20.0]}, version=3), 0.0)
     return made
 
 
-def test_now_is_over_the_last_seconds(statistics, delivery):
+def test_now_is_over_the_last_seconds(statistics, batch_info):
     window = RateWindow(statistics, start_s=-1.0)
     assert window.view(0.0).now_per_s is None
-    statistics.add(delivery(1, {"frames": 100, "timings": (0.0, 0.0, 1.0, 0.0)}), 1.0)
+    statistics.add(batch_info(1, {"frames": 100, "timings": (0.0, 0.0, 1.0, 0.0)}), 1.0)
     view = window.view(1.0)
     assert (view.now_per_s, view.numbers.frames_per_s, view.elapsed_s) == (100.0, 100.0, 2.0)
     assert view.workers[0].frames_per_s == 100.0
     assert view.workers[0].shares == (0.0, 0.0, 1.0, 0.0)
     for second in range(2, 20):
-        statistics.add(delivery(second), float(second))
+        statistics.add(batch_info(second), float(second))
         view = window.view(float(second))
     assert view.now_per_s == 10.0
     assert view.numbers.frames_per_s == pytest.approx(280 / 19)
     assert view.left_s == (1000 - 380) / 10
 
 
-def test_two_views_of_one_moment_divide_by_no_time(statistics, delivery):
+def test_two_views_of_one_moment_divide_by_no_time(statistics, batch_info):
     window = RateWindow(statistics, start_s=0.0)
     window.view(1.0)
-    statistics.add(delivery(1, {"frames": 100}), 1.0)
+    statistics.add(batch_info(1, {"frames": 100}), 1.0)
     view = window.view(1.0)
     assert (view.now_per_s, view.workers[0].frames_per_s, view.elapsed_s) == (100.0, 0.0, 1.0)
 
 
-def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
-    statistics.add(delivery(1, {"frames": 100}), 1.0)
+def test_the_rate_falls_while_no_batch_comes(statistics, batch_info):
+    statistics.add(batch_info(1, {"frames": 100}), 1.0)
     late, window = RateWindow(statistics, start_s=0.0), RateWindow(statistics, start_s=0.0)
     late.view(1.0)  # it has never seen fewer frames
     assert late.view(1001.0).now_per_s == 0.2
     window.view(1.0)
-    statistics.add(delivery(2, {"frames": 100}), 2.0)
+    statistics.add(batch_info(2, {"frames": 100}), 2.0)
     rates = [window.view(float(second)).now_per_s for second in (2, 11, 101, 1001)]
     assert rates == [100.0, 10.0, 1.0, 0.1]
-    statistics.add(delivery(3, {"frames": 100}), 1001.5)
+    statistics.add(batch_info(3, {"frames": 100}), 1001.5)
     assert window.view(1002.0).now_per_s == pytest.approx(0.1, rel=0.01)
     assert len(window._samples) < 6
 
 
-def test_the_rate_begins_again_where_a_restarted_job_has_fewer_frames(statistics, delivery):
+def test_the_rate_begins_again_where_a_restarted_job_has_fewer_frames(statistics, batch_info):
     window = RateWindow(statistics, start_s=0.0)
-    statistics.add(delivery(1, {"frames": 900}), 1.0)
+    statistics.add(batch_info(1, {"frames": 900}), 1.0)
     assert [window.view(float(second)).now_per_s for second in (1, 2)] == [900.0, 900.0]
     resumed = Statistics(1000)
-    resumed.add(delivery(0, {"frames": 100}), 100.0)
+    resumed.add(batch_info(0, {"frames": 100}), 100.0)
     statistics.__dict__.update(resumed.__dict__)
     assert window.view(100.0).now_per_s is None
-    statistics.add(delivery(1, {"frames": 50}), 101.0)
+    statistics.add(batch_info(1, {"frames": 50}), 101.0)
     assert window.view(101.0).now_per_s == 50.0
 
 
@@ -148,7 +148,7 @@ def test_panels_and_lines(expected):
     expected("panels", "\n".join(texts))
 
 
-def test_the_lines_and_the_panel_have_all_of_it(statistics, delivery):
+def test_the_lines_and_the_panel_have_all_of_it(statistics, batch_info):
     statistics.scalars = {"loss": 0.0123}
     text, _ = drawn(statistics, 3675.0)
     line = "[1:01:15] 100/1,000 frames (10%)  -/s  return 20  best 20"
@@ -159,7 +159,7 @@ def test_the_lines_and_the_panel_have_all_of_it(statistics, delivery):
     ]
     # Of the last worker nothing was measured.
     parts = [{"worker": worker} for worker in range(NUM_WORKERS_SHOWN + 2)]
-    statistics.add(delivery(1, *parts, {"worker": len(parts), "timings": [0.0] * 4}, version=3), 1.0)
+    statistics.add(batch_info(1, *parts, {"worker": len(parts), "timings": [0.0] * 4}, version=3), 1.0)
     text, shown = drawn(statistics, 75.0)
     assert "lag 3.0" in text
     pieces = (
@@ -178,11 +178,11 @@ def test_the_lines_and_the_panel_have_all_of_it(statistics, delivery):
     assert (first.strip(), last.strip()) == ("a title", "a foot")
 
 
-def test_the_panel_and_the_lines_of_a_long_run_fit_in_80_columns(delivery):
+def test_the_panel_and_the_lines_of_a_long_run_fit_in_80_columns(batch_info):
     statistics = Statistics(20_000_000, 475.0)
     for index in range(3):
         part = {"frames": 4_111_222, "returns": [-12345.678] * 200}
-        statistics.add(delivery(index, part, {"worker": 1, **part}, version=123_456), 10_000.0 * index)
+        statistics.add(batch_info(index, part, {"worker": 1, **part}, version=123_456), 10_000.0 * index)
     _, shown = drawn(statistics, 20_000.0, width=80)
     text = format_line(RateWindow(statistics, start_s=0.0).view(20_000.0))
     assert "frames (100%)  elapsed 5:33:20" in shown
@@ -212,10 +212,10 @@ def test_the_total_is_the_one_that_will_be_collected(words, expected):
     assert expected_frames(composed(f"{words} collector.frames_per_batch=512")) == expected
 
 
-def test_the_best_return_is_of_complete_windows(delivery):
+def test_the_best_return_is_of_complete_windows(batch_info):
     statistics, best = Statistics(-1), []
     for index, (count, value) in enumerate([(1, 500.0), (99, 20.0), (100, 60.0), (100, 10.0)]):
-        statistics.add(delivery(index, {"returns": [value] * count}), float(index))
+        statistics.add(batch_info(index, {"returns": [value] * count}), float(index))
         best.append(statistics.best_return)
     assert best == [500.0, 24.8, 60.0, 60.0]
     resumed = Statistics(-1)
@@ -223,11 +223,11 @@ def test_the_best_return_is_of_complete_windows(delivery):
     assert resumed.best_return == 60.0
 
 
-def test_curves_are_drawn_where_there_is_room(statistics, delivery):
+def test_curves_are_drawn_where_there_is_room(statistics, batch_info):
     curve = Curve()
     curve.add(statistics)
     curve.add(statistics)
-    statistics.add(delivery(1, {"frames": 100}), 1.0)
+    statistics.add(batch_info(1, {"frames": 100}), 1.0)
     curve.add(statistics)
     assert curve == [(0.0, 100, 20.0), (1.0, 200, 20.0)]
     view = RateWindow(statistics, start_s=0.0).view(1.0)
@@ -265,10 +265,10 @@ WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)
         (5.0, WAITING, 50, None),  # the workers wait for each other
     ],
 )
-def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s, timings, share, words):
+def test_the_trainers_share_of_the_time_and_which_side_waits(batch_info, waited_s, timings, share, words):
     statistics = Statistics(1000)
     for index in range(3):
-        batch = delivery(index, {"timings": timings}, {"worker": 1, "timings": timings})
+        batch = batch_info(index, {"timings": timings}, {"worker": 1, "timings": timings})
         # The first batch waits for the start of the workers, too.
         statistics.add(replace(batch, waited_s=waited_s if index else 100.0), 10.0 * index)
     for text in drawn(statistics, 30.0):
@@ -282,10 +282,10 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s,
     [(1000, 0, "starting the workers", "frames"), (-1, 2, "20 frames", "ETA")],
     ids=["before the first batch", "endless"],
 )
-def test_what_is_not_known_is_not_shown(delivery, total_frames, num_batches, piece, other):
+def test_what_is_not_known_is_not_shown(batch_info, total_frames, num_batches, piece, other):
     statistics = Statistics(total_frames)
     for index in range(num_batches):
-        statistics.add(delivery(index), float(index))
+        statistics.add(batch_info(index), float(index))
     for text in drawn(statistics, 2.5):
         assert piece in text
         assert other not in text

@@ -10,7 +10,7 @@ from composed_overrides import composed
 
 from collectx.cli import eval as evaluating
 from collectx.env import read_spec
-from collectx.errors import EpisodeTooLong
+from collectx.errors import EpisodeTooLongError
 from collectx.run import execute
 from collectx.run.after import evaluation
 from collectx.run.after.evaluation import Evaluation
@@ -152,7 +152,7 @@ def counted(num_envs, episodes, shortest=3, limit="null"):
     cfg, said = composed(f"env=counting {options} {sizes} eval.max_frames_per_episode={limit}"), []
     try:
         return evaluation.evaluate(cfg, None, read_spec(cfg.env), said.append), said
-    except EpisodeTooLong as error:
+    except EpisodeTooLongError as error:
         return str(error), said
 
 

@@ -62,7 +62,7 @@ def test_an_error_ends_the_evaluations_and_is_told_once(evaluator):
         assert one.result() is None
     ((name, fields),) = one.seen
     assert name == "evaluation_failed"
-    assert "EpisodeTooLong" in fields["message"]
+    assert "EpisodeTooLongError" in fields["message"]
     assert "evaluator" in fields["message"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collectx.checkpoints import Checkpoints
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 from collectx.run.folder.files import JsonLines, read_lines, write_atomically, write_json
 from collectx.run.folder.layout import RunFolder
 
@@ -102,7 +102,7 @@ def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(t
     assert json.loads(path.read_text()) == {"a": 1}
     assert {*tmp_path.iterdir()} == {path, other}
     path.write_text('{"status": "completed"')
-    with pytest.raises(DamagedFile, match=r"result.json is damaged: the file is not JSON"):
+    with pytest.raises(DamagedFileError, match=r"result.json is damaged: the file is not JSON"):
         RunFolder(tmp_path).read_result()
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from composed_overrides import composed
 
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFileError
 from collectx.run import preflight
 from collectx.run.preflight import copies, env_problems
 
@@ -135,7 +135,7 @@ def test_devices_of_this_machine_are_checked(monkeypatch, words, names):
         ([(0, 1), (2, 0)], "collector.num_workers=3", None),
         ([(0, 1), (2, 0)], "collector.num_workers=2", "that run used at least 3 workers, but collector.num_workers=2"),
         ([(0,)], "collector.num_workers=1", None),
-        (DamagedFile("line 3 is damaged"), "", "line 3 is damaged"),
+        (DamagedFileError("line 3 is damaged"), "", "line 3 is damaged"),
         ([(0,)], "collector=multi_sync", "collector=multi_sync is sync, so its order is always the same"),
     ],
 )

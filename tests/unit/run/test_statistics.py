@@ -19,7 +19,7 @@ def part(worker=0, frames=4, version=0, returns=(), times=(1.0, 2.0, 3.0, 4.0), 
     return SimpleNamespace(worker=worker, report=SimpleNamespace(**report))
 
 
-def delivery(*parts, version=0, waited_s=0.0):
+def batch_info(*parts, version=0, waited_s=0.0):
     return SimpleNamespace(
         frames=sum(each.report.frames for each in parts), parts=parts, version=version, waited_s=waited_s
     )
@@ -67,7 +67,7 @@ def test_a_run_of_two_processes_batch_by_batch(expected):
             metrics = np.array([[sum(returns), 5.0], [len(returns), number == 3]])
             times = [draw.choice([0.0, 0.25, 1.0]) for _ in range(4)]
             parts.append(part(worker, draw.choice([10, 50]), number - draw.randint(0, 2), returns, times, metrics))
-        one.add(delivery(*parts, version=number, waited_s=draw.choice([0.0, 0.5])), now_s)
+        one.add(batch_info(*parts, version=number, waited_s=draw.choice([0.0, 0.5])), now_s)
         view = sampler.view(now_s)
         late = sampler.view(now_s := now_s + draw.choice([0.0, 0.5, 9.0]))
         rates = [[each.worker, each.frames_per_s, each.shares, each.lag] for each in late.workers]
@@ -110,7 +110,7 @@ def test_rates_begin_with_the_second_delivery_of_a_process():
     one = Statistics(100)
     rates = []
     for now_s, frames in ((10.0, 8), (12.0, 4), (12.0, 4), (13.0, 6)):
-        one.add(delivery(part(frames=frames), waited_s=0.5), now_s)
+        one.add(batch_info(part(frames=frames), waited_s=0.5), now_s)
         rates.append((one.rate, one.frames_per_s))
     assert rates == [(None, None), (2.0, 2.0), (2.0, 4.0), (6.0, 14 / 3)]
     assert (one.frames, one.batches, one.waited_s, one.started) == (22, 4, 2.0, (10.0, 0.5))
@@ -118,9 +118,9 @@ def test_rates_begin_with_the_second_delivery_of_a_process():
     again = Statistics(100)
     again.load(one.state(), 1000.0)
     assert (again.last_s - again.first_s, again.started, again.frames_per_s) == (3.0, None, 14 / 3)
-    again.add(delivery(part(frames=5), waited_s=0.25), 1060.0)
+    again.add(batch_info(part(frames=5), waited_s=0.25), 1060.0)
     assert (again.frames_per_s, again.rate, again.started) == (14 / 3, None, (1060.0, 2.25))
-    again.add(delivery(part(frames=7)), 1061.0)
+    again.add(batch_info(part(frames=7)), 1061.0)
     assert (again.frames_per_s, again.rate, again.frames, again.batches) == (21 / 4, 7.0, 34, 6)
 
 
@@ -133,9 +133,9 @@ def test_a_run_that_is_resumed_before_its_first_batch_has_no_times():
 def test_lags_times_and_returns_are_summed_by_worker():
     one = Statistics(100)
     parts = part(1, 6, version=3, returns=[2.0, 4.0]), part(0, 2, version=1)
-    one.add(delivery(*parts, version=5), 0.0)
+    one.add(batch_info(*parts, version=5), 0.0)
     assert (one.lag, one.version, one.num_episodes, one.mean_return) == ((2 * 6 + 4 * 2) / 8, 5, 2, 3.0)
-    one.add(delivery(part(1, 6, version=6, times=(1.0, 1.0, 1.0, 1.0)), version=6), 1.0)
+    one.add(batch_info(part(1, 6, version=6, times=(1.0, 1.0, 1.0, 1.0)), version=6), 1.0)
     assert one.lag == 0.0
     assert one.workers == {
         1: PartTotals((2.0, 3.0, 4.0, 5.0), 12, 0, 2, 6.0),
@@ -144,7 +144,7 @@ def test_lags_times_and_returns_are_summed_by_worker():
     assert one.workers[1].shares(PartTotals()) == tuple(each / 14 for each in (2, 3, 4, 5))
     assert one.workers[1].spent_since(one.workers[0]) == [1.0, 1.0, 1.0, 1.0]
     assert PartTotals().shares(PartTotals()) == (0.0,) * 4
-    one.add(delivery(part(1, 0)), 2.0)
+    one.add(batch_info(part(1, 0)), 2.0)
     assert one.lag == 0.0
 
 
@@ -152,7 +152,7 @@ def test_the_best_mean_is_of_a_complete_window(monkeypatch):
     one = Statistics(-1)
     means = []
     for returns in ([9.0] * 60, [1.0] * 40, [2.0] * 100, [0.0] * 50, []):
-        one.add(delivery(part(returns=returns)), float(len(means)))
+        one.add(batch_info(part(returns=returns)), float(len(means)))
         means.append((one.mean_return, one.best_return))
     assert means == [(9.0, 9.0), (5.8, 5.8), (2.0, 5.8), (1.0, 5.8), (1.0, 5.8)]
     assert math.isnan(Statistics(-1).mean_return)
@@ -162,14 +162,14 @@ def test_a_metric_is_the_mean_of_the_last_hundred_values_by_whole_batches():
     one = Statistics(-1, metrics=("success", "speed"))
     found = []
     for total, count in ((30.0, 60), (10.0, 39), (1.0, 1), (50.0, 50), (0.0, 0), (100.0, 100)):
-        one.add(delivery(part(metrics=np.array([[total, 0.0], [count, 0]]))), 0.0)
+        one.add(batch_info(part(metrics=np.array([[total, 0.0], [count, 0]]))), 0.0)
         found.append(one.metrics["success"])
     assert found == pytest.approx([0.5, 40 / 99, 0.41, 91 / 150, 91 / 150, 1.0])
     assert one.scalars == one.metrics == {"success": 1.0}
     again = Statistics(-1, metrics=("success", "new"))
     again.load(one.state(), 0.0)
     assert (again.metrics, again.scalars) == ({"success": 1.0}, {"success": 1.0})
-    again.add(delivery(part(metrics=np.array([[0.0, 3.0], [100, 2]]))), 0.0)
+    again.add(batch_info(part(metrics=np.array([[0.0, 3.0], [100, 2]]))), 0.0)
     assert again.metrics == {"success": 0.0, "new": 1.5}
 
 
@@ -199,7 +199,7 @@ def test_current_rates_are_those_of_the_last_seconds():
     # A batch each second, of which the trainer waits for a quarter; from 110 s on, none comes.
     for now_s in range(100, 130):
         if now_s < 110:
-            one.add(delivery(part(now_s % 2, 10), waited_s=0.25), float(now_s))
+            one.add(batch_info(part(now_s % 2, 10), waited_s=0.25), float(now_s))
         seen.append(window.view(now_s + 0.5))
     assert [view.now_per_s for view in seen[:4]] == [None, 10.0, 10.0, 10.0]
     assert [view.now_per_s for view in seen[9:12]] == pytest.approx([10.0, 50 / 6, 50 / 7], rel=0.2)
@@ -222,7 +222,7 @@ def test_a_curve_is_thinned_and_has_each_batch_once(monkeypatch):
     curve.add(one)
     assert curve == []
     for number in range(6):
-        one.add(delivery(part(frames=2, returns=[float(number)])), 10.0 + number)
+        one.add(batch_info(part(frames=2, returns=[float(number)])), 10.0 + number)
         curve.add(one)
         curve.add(one)
     assert [(seconds, frames) for seconds, frames, _ in curve] == [(0.0, 2), (2.0, 6), (4.0, 10), (5.0, 12)]

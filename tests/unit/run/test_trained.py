@@ -17,7 +17,7 @@ import collectx
 from collectx.batch import Leaf
 from collectx.cli import export
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.errors import ConfigError, DamagedFileError, ShapeError
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.flat_weights import FlatWeights
 from collectx.run import RunFolder, execute
@@ -81,7 +81,7 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
         collectx.load_policy(trained)(np.zeros(3, np.float32))
     files = RunFolder(run(tmp_path / "run", f"{_SHORT} checkpoint.keep=1"))
     files.policy.write_bytes(b"no weights")
-    with pytest.raises(DamagedFile, match=r"policy.pt cannot be loaded"):
+    with pytest.raises(DamagedFileError, match=r"policy.pt cannot be loaded"):
         collectx.load_policy(files.path)
     files.policy.unlink()
     next(files.checkpoints.glob("[0-9]*/state.pt")).write_bytes(b"")

@@ -15,7 +15,7 @@ import torch
 from configurations import through_a_file
 from user_code import graphs
 
-from collectx.errors import NotRestorable
+from collectx.errors import NotRestorableError
 from collectx.random_state import HeldGenerators, SeedWatch, seed_generators
 from collectx.state import ProcessState, dumps, load_generators, loads, reason_not_saved, save_generators
 
@@ -134,9 +134,11 @@ def test_the_envs_of_a_worker_share_the_saved_bytes_of_equal_models_and_each_env
 def test_what_cannot_be_saved_is_named():
     env = _Shared()
     env.handles = {"first": [0, (number for number in ())]}
-    with pytest.raises(NotRestorable, match=r"env cannot be saved: handles\['first'\]\[1\]: .* 'generator' object"):
+    with pytest.raises(
+        NotRestorableError, match=r"env cannot be saved: handles\['first'\]\[1\]: .* 'generator' object"
+    ):
         dumps(env, "env")
-    with pytest.raises(NotRestorable, match=r"group cannot be saved: _Shared\.handles"):
+    with pytest.raises(NotRestorableError, match=r"group cannot be saved: _Shared\.handles"):
         dumps([env], "group")
 
 
@@ -179,7 +181,7 @@ def _with_a_generator():
 def test_processes_that_cannot_be_saved_continue_to_work(make, reason):
     env = gym.vector.AsyncVectorEnv([make])
     env.reset(seed=0)
-    with pytest.raises(NotRestorable, match=reason):
+    with pytest.raises(NotRestorableError, match=reason):
         dumps(env, "env")
     env.step(np.zeros(1, int))
     env.close()
@@ -187,13 +189,13 @@ def test_processes_that_cannot_be_saved_continue_to_work(make, reason):
 
 def test_bytes_that_are_no_state_are_refused():
     for damaged in (torch.zeros(9, dtype=torch.uint8), dumps(_Shared(), "env")[:-9], torch.zeros(0, dtype=torch.uint8)):
-        with pytest.raises(NotRestorable, match="env: cannot read the saved state"):
+        with pytest.raises(NotRestorableError, match="env: cannot read the saved state"):
             loads(damaged, _Shared(), "env")
 
 
 def test_the_state_of_an_env_with_other_processes_is_refused():
     state = dumps(_Stateful(), "env")
-    with pytest.raises(NotRestorable, match="fewer objects that cannot be recreated"):
+    with pytest.raises(NotRestorableError, match="fewer objects that cannot be recreated"):
         loads(state, _Shared(), "env")
 
 
@@ -274,7 +276,7 @@ def test_sticky_actions_cannot_be_saved():
     gym.register_envs(ale_py)
     env = gym.make("ALE/Pong-v5")
     env.reset(seed=0)
-    with pytest.raises(NotRestorable, match="repeat_action_probability=0"):
+    with pytest.raises(NotRestorableError, match="repeat_action_probability=0"):
         dumps(env, "env")
 
 
@@ -321,7 +323,7 @@ def test_arrays_of_objects_are_saved_unless_they_share_memory():
         assert loaded.tolist() == saved.tolist()
     for take in (lambda base: [base[:1], base[1:]], lambda base: [base[1:], base]):
         arrays = take(_objects())
-        with pytest.raises(NotRestorable, match="an object array that is a view of another one cannot be saved"):
+        with pytest.raises(NotRestorableError, match="an object array that is a view of another one cannot be saved"):
             dumps(arrays, "arrays")
 
 
@@ -357,7 +359,7 @@ def test_functions_of_no_module_may_have_variables_of_their_own_alone():
     assert more() == 1
     loaded = loads(through_a_file(dumps([more], "function")), None, "function")[0]
     assert [loaded(), loaded(), more()] == [2, 3, 2]
-    with pytest.raises(NotRestorable, match="shares a variable but belongs to no module"):
+    with pytest.raises(NotRestorableError, match="shares a variable but belongs to no module"):
         dumps(list(counter()), "functions")
 
 
@@ -424,7 +426,7 @@ def test_tensors_share_their_storages_with_one_another_and_with_arrays():
     assert loaded[5].requires_grad
     assert loaded[6].data_ptr() == loaded[0].data_ptr()
     assert loaded[6].nbytes() == 48
-    with pytest.raises(NotRestorable, match="shared memory cannot be saved"):
+    with pytest.raises(NotRestorableError, match="shared memory cannot be saved"):
         dumps(torch.zeros(2).share_memory_(), "value")
 
 
@@ -452,5 +454,5 @@ def test_references_closures_and_slots_are_as_they_were():
     eager = graphs.Eager(4)
     eager.size = 9
     assert round_trip([eager])[0].size == 9
-    with pytest.raises(NotRestorable, match="a weak reference with a callback cannot be saved"):
+    with pytest.raises(NotRestorableError, match="a weak reference with a callback cannot be saved"):
         dumps(weakref.ref(kept, print), "value")

@@ -14,7 +14,7 @@ from collectx import env, policy, trainer
 from collectx.batch import TRAJ_IDS, to_tensordict
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
-from collectx.errors import ConfigError, TrainingDiverged
+from collectx.errors import ConfigError, TrainingDivergedError
 from collectx.trainer.actor_critic import Critic
 from collectx.trainer.base import load_moments, present_keys, remaining_fraction
 from collectx.trainer.finite import check_finite
@@ -36,7 +36,7 @@ SPEC = env.read_spec(gym(2))
 
 
 class Recorded:
-    """A `collectx.trainer.base.Collection` of batches that are there already."""
+    """A `collectx.trainer.base.BatchCollection` of batches that are there already."""
 
     def __init__(self, batches, num_episodes=0, mean_return=float("nan")):
         self.batches = list(batches)
@@ -315,7 +315,7 @@ def test_a_diverged_trainer_stops_before_it_publishes(name):
     collection = Recorded(bandit(3))
     what = r"(loss|value|(critic|policy)\.\S+) .*(nan|inf) in gradient step [12]"
     words = rf"trainer.kind=\w+: .*{what}: .*trainer.learning_rate=1e\+38"
-    with pytest.raises(TrainingDiverged, match=words):
+    with pytest.raises(TrainingDivergedError, match=words):
         made(name, **fields)[0].train(collection)
     assert collection.version == len(collection.scalars) == 0
     if name != "dqn":  # a prioritised buffer refuses NaN
@@ -337,11 +337,11 @@ def test_the_first_value_that_is_not_finite_is_named_with_its_step():
     losses, check = torch.zeros(3, 2), partial(check_finite, cfg, ["actor_loss", "critic_loss"])
     check(losses, modules, optimizer)
     losses[1, 1] = losses[2, 0] = torch.nan
-    with pytest.raises(TrainingDiverged, match="critic_loss is nan in gradient step 4:"):
+    with pytest.raises(TrainingDivergedError, match="critic_loss is nan in gradient step 4:"):
         check(losses, modules, optimizer)
     modules["critic"].weight.data[0] = torch.inf
     check = partial(check, torch.zeros(3, 2), modules, optimizer)
-    with pytest.raises(TrainingDiverged, match=r"the weight critic\.weight contains inf in gradient step 5:"):
+    with pytest.raises(TrainingDivergedError, match=r"the weight critic\.weight contains inf in gradient step 5:"):
         check()
 
 

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from collectx.transport import inference_channel
-from collectx.transport.inference_channel import END, ActionRequest, InferenceChannel
+from collectx.transport.inference_channel import NO_STEP, ActionRequest, InferenceChannel
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def test_a_worker_waits_for_the_answer_to_its_last_request(ends, monkeypatch, wi
     channel, server, client, _ = ends
     client.post(0, 1, 5, 77)
     client.post(1, 1, 5, 77)
-    client.post(1, 1, END, 77)
-    asked = [ActionRequest(77, 3, step, 1, group, 1) for group, step in ((0, 5), (1, 5), (1, END))]
+    client.post(1, 1, NO_STEP, 77)
+    asked = [ActionRequest(77, 3, step, 1, group, 1) for group, step in ((0, 5), (1, 5), (1, NO_STEP))]
     assert server.receive() == asked
     for request in (asked[0]._replace(incarnation=2), asked[0]._replace(step=4), asked[1], asked[0]):
         server.reply(request)

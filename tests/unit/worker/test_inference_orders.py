@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from collectx.transport.inference_channel import END, ActionRequest
+from collectx.transport.inference_channel import NO_STEP, ActionRequest
 from collectx.worker.inference.order import FixedOrder, ReadyOrder
 
 
@@ -24,7 +24,7 @@ def calls(num_workers, num_groups, seed, batches=3, steps=4):
     """The calls of the policy where the members step at random speeds: each posts the next step when it was acted for,
     and the next batch at once."""
     draw, order, found = random.Random(seed), FixedOrder(members(num_workers, num_groups)), []
-    script = [*range(steps), END] * batches
+    script = [*range(steps), NO_STEP] * batches
     scripts = {member: iter(script) for member in members(num_workers, num_groups)}
     able = set(scripts)
     while able:
@@ -34,7 +34,7 @@ def calls(num_workers, num_groups, seed, batches=3, steps=4):
             able.discard(member)
             continue
         order.add(request(member[0], step, member[1]))
-        if step != END:
+        if step != NO_STEP:
             able.discard(member)
         while call := order.take():
             found.append([(each.worker, each.group, each.step) for each in call])
@@ -89,7 +89,7 @@ def test_those_that_are_ready_are_acted_for_as_they_came():
         order.add(request(worker, 0, group))
     assert taken(order) == [(3, 1, 0), (0, 0, 0)]  # five envs would be too many
     order.drop(1)
-    order.add(request(2, END, group=1))
+    order.add(request(2, NO_STEP, group=1))
     assert taken(order) == []
 
 

@@ -98,6 +98,19 @@ def test_paths_lead_to_attributes_and_items():
         resolve(env, "shape[2]")
 
 
+def test_a_path_begins_in_the_outermost_layer_that_has_its_first_attribute():
+    inner = SimpleNamespace(size=[1], net=nn.Linear(1, 1), depth=0)
+    env = SimpleNamespace(env=inner, depth=1)
+    found = [handler(env).getattr_env(path) for path in ("size[0]", ".size[0]", "depth", "env.depth")]
+    assert found == [1, 1, 1, 0]
+    for path in ("none.size", "[0]"):
+        with pytest.raises((AttributeError, TypeError)):
+            handler(env).getattr_env(path)
+    new = nn.Linear(1, 1).state_dict()
+    handler(env).load_weights("net", new)
+    assert torch.equal(inner.net.state_dict()["weight"], new["weight"])
+
+
 def test_attributes_of_one_env_of_several_and_of_a_group_without_any():
     one, other = SimpleNamespace(size=1, close=print, made=object()), SimpleNamespace(size=2, close=print, made=None)
     asked = {("size",): [1, 2], (): [one, other]}

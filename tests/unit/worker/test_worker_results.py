@@ -34,7 +34,7 @@ def test_the_seeds_of_envs_and_policies(expected):
     maker = SpecMaker(config(env=counting(2), seed=5), (), 2)
     result = {f"env {index}.{life}": env_seed(5, index, life) for index in range(3) for life in (0, 1, 2)}
     for each in PLACEMENTS:
-        name = f"worker {each.worker}, index {each.index}.{each.incarnation}"
+        name = f"worker {each.worker}, index {each.run_index}.{each.incarnation}"
         result[f"policy of {name}"] = [policy_seed(5, each), policy_seed(5, each, True)]
         result[f"envs of {name}"] = env_seeds(maker.make(each.worker, ProcessHistory(each.incarnation)), 5)
     expected("seeds", result)
@@ -54,7 +54,7 @@ class Link:
         self.transport = InlineTransport(spec)
         self.inner = self.transport.link(0)
         self.slots = [self.inner.slots[slot] for slot in range(2)]
-        self.batch, self.stop, self.replies = spec, [0], []
+        self.slot_spec, self.stop, self.replies = spec, [0], []
 
     def refresh(self, read, version):
         return self.inner.refresh(read, version)
@@ -237,7 +237,7 @@ class Inner:
 
     def __init__(self):
         self.calls, self.batches, self.version, self.envs_per_worker = [], [], -1, 2
-        self.delivery = None
+        self.last_batch_info = None
 
     def publish(self, policy):
         self.version += 1
@@ -252,7 +252,7 @@ class Inner:
         if isinstance(batch, Exception):
             raise batch
         tensors, parts = batch
-        self.delivery = SimpleNamespace(parts=[Arrival(worker, 0, report) for worker, report in parts])
+        self.last_batch_info = SimpleNamespace(parts=[Arrival(worker, 0, report) for worker, report in parts])
         return tensors
 
     def change(self, kind, name, contents):
@@ -301,7 +301,7 @@ def test_a_worker_that_is_a_collector(expected, monkeypatch):
                 str({name: np.asarray(each).tolist() if name != "added" else each for name, each in values.items()})
             )
             lines.append(str({".".join(key): each.tolist() for key, each in link.slots[1].tensors.items()}))
-            lines.append(f"versions {source._versions}, last {source._acted}")
+            lines.append(f"versions {source._versions}, last {source._last_versions}")
 
         def publish(value):
             link.transport.publish({None: lambda buffer: buffer.fill_(value)})

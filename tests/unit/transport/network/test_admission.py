@@ -164,7 +164,7 @@ def test_what_a_worker_says_when_it_joins(joining, timeout_s, keepalive_s):
         (theirs, 1, "here"),
     ]
     assert [json.loads(ours.recv_bytes()), ours.recv_bytes()] == [{"host": "h", "worker": 3}, b""]
-    assert (found, made.batch, made.worker, len(made.slots)) == ({"a": 1}, spec, 3, 3)
+    assert (found, made.slot_spec, made.worker, len(made.slots)) == ({"a": 1}, spec, 3, 3)
     assert (made._progress_every_s, made._secret, made.preempted[0]) == (1.0, SECRET, 0)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from user_code.toyworker import SECRET, Toys, batch_spec
 
 from collectx import state as states
-from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
+from collectx.errors import NotRestorableError, RemoteFailure, RendezvousError
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Fill, Reply, Request, Reset, SlotReport
 from collectx.transport.network.link import NetworkLink
@@ -167,7 +167,7 @@ def _acquire_and_unpickle(link):
     """What a worker does with the envs of a request."""
     request = link.acquire()
     assert isinstance(request, Request)
-    with contextlib.suppress(NotRestorable):
+    with contextlib.suppress(NotRestorableError):
         states.loads(request.arguments[0]["rollout"]["envs"], None, "envs")
 
 

@@ -19,7 +19,7 @@ from collectx.trajectories import split_trajectories
 from collectx.worker.requests import check_forms
 
 
-class Delivery:
+class BatchConverter:
     """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`."""
 
     def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
@@ -42,7 +42,7 @@ class Delivery:
         if keywords.replay_buffer is not None:
             self._write(self._collect())
             return None
-        batch = self._stream.next(lambda: self.convert(self._collect(), self._core.steps, self._stacked))
+        batch = self._stream.next(lambda: self.convert(self._collect(), self._core.filled_steps, self._stacked))
         if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
                 batch = self._reused.copy_(batch)
@@ -52,7 +52,7 @@ class Delivery:
     def _collect(self) -> Any:
         batch = self._stream.collect()
         self.num_collected += 1
-        added = [part.report.added for part in self._core.delivery.parts]
+        added = [part.report.added for part in self._core.last_batch_info.parts]
         if any(added) and not isinstance(batch, WrittenBatch):
             self._add(batch, added)
         return batch
@@ -108,7 +108,7 @@ class Delivery:
             return
         # The first batch fixes the keys of a buffer, and only batches after a setting contain a version.
         batch.pop(SETTINGS_VERSION, None)
-        buffer, steps = self._keywords.replay_buffer, self._core.steps
+        buffer, steps = self._keywords.replay_buffer, self._core.filled_steps
         if (assembler := self._stream.assembler) is not None:
             assembler.add(self.convert(batch, steps, self._stacked))
             for frames in assembler.writes(self._keywords.trajs_per_write):

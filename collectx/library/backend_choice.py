@@ -16,7 +16,7 @@ from collectx.config.problem import PYTHON
 from collectx.errors import ConfigError
 from collectx.library.keywords import BACKENDS
 
-ONE_CONSTRUCTOR = ("backend", "num_collectors", "sync", "backend_options")
+SELECTING_KEYWORDS = ("backend", "num_collectors", "sync", "backend_options")
 _default: ContextVar[str | None] = ContextVar("collectx_service_backend", default=None)
 
 
@@ -41,7 +41,7 @@ def select(
     """Returns the one of `classes` (for `sync=False` and for `sync=True`, by backend) that the arguments of `Collector`
     select, and the arguments for it; None for `Collector` itself. Raises `ConfigError`."""
     rest = dict(keywords)
-    backend, count, sync, options = (rest.pop(name, None) for name in ONE_CONSTRUCTOR)
+    backend, count, sync, options = (rest.pop(name, None) for name in SELECTING_KEYWORDS)
     if backend is None:
         backend = _default_backend() or ("direct" if count is None else "process")
     backend = _checked(backend)
@@ -72,8 +72,8 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
         problems.append(f"num_collectors={count!r} must be an integer of at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
         callables = f"create_env_fn has {len(creates)} callables"
-        problems.append(f"num_collectors={count}, but {callables}. Give one for each, or one callable for all.")
-    if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
+        problems.append(f"num_collectors={count}, but {callables}. Pass one for each, or one callable for all.")
+    if twice := sorted(set(options) & ({*keywords, *SELECTING_KEYWORDS} - {"backend"})):
         names = " and ".join(map(repr, twice))
         are, them = ("which is a keyword", "it") if len(twice) == 1 else ("which are keywords", "them")
         problems.append(f"backend_options contains {names}, {are} of Collector. Pass {them} to Collector itself.")

@@ -14,8 +14,8 @@ from user_code.cartpoles import cartpole
 import collectx
 from collectx import BaseCollector, Collector, MultiSyncCollector, service_backend
 from collectx.errors import ConfigError
+from collectx.library.backend_choice import select
 from collectx.library.collectors import CLASSES_OF_BACKENDS
-from collectx.library.unified import select
 
 FRAMES = {"frames_per_batch": 8, "total_frames": 16}
 
@@ -117,7 +117,7 @@ def test_async_collector_has_one_worker():
     with collectx.AsyncCollector(cartpole, **FRAMES) as collector:
         assert collector.num_workers == 1
         assert next(collector).shape == (8,)
-    with pytest.raises(ConfigError, match=r"num_workers=2, but create_env_fn has 1 entry"):
+    with pytest.raises(ConfigError, match=r"num_workers=2 cannot be used: an AsyncCollector has one worker"):
         collectx.AsyncCollector(cartpole, num_workers=2, **FRAMES)
     assert issubclass(collectx.AsyncCollector, collectx.MultiAsyncCollector)
     assert collectx.aSyncDataCollector is collectx.AsyncCollector

@@ -199,6 +199,7 @@ class RemoteFailure:
         traceback: the formatted remote traceback (`traceback_of`).
         arguments: the exception's arguments if they are plain data, otherwise only its message.
         attributes: the exception's attributes that are plain data.
+        notes: the exception's notes, such as the env that raised it.
     """
 
     pickled: bytes | None
@@ -207,6 +208,7 @@ class RemoteFailure:
     traceback: str
     arguments: tuple = ()
     attributes: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
@@ -221,11 +223,12 @@ class RemoteFailure:
         arguments = _arguments(error)
         if not all(map(_is_plain, arguments)):
             arguments = (message,)
-        return cls(pickled, name, message, traceback_of(error), arguments, attributes)
+        notes = tuple(_shorten(str(note), _MAX_TEXT) for note in getattr(error, "__notes__", ()))
+        return cls(pickled, name, message, traceback_of(error), arguments, attributes, notes)
 
     def to_json(self) -> bytes:
         """Returns plain data, for connections that unpickle nothing."""
-        names = ("type_name", "message", "traceback", "arguments", "attributes")
+        names = ("type_name", "message", "traceback", "arguments", "attributes", "notes")
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
@@ -238,10 +241,10 @@ class RemoteFailure:
         if isinstance(kind, type) and issubclass(kind, Exception):
             with contextlib.suppress(Exception):
                 pickled = pickle.dumps(_Bare(kind, tuple(fields["arguments"]), fields["attributes"]))
-        return cls(pickled, **(fields | {"arguments": tuple(fields["arguments"])}))
+        return cls(pickled, **(fields | {name: tuple(fields[name]) for name in ("arguments", "notes")}))
 
     def rebuild(self, where: str) -> Exception:
-        """Returns the original exception, with a note that contains its origin and the remote traceback.
+        """Returns the original exception with its notes, and one that contains its origin and the remote traceback.
 
         If it cannot be pickled, or is not an `Exception` (a worker's `SystemExit` must not end the trainer), returns a
         `WorkerError` that names the original type.
@@ -257,5 +260,8 @@ class RemoteFailure:
                     vars(error).update(bare.attributes)
         if not isinstance(error, Exception):
             error = WorkerError(f"{self.type_name}: {self.message}")
+        # A pickled exception has its notes.
+        for note in () if hasattr(error, "__notes__") else self.notes:
+            error.add_note(note)
         error.add_note(f"raised in {where}\n{self.traceback}")
         return error

@@ -30,3 +30,10 @@ def one_more() -> None:
     counts[OTHERS] += 1
     if _notify is not None:
         _notify()
+
+
+def stepped(num_steps: int) -> None:
+    """Counts the steps of the current batch. A slow reset may follow, so the trainer hears of them at once."""
+    counts[STEPS] = num_steps
+    if _notify is not None:
+        _notify()

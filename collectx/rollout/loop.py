@@ -242,6 +242,7 @@ class Rollout:
                     for array, final in zip(following, out.observation, strict=True):
                         array[...] = final
                     if any_ended:
+                        progress.stepped(step + 1)
                         env.reset_some(out.terminated | out.truncated, following)
                     env_s += perf_counter() - acted
                     policy_s += acted - started

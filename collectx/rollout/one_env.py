@@ -68,6 +68,7 @@ class OneEnvRollout(Rollout):
                         array[step] = value
                     if any_ended:
                         views.terminated[step], views.truncated[step] = terminated, truncated
+                        progress.stepped(step + 1)
                         env.reset_some(terminated | truncated, carry)
                         terminated[0] = truncated[0] = False
                     env_s += perf_counter() - acted

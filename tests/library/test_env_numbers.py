@@ -8,7 +8,6 @@ from torchrl.envs import GymWrapper
 from user_code.numbered import Numbered
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_SYNC, RPC_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 
-from collectx import MultiAsyncCollector
 from collectx.env.env_indices import EnvNumbers
 
 
@@ -63,10 +62,11 @@ def test_workers_that_are_collectors_number_their_processes():
         assert seen([made.next()]) == {(index, index, index) for index in range(4)}
 
 
-def test_an_error_of_the_constructor_names_env_and_worker():
+@over((SHARED_ASYNC, GLOO_ASYNC, RPC_SYNC), smoke=True)
+def test_an_error_of_the_constructor_names_env_and_worker(way):
     with (
         pytest.raises(OSError, match="port") as raised,
-        MultiAsyncCollector(2 * [partial(Numbered, broken=True)], num_envs=2, frames_per_batch=8) as made,
+        make(way, partial(Numbered, broken=True), num_envs=2, frames_per_batch=8) as made,
     ):
         made.next()
     assert "raised while making env 2 of worker 1, with " in "\n".join(raised.value.__notes__)

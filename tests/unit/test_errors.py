@@ -1,5 +1,6 @@
 """An exception keeps its type, its contents and where it was raised on its way from a worker to the trainer."""
 
+import json
 import pickle
 import threading
 
@@ -84,6 +85,15 @@ def test_an_exception_keeps_its_type_message_attributes_and_traceback(error, is_
     assert "deep_inside" in came.__notes__[0]
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("error", [ValueError("wrong"), Unpicklable("a lock"), SystemExit(2)], ids=repr)
+def test_an_exception_keeps_its_notes(error, is_json):
+    error.__notes__ = ["raised while making env 1 of worker 0", "half of \ud83d a pair" + 20_000 * "3"]
+    came = travelled(error, is_json=is_json)
+    assert came.__notes__[0] == "raised while making env 1 of worker 0"
+    assert [note[:8] for note in came.__notes__[1:]] == ["half of ", "raised i"]
+
+
 def test_a_class_that_the_trainer_cannot_import_comes_back_as_text():
     failure = RemoteFailure(b"cno_such_module\nThing\n.", "no_such_module.Thing", "lost", "Traceback ...")
     error = failure.rebuild("worker 0")
@@ -162,7 +172,7 @@ def test_what_of_an_exception_travels(error, fields):
     assert (failure.type_name.removeprefix(f"{__name__}."), failure.message, *fields[2:]) == fields
     assert (failure.arguments, failure.attributes) == fields[2:]
     again = RemoteFailure.from_json(failure.to_json())
-    names = ("type_name", "message", "traceback", "arguments", "attributes")
+    names = ("type_name", "message", "traceback", "arguments", "attributes", "notes")
     assert [getattr(again, name) for name in names] == [getattr(failure, name) for name in names]
     assert type(again.rebuild("x")) is type(error)
 
@@ -171,7 +181,8 @@ def test_what_of_an_exception_travels(error, fields):
     "name", ["SystemExit", "KeyboardInterrupt", "int", "nowhere.Error", "os.path.Nothing", "print"]
 )
 def test_a_name_that_is_no_exception_comes_back_as_text(name):
-    text = f'{{"type_name": "{name}", "message": "m", "traceback": "t", "arguments": [1], "attributes": {{}}}}'
+    fields = {"message": "m", "traceback": "t", "arguments": [1], "attributes": {}, "notes": []}
+    text = json.dumps({"type_name": name, **fields})
     error = RemoteFailure.from_json(text.encode()).rebuild("worker 1")
     assert (type(error), str(error), error.__notes__) == (WorkerError, f"{name}: m", ["raised in worker 1\nt"])
 

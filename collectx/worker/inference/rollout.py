@@ -70,6 +70,7 @@ class ServedGroup(Rollout):
             for array, final in zip(following, out.observation, strict=True):
                 array[...] = final
             if any_ended:
+                progress.one_more()
                 env.reset_some(out.terminated | out.truncated, following)
             env_s += perf_counter() - began
         self.report = self._report(views, int(views.policy_version[0, 0]), views.steps, env_s, 0.0)

@@ -46,6 +46,10 @@ REFUSED = [
     (wrapped({"a": 1}), r"env.wrappers\[0\]=.* is neither a name nor"),
     (wrapped({"_target_": "gymnasium.wrappers.Nope"}), r"env.wrappers\[0\]=gymnasium.wrappers.Nope"),
     (wrapped("ClipAction"), r"env.wrappers\[0\]=ClipAction cannot wrap .*CartPole-v1.* requires a Box action space"),
+    (
+        replace(gym_vector(3, None, "async"), id=None, entry_point="user_code.cartpoles:cartpole"),
+        "env.entry_point=user_code.cartpoles:cartpole takes no num_envs, .* register the env and use env.id",
+    ),
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes: one of next_step"),
     (gym_vector(3, "disabled"), "in this vectorization mode"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "names 'nothing'"),

@@ -23,6 +23,7 @@ from collectx.batch import Layout, batch_leaves
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
+from collectx.progress import STEPS
 from collectx.rollout import loop, one_env, segments, tensors
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import Rollout, RolloutStopped
@@ -297,6 +298,20 @@ def test_how_batches_begin_and_end_follows_from_the_configuration(options, incar
     made = RolloutOptions.of(config(**options).collector, incarnation)
     assert made == replace(RolloutOptions(True), **expected)
     assert RolloutOptions.of(config().collector, has_interruptor=True).may_end_early
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_step_is_progress_before_the_resets_that_follow(monkeypatch, size):
+    """Otherwise the trainer waits for a step and a reset together. Over a network, it is told."""
+    told = []
+    rollout, _, rows = make(replace(counting(size), episode_length=2), None, 4)
+    monkeypatch.setattr(rollout.group, "reset_some", lambda *_: told.append("reset"))
+    progress.report_to(progress.counts, lambda: told.append(progress.counts[STEPS]))
+    try:
+        rollout.collect(rows, 0)
+    finally:
+        progress.report_to(progress.counts)
+    assert told[:2] == [2, "reset"]
 
 
 def test_a_reset_is_progress_and_begins_new_trajectories():

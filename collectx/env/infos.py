@@ -168,7 +168,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     missing = next(name for name in names if name not in examples)
     raise SpaceError(
         f"env.info_keys names {missing!r}, but the infos of an episode with random actions contain "
-        f"{', '.join(map(repr, sorted(known))) or 'nothing'}. If {missing!r} appears only in other episodes, declare "
+        f"{', '.join(map(repr, sorted(known))) or 'no entry'}. If {missing!r} appears only in other episodes, declare "
         f"it: {_example(missing)}"
     )
 
@@ -216,14 +216,17 @@ def _form(name: str, value: Any, path: Path) -> Any:
     if not is_numeric(array.dtype):
         raise SpaceError(
             f"env.info_keys cannot keep {_dotted(name, path)!r}, because its value {value!r:.100} is not a number, an "
-            "array or a dict of these"
+            "array or a dict of these. Leave it out"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 
 
 def _example(name: str) -> str:
     """Returns how to declare the entry `name`."""
-    return f"'env.info_keys=[{{{name}: float32}}]', or '[{{{name}: [float32, 3]}}]' for an array of 3"
+    return (
+        f"'env.info_keys=[{{{name}: float32}}]', in Python info_keys=[{{{name!r}: 'float32'}}]. For an array of 3, "
+        "write [float32, 3] as the value, in Python ['float32', 3]"
+    )
 
 
 def _dotted(name: str, path: Path) -> str:

@@ -83,7 +83,7 @@ def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: flo
         if time.monotonic() > deadline:
             reason = "exists, but the trainer wrote no rendezvous.json" if files.path.is_dir() else "does not exist"
             raise RendezvousError(
-                f"no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
+                f"found no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
                 f"folder {files.path} {reason}. It must be on a file system that all nodes share: choose one with "
                 "hydra.run.dir or hydra.sweep.dir. Or the trainer failed before it listened: see its log."
             )

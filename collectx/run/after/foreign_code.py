@@ -48,8 +48,8 @@ def check_checkpoints(files: RunFolder) -> None:
     for path in _checkpoint_paths(files):
         if path.exists() and path.stat().st_mode & 0o022:
             raise ConfigError(
-                f"{path}: others can write to it, and checkpoints contain env pickles, which execute code. If no file "
-                f"was changed, run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust."
+                f"others can write to {path}, and checkpoints contain env pickles, which execute code. If no file was "
+                f"changed, run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust."
             )
 
 

@@ -137,7 +137,7 @@ def _shared_memory() -> Iterator[Finding]:
 
     try:
         SharedMemory("doctor").map(_MB).fill_(1)
-        yield Finding(OK, "shared memory works, and batches do not need /dev/shm")
+        yield Finding(OK, "can be allocated; batches do not need /dev/shm")
     except OSError as error:
         advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
         yield Finding(PROBLEM, f"cannot map an anonymous file: {error}", advice)

@@ -98,7 +98,7 @@ class EnvNumbers:
             shown = "the env whose spaces the trainer reads"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
-            error.add_note(f"raised while {name} made {which}")
+            error.add_note(f"raised while {name}() made {which}")
             raise
 
 

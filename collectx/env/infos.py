@@ -57,7 +57,9 @@ class InfoKeys:
         for name, form in self.declared.items():
             parts = list(_walk(name, form, ()))
             if not parts:
-                raise SpaceError(f"env.info_keys cannot keep {name!r}, because it is an empty dict")
+                raise SpaceError(
+                    f"env.info_keys cannot keep {name!r}, because it is an empty dict. Remove it from env.info_keys"
+                )
             self._entries[name] = Leaves(parts)
         self.leaves = tuple(
             leaf
@@ -216,7 +218,7 @@ def _form(name: str, value: Any, path: Path) -> Any:
     if not is_numeric(array.dtype):
         raise SpaceError(
             f"env.info_keys cannot keep {_dotted(name, path)!r}, because its value {value!r:.100} is not a number, an "
-            "array or a dict of these. Leave it out"
+            "array or a dict of these. Remove it from env.info_keys"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 

@@ -201,7 +201,7 @@ def test_what_the_buffer_cannot_do_changes_nothing():
             take({"a": 1})
     with pytest.raises(ShapeError, match=unlike):
         buffer.extend(other)
-    with pytest.raises(ShapeError, match="the key .index."):
+    with pytest.raises(ShapeError, match=r"the key .index."):
         buffer.extend(buffer.sample(2))
     with pytest.raises(ValueError, match="UniformSampler does not use priorities"):
         buffer.update_priority(torch.tensor([0]), torch.tensor([1.0]))

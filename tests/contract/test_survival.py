@@ -164,7 +164,7 @@ FAULTS = {
     "stop_iteration": (RuntimeError, "StopIteration"),
     # Of the worker's process.
     "exits": (WorkerError, "SystemExit"),
-    "killed": (WorkerDied, r"worker [01] \(log: .*/worker-[01].log\)"),
+    "killed": (WorkerDied, r"worker [01] \(log: .*/worker-[01]\.log; pid \d+\)"),
 }
 
 

@@ -39,9 +39,9 @@ _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "packa
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _VALUES = {"cfg": ("job", "hydra", "all")}
 _BLOCKED = {
-    "--experimental-rerun": "cannot be used, because it executes a pickle and writes into the old run folder. Use "
+    "--experimental-rerun": "cannot be used: it executes a pickle and writes into the old run folder. Use "
     "`collectx reproduce RUN_DIR [overrides]`.",
-    "--config-path": "cannot be used, as the packaged choices are always there. Add your own with --config-dir DIR.",
+    "--config-path": "cannot be used: it would replace the choices of collectx. Add your own with --config-dir DIR.",
 }
 
 
@@ -92,8 +92,12 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument(short, f"--{name}", dest=name, metavar="VALUE", choices=_VALUES.get(name))
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
-        raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid names: {wrong[3]}." if wrong else f"{message}.")
+        if wrong := re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+            choices = wrong[3].replace("'", "")
+            raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid names: {choices}.")
+        if wrong := re.fullmatch(r"argument .*(--\S+): ignored explicit argument '(.*)'", message):
+            raise UsageError(f"{wrong[1]} takes no value, but got '{wrong[2]}'. Write the flag alone: {wrong[1]}")
+        raise UsageError(f"{message}.")
 
 
 class _Blocked(argparse.Action):
@@ -121,6 +125,8 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
         return f". Did you mean {near}?"
     if subcommand not in COMPOSING or not flag.startswith("--"):
         return f". {synopsis(usage)}" if usage else f". To list them: collectx {subcommand} --help"
+    if flag == "--resume":
+        return ". To continue a run: collectx resume RUN_DIR"
     # The words after the flag include its value, if it has one.
     value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
     return f". Write options without dashes: {flag.lstrip('-')}={value if value[:1] not in ('', '-') else 'true'}"

@@ -92,7 +92,8 @@ class Composer:
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
         if config_dir is not None and not os.path.isdir(config_dir):
-            raise ConfigError(f"there is no folder '{config_dir}' (--config-dir).")
+            what = f"'{config_dir}' is a file" if os.path.exists(config_dir) else f"there is no folder '{config_dir}'"
+            raise ConfigError(f"{what}. Name the folder that contains your choices: --config-dir DIR")
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
@@ -266,14 +267,19 @@ def folder_of(node: DictConfig, key: str) -> str:
         raise ConfigError(f"{key}={as_written(node, key)} {_why_unresolved(error)}") from error
 
 
-def _why_unresolved(error: OmegaConfBaseException) -> str:
-    """Returns a predicate with what OmegaConf says about an interpolation; for an unknown resolver also how to register
-    one."""
+def _why_unresolved(error: OmegaConfBaseException, where: str = "") -> str:
+    """Returns a predicate with what OmegaConf says about an interpolation, and what to do; `where` stands between the
+    two."""
     text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
-    text = f"cannot be resolved: {text}"
+    advice = "."
     if isinstance(error, UnsupportedInterpolationType):
-        text += ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)"
-    return text
+        advice = ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)."
+    elif missing := re.fullmatch(r"Environment variable '(.*)' not found", text):
+        text = f"the environment variable '{missing[1]}' is not set"
+        advice = f". Set it, or write a default: ${{oc.env:{missing[1]},VALUE}}"
+    elif missing := re.fullmatch(r"Interpolation key '(.*)' not found", text):
+        text = f"there is no key '{missing[1]}'"
+    return f"cannot be resolved: {text}{where}{advice}"
 
 
 def as_written(node: DictConfig, key: str) -> Any:
@@ -347,4 +353,4 @@ def _plain(node: DictConfig, key: str) -> Any:
         return value
     except OmegaConfBaseException as error:
         where = "" if error.full_key in (None, "", node._get_full_key(key)) else f" ({error.full_key})"
-        return Unresolved(f"{_why_unresolved(error)}{where}")
+        return Unresolved(_why_unresolved(error, where))

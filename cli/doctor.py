@@ -9,8 +9,8 @@ from collectx.errors import ConfigError
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx doctor [--json]: checks this machine and its cluster: versions, backends, cores, memory, open files, network,
-SLURM, Ray, GPUs, folders, clock. It starts no worker and no job.
+collectx doctor [--json]: check this machine and its cluster: versions, backends, cores, memory, open files, network,
+SLURM, Ray, GPUs, folders, clock. This starts no worker and no job.
 
   ok       works
   absent   an optional part that is not here

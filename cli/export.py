@@ -106,7 +106,7 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
     count = sum(data.export(each, target, name, int(fps), options.get("task", "")) for each in sets)
-    printing.say(f"added {count:,} episodes to {target}")
+    printing.say(f"added {count:,} episode{'s' * (count != 1)} to {target}")
     return 0
 
 

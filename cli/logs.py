@@ -26,7 +26,7 @@ def _logs(arguments: Arguments) -> int:
         raise ConfigError(f"logs: name one role, not {len(words)} ({', '.join(words)}), or none to see all.")
     role = words[0] if words else None
     if role is not None and role not in (known := roles(run)):
-        raise ConfigError(f"logs: the run has no role {role}{did_you_mean(role, known)}")
+        raise ConfigError(f"logs: there is no role '{role}'{did_you_mean(role, known)}")
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = "there are no logs" if role is None else f"{role} has no log"
         printing.note(

@@ -65,7 +65,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             broken.add(key)
             continue
         if key in _FOLDERS and pattern in ("", None):
-            problems.append(f"{text} names no folder. Name one, or leave this out for a new folder.")
+            problems.append(f"{text} names no folder. Name one, or leave the option out for a new folder.")
             continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.

@@ -14,7 +14,7 @@ from collectx.jobs.status import NamedRun
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx plan [overrides] [-m] [flags]: shows what `collectx run` with the same arguments would do, and starts nothing:
+collectx plan [overrides] [-m] [flags]: show what `collectx run` with the same arguments would do, and start nothing:
 processes, cores, memory, bytes per batch, time, files, and what SLURM is asked for; with -m the totals over all points.
 One env is made in this process to read its spaces, stepped for a moment, and closed.
 

@@ -16,6 +16,7 @@ from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.config.problem import counted
 from collectx.config.schema.collector import SCHEDULES
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
@@ -71,7 +72,8 @@ def _reproduce(arguments: Arguments) -> int:
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
     if change is not None:
-        printing.note(f"{old.path} was resumed after {change.batches} batches {change.reason}; it repeats only these.")
+        first = counted(change.batches, "batch", "batches")
+        printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {first} will be repeated.")
     is_cut = ended != "completed" or change is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")

@@ -25,7 +25,7 @@ from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
-from collectx.config.problem import YAML
+from collectx.config.problem import YAML, counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFileError, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
@@ -188,7 +188,7 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
     task.outcomes += outcomes
     if num_alive := sum(not run.status.has_ended for run in outcomes):
         command = f"collectx cancel {shlex.quote(str(root))}"
-        printing.note(f"{num_alive} points may still be running after this command. To stop them: {command}")
+        printing.note(f"{counted(num_alive, 'point')} may still be running after this command. To stop them: {command}")
 
 
 def _check_resume(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:

@@ -23,6 +23,7 @@ from collectx.cli import run
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.compose import Composed, Composer, parsed
 from collectx.config.check import check_section
+from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import cores
@@ -30,13 +31,13 @@ from collectx.run.folder.layout import folder_errors
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx tune [overrides] [tune.minutes=5] [flags]: runs the configuration with different numbers of workers, envs per
-worker, torch threads, slots, with and without overlap and inference server, for some seconds each, drops slow ones
-early, and measures the fastest beside your settings. Options that are overridden on the command line keep their value.
-collector.frames_per_batch never changes, and with tune.exact=true, the default for a trainer that learns, neither do
-rows, steps and lag of batches. `collectx list tune` documents tune.*.
+collectx tune [overrides] [tune.minutes=5] [flags]: find the fastest number of workers, envs per worker, torch threads
+and slots, with or without overlap and inference server. Each setting runs for some seconds, slow ones are dropped
+early, and the fastest are measured beside your settings. Options that you override keep their value.
+collector.frames_per_batch never changes. With tune.exact=true, the default for a trainer that learns, batches also
+keep their rows, steps and lag. `collectx list tune` documents tune.*.
 
-Writes an experiment file with the overrides and the fastest values, and prints the command that uses it.
+tune writes an experiment file with your overrides and the fastest values, and prints the command that uses it.
 
   -o, --output FILE   DIR/experiment/NAME.yaml; by default experiment/tuned.yaml in --config-dir, or in ./conf
 
@@ -63,7 +64,8 @@ def _tune(arguments: Arguments) -> int:
     if (load := os.getloadavg()[0]) > cores.num_cores() / 2:
         printing.note(f"other programs use this machine (load {load:.1f}): differences may be within the noise.")
     more = "; tune.exact=false searches more" if exact else ""
-    printing.say(f"searches {', '.join(points[0])}: {len(points)} points, about {options.minutes:g} minutes{more}")
+    minutes = f"{options.minutes:g} minute{'s' * (options.minutes != 1)}"
+    printing.say(f"searches {', '.join(points[0])}: {counted(len(points), 'point')}, about {minutes}{more}")
 
     def is_valid(values: Mapping[str, Any]) -> bool:
         tried = composer.check([*words, *tune.words(values)])

@@ -137,7 +137,7 @@ def _shared_memory() -> Iterator[Finding]:
 
     try:
         SharedMemory("doctor").map(_MB).fill_(1)
-        yield Finding(OK, "an anonymous file can be mapped; slots need no /dev/shm")
+        yield Finding(OK, "can be allocated; batches do not need /dev/shm")
     except OSError as error:
         advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
         yield Finding(PROBLEM, f"cannot map an anonymous file: {error}", advice)
@@ -282,7 +282,7 @@ def _clock() -> Iterator[Finding]:
     now_s, built_s = time.time(), Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
     is_wrong = now_s + _SKEW_S < built_s
-    wrong = Finding(PROBLEM, f"{text} is before the installation of collectx", "set the clock (NTP).")
+    wrong = Finding(PROBLEM, f"the clock shows {text}, which is before collectx was installed", "set the clock (NTP).")
     yield wrong if is_wrong else Finding(OK, text)
 
 

@@ -223,7 +223,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     written: Section = {
         "folder": str(files.path),
         ".hydra, snapshot": "configuration, versions, uncommitted changes",
-        "metrics.jsonl": "one line per batch" if num_batches is None else f"{num_batches} lines",
+        "metrics.jsonl": "one line per batch" if num_batches is None else counted(num_batches, "line"),
         "policy.pt": "the last published weights, at the end",
         "events.jsonl, result.json": "starts, failures, checkpoints; the end",
         "logs": "one file per role that prints or fails",

@@ -197,7 +197,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def _check_usable(self) -> None:
         if not self._finalizer.still_active():
-            raise RuntimeError("this collector is closed. Make a new one")
+            raise RuntimeError("this collector is closed. Create a new one")
         if self._failure is not None:
             raise self._failure
 

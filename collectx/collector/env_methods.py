@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from collectx.collector.collector import CollectorCore
+from collectx.config.problem import counted
 from collectx.worker.env_settings import contents_of_each
 
 _T = TypeVar("_T")
@@ -92,8 +93,8 @@ def _by_worker(core: CollectorCore, name: str, values: Sequence[Any]) -> list[tu
         return contents
     if not ready or len(values) != len(ready) * rows:
         raise ValueError(
-            f"set_attr({name!r}): got {len(values)} values for {num_envs} envs. To set this list in each env, pass "
-            f"[values] * {num_envs}"
+            f"set_attr({name!r}) got {counted(len(values), 'value')} for {counted(num_envs, 'env')}. Pass one for each "
+            f"env. If the list itself is the value, pass [values] * {num_envs}"
         )
     others = [contents[worker % len(ready)] for worker in range(num_envs // rows)]
     return [dict(zip(ready, contents, strict=True)).get(worker, other) for worker, other in enumerate(others)]

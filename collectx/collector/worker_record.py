@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from collectx.collector.settings import Setting
+from collectx.config.problem import counted
 from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
@@ -116,19 +117,21 @@ class FailurePolicy:
         if isinstance(error, JobEnded) and self.max_requeues:
             if worker.history.num_requeues < self.max_requeues:
                 return FailureAction.REQUEUE
-            error.add_note(f"{worker.name} was already requeued {self.max_requeues} times (launcher.max_requeues).")
+            error.add_note(
+                f"{worker.name} was already requeued {counted(self.max_requeues, 'time')} (launcher.max_requeues)."
+            )
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
                 return FailureAction.DROP
             error.add_note(
-                f"{worker.name} was not dropped: only {num_others} workers would be left, and "
+                f"{worker.name} was not dropped: only {counted(num_others, 'worker')} would be left, and "
                 f"collector.min_workers={self.min_workers}."
             )
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
                 return FailureAction.RESTART
             error.add_note(
-                f"{worker.name} was not restarted: the run used all {self.max_restarts} restarts "
+                f"{worker.name} was not restarted: the run used all {counted(self.max_restarts, 'restart')} "
                 "(collector.max_restarts, for all workers together)."
             )
         return FailureAction.END_RUN

@@ -181,7 +181,7 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
         if value == "":
-            return Problem(path, "is empty", advice=f"give {describe(hint, language)}.")
+            return Problem(path, "is empty", advice=f"set it to {describe(hint, language)}.")
         rule = out_of_range(str(value), limits, language) if "choices" in limits else None
         has_keys = language is YAML and describe(hint, language) == language.types[dict]
         rule = rule or wrong_type(hint, language)

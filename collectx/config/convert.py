@@ -97,7 +97,8 @@ def _describe(hint: Any, language: Language) -> str:
             return "a list"
         # "an integer" becomes "integers".
         items = " or ".join(f"{_describe(each, language).split(' ', 1)[-1]}s" for each in members(item))
-        return f"a list of {items}" + (", such as [1,2]" if item is int else "")
+        example = "[1,2]" if language.reads_text else "[1, 2]"
+        return f"a list of {items}" + (f", such as {example}" if item is int else "")
     return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
 
 
@@ -105,7 +106,8 @@ def wrong_type(hint: Any, language: Language = YAML) -> str:
     """Returns the predicate of a value of another type, such as "is neither an integer nor null."."""
     names = [name for member in members(hint) for name in _describe(member, language).split(" or ")]
     if any((typing.get_origin(member) or member) in _LISTS for member in members(hint)):
-        return f"is not {describe(hint, language)}."
+        types = [_describe(member, language) for member in members(hint)]
+        return f"is neither {' nor '.join(types)}." if len(types) == 2 else f"is not {either(types)}."
     if len(names) == 2:
         return f"is neither {names[0]} nor {names[1]}."
     return f"is not {either(dict.fromkeys(names))}."

@@ -44,6 +44,10 @@ class Language:
         return _WORD.sub(lambda found: self.name(found[1]) or found[1], text)
 
 
+# As in 1e+30 or 1e-05, which users type as 1e30 and 1e-5.
+_EXPONENT = re.compile(r"e\+?(-?)0*")
+
+
 def _yaml_value(value: Any) -> str:
     text = _typed(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -55,7 +59,7 @@ def _typed(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_typed(each)}' for key, each in value.items())}}}"
     if isinstance(value, float):
-        return str(value).removesuffix(".0")
+        return _EXPONENT.sub(r"e\1", str(value).removesuffix(".0"))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

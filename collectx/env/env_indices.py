@@ -62,7 +62,9 @@ class EnvNumbers:
         try:
             return format(self._number(match), match[6] or "")
         except (ValueError, OverflowError) as error:
-            raise ConfigError(f"{match[0]}: {error}. Use a format for an integer, such as {{env_index:03d}}.") from None
+            raise ConfigError(
+                f"{match[0]} cannot be filled in: {error}. Use a format for an integer, such as {{env_index:03d}}."
+            ) from None
 
     def _number(self, match: re.Match[str]) -> int:
         name, operator, factor, sign, offset, _ = match.groups()
@@ -93,10 +95,10 @@ class EnvNumbers:
         except CollectxError:
             raise
         except Exception as error:
-            shown = "an env whose spaces the trainer reads"
+            shown = "the env whose spaces the trainer reads"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
-            error.add_note(f"raised while making {which}, with {name}")
+            error.add_note(f"raised while {name}() made {which}")
             raise
 
 

@@ -128,9 +128,8 @@ class GymEnv(Env):
 
     def _explain(self, error: Exception, e: int) -> None:
         """Adds a note to an error of env `e` in a step; raises `ShapeError` if the env uses Gym's old interface."""
-        where = f"env {e} of this group of {self.spec.num_envs}"
-        refuse(error, "step", where)
-        error.add_note(f"in {where}, while stepping")
+        refuse(error, "step", f"env {e}")
+        error.add_note(f"raised in step of env {e} (of {self.spec.num_envs})")
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         self.reset_options = options or {}
@@ -148,9 +147,8 @@ class GymEnv(Env):
             write_env(self._leaves, out, e, self._values(*result))
             return result[1]
         except Exception as error:
-            where = f"env {e} of this group of {self.spec.num_envs}"
-            refuse(error, "reset", where, result)
-            error.add_note(f"in {where}, while resetting")
+            refuse(error, "reset", f"env {e}", result)
+            error.add_note(f"raised in reset of env {e} (of {self.spec.num_envs})")
             raise
 
     def _values(self, observation: Any, info: dict) -> list[Any]:
@@ -185,7 +183,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
     the reward is not a number, or an integer that float32 cannot represent."""
     if isinstance(reward, float | np.floating):
         return float(reward)
-    source, advice = "" if e is None else f" from env {e} of the group", "Return a float from step"
+    source, advice = "" if e is None else f" from env {e}", "Return a float from step"
     if isinstance(reward, int | np.integer):
         return _stored_integer(int(reward), source)
     try:

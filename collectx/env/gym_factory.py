@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium
 
+from collectx.config.problem import YAML
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.mujoco_warnings import show_once
@@ -45,7 +46,11 @@ def _check_env(env: Any, cfg: GymEnvConfig | GymVectorEnvConfig) -> None:
     """Raises `ConfigError` if an entry point returned something else than an env, such as a number. Classes that are
     no `gymnasium.Env` but have its methods are accepted."""
     if not hasattr(env, "step"):
-        text = repr(env) if env is None else f"{env!r} ({type(env).__name__})"
+        text = (
+            repr(env)
+            if env is None or isinstance(env, int | float | str)
+            else f"an object of type {type(env).__name__}"
+        )
         raise ConfigError(
             f"env.entry_point={cfg.entry_point} returned {text}, which is not an env. Return a gymnasium.Env."
         )
@@ -105,7 +110,10 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymn
     name, arguments = named_call(item)
     is_one = not isinstance(item, Mapping) or "_target_" in item or len(item) == 1
     if not is_one or not isinstance(arguments, Mapping):
-        raise ConfigError(f"{where}={item} is neither a name nor {{name: {{argument: value}}}}.")
+        raise ConfigError(
+            f"{where}={YAML.show(item)} must be a name, or a name with arguments, such as "
+            "{TimeLimit:{max_episode_steps:200}}."
+        )
     return partial(_wrap, resolve(name, where), arguments, where)
 
 

@@ -23,6 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from collectx.config.problem import did_you_mean, either
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -42,7 +43,7 @@ from collectx.state import ProcessState
 
 # Seconds that the processes of an async env may take to finish a step before they are killed.
 _CLOSE_S = 2.0
-_MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
+_MODES = [mode.name.lower() for mode in AutoresetMode]
 
 
 def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> Env:
@@ -385,7 +386,8 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            f"{env} does not say how it resets (no autoreset_mode in its metadata). Set env.autoreset_mode, {_MODES}"
+            f"{env} does not say how it resets (no autoreset_mode in its metadata). Set env.autoreset_mode to "
+            f"{either(_MODES)}"
         )
     if configured not in (None, mode):
         raise ConfigError(
@@ -401,4 +403,4 @@ def _parse_mode(value: Any) -> AutoresetMode | None:
     for mode in AutoresetMode:
         if str(value).replace("_", "").lower() == mode.value.lower():
             return mode
-    raise ConfigError(f"env.autoreset_mode={value}: {_MODES}")
+    raise ConfigError(f"env.autoreset_mode={value} is unknown{did_you_mean(str(value), _MODES)}")

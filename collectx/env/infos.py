@@ -57,7 +57,9 @@ class InfoKeys:
         for name, form in self.declared.items():
             parts = list(_walk(name, form, ()))
             if not parts:
-                raise SpaceError(f"env.info_keys cannot keep {name!r}, because it is an empty dict")
+                raise SpaceError(
+                    f"env.info_keys cannot keep {name!r}, because it is an empty dict. Remove it from env.info_keys"
+                )
             self._entries[name] = Leaves(parts)
         self.leaves = tuple(
             leaf
@@ -168,7 +170,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     missing = next(name for name in names if name not in examples)
     raise SpaceError(
         f"env.info_keys names {missing!r}, but the infos of an episode with random actions contain "
-        f"{', '.join(map(repr, sorted(known))) or 'nothing'}. If {missing!r} appears only in other episodes, declare "
+        f"{', '.join(map(repr, sorted(known))) or 'no entry'}. If {missing!r} appears only in other episodes, declare "
         f"it: {_example(missing)}"
     )
 
@@ -216,14 +218,17 @@ def _form(name: str, value: Any, path: Path) -> Any:
     if not is_numeric(array.dtype):
         raise SpaceError(
             f"env.info_keys cannot keep {_dotted(name, path)!r}, because its value {value!r:.100} is not a number, an "
-            "array or a dict of these"
+            "array or a dict of these. Remove it from env.info_keys"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 
 
 def _example(name: str) -> str:
     """Returns how to declare the entry `name`."""
-    return f"'env.info_keys=[{{{name}: float32}}]', or '[{{{name}: [float32, 3]}}]' for an array of 3"
+    return (
+        f"'env.info_keys=[{{{name}: float32}}]', in Python info_keys=[{{{name!r}: 'float32'}}]. For an array of 3, "
+        "write [float32, 3] as the value, in Python ['float32', 3]"
+    )
 
 
 def _dotted(name: str, path: Path) -> str:

@@ -180,7 +180,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
             limits, low, high = np.iinfo(dtype), array.min(), array.max()
             got = f"with the value {low}" if low == high else f"with values from {low} to {high}"
             expected = f"dtype {dtype} ({limits.min} to {limits.max})"
-    where = "the env" if e is None else f"env {e} of the group"
+    where = "the env" if e is None else f"env {e}"
     is_info = leaf.key[0] == "info"
     says = "but info_keys declares, or the first info had," if is_info else "but its space has"
     raise ShapeError(f"{where} returned {'.'.join(leaf.key)} {got}, {says} {expected}")

@@ -55,6 +55,8 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
     plain = value is None or isinstance(value, int | float | str)
     return repr(value) if plain else f"{type(value).__module__}.{type(value).__qualname__}"
 

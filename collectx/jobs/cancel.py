@@ -38,8 +38,10 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
     known = [each for each in states if not isinstance(each, LauncherError)]
     orphans = [job for each in known for job, state in each.items() if not state.is_over]
     if ended := len(runs) - len(living):
-        finished = f"{ended} of {len(runs)} runs have" if len(runs) > 1 else f"{runs[0].path} has"
-        printing.say(f"{finished} already finished{'; nothing to cancel' if not living else ''}")
+        finished = (
+            f"{ended} of {len(runs)} runs {'has' if ended == 1 else 'have'}" if len(runs) > 1 else f"{runs[0].path} has"
+        )
+        printing.say(f"{finished} already ended{', so there is nothing to cancel' if not living else ''}")
     jobs: list[str] = []
     processes: list[int] = []
     mine: list[NamedRun] = []

@@ -86,8 +86,9 @@ def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
         time.sleep(_POLL_S)
     if not run_folder.job_spec.exists():
         print(
-            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {run_folder.job_spec} does not exist. "
-            "The trainer's job waits in the queue, failed before it made its collector, or uses another file system.",
+            f"found no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {run_folder.job_spec} does not "
+            "exist. The trainer's job waits in the queue, failed before it made its collector, or uses another "
+            "file system.",
             file=sys.stderr,
         )
         return False

@@ -85,7 +85,7 @@ def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s
                 "exists, but the trainer wrote no rendezvous.json" if run_folder.path.is_dir() else "does not exist"
             )
             raise RendezvousError(
-                f"no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
+                f"found no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
                 f"folder {run_folder.path} {reason}. It must be on a file system that all nodes share: choose one with "
                 "hydra.run.dir or hydra.sweep.dir. Or the trainer failed before it listened: see its log."
             )

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from collectx.config.problem import counted
 from collectx.errors import ConfigError
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted
@@ -106,7 +107,7 @@ def _size_problems(run: NamedRun, job: str) -> list[str]:
     if not cores or tasks * each <= cores:
         return []
     return [
-        f"collector.num_workers={tasks - 1}: trainer and workers are {tasks} tasks of {each} cores ({tasks * each}), "
-        f"and the allocation of job {job} has {cores} (SLURM_JOB_CPUS_PER_NODE={text}): use fewer workers or a "
-        "larger allocation, or submit a job with env -u SLURM_JOB_ID."
+        f"collector.num_workers={tasks - 1} needs {counted(tasks * each, 'core')}, {each} for each worker and the "
+        f"trainer, but the allocation of job {job} has {cores} (SLURM_JOB_CPUS_PER_NODE={text}). Use fewer workers or "
+        "a larger allocation, or submit a job of its own: env -u SLURM_JOB_ID collectx run ..."
     ]

@@ -87,7 +87,8 @@ def _submit_and_watch(
     _remove_traces(refused)
     for text in dict.fromkeys(refusals.values()):
         count = sum(each == text for each in refusals.values())
-        again = f"{count} of {len(runs)} runs are not submitted. Repeat this command to submit what is missing"
+        verb = "was" if count == 1 else "were"
+        again = f"{count} of {len(runs)} runs {verb} not submitted. Repeat this command to submit what is missing"
         if sweep is not None and not any(word.startswith("hydra.sweep.dir=") for word in argv):
             again += f", with hydra.sweep.dir={shlex.quote(str(sweep.absolute()))}"
         printing.note(f"{again}: {text}")

@@ -82,7 +82,7 @@ class Collector(BaseCollector):
         """
         if keywords:
             raise ValueError(
-                f"resets take no {' or '.join(map(repr, keywords))}. Use set_seed() or set_reset_options()"
+                f"reset() does not take {' or '.join(map(repr, keywords))}. Use set_seed() or set_reset_options()"
             )
         if index is None:
             super().reset()

@@ -51,7 +51,7 @@ def port_number(port: int | str | None) -> int | None:
     """Returns a port, which may be passed as digits like in TorchRL, as a number. Raises `ValueError` for other
     texts."""
     if isinstance(port, str) and not port.isdecimal():
-        raise ValueError("must be a port number.")
+        raise ValueError("must be a port number, such as 10003.")
     return None if port is None else int(port)
 
 

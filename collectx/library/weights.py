@@ -159,7 +159,7 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
         ValueError: shapes differ, or the numbers of weights of the two modules.
     """
     if not isinstance(policy, nn.Module):
-        raise TypeError(f"the policy {policy!r} is not a module, so it has no weights. Call this without arguments")
+        raise TypeError(f"the policy {policy!r} is not a module, so it has no weights. Call the method without weights")
     if weights is policy:
         return
     if isinstance(weights, nn.Module):

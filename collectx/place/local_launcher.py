@@ -140,9 +140,9 @@ class LocalLauncher(Launcher):
         server takes longer than `collector.start_timeout_s`."""
         if multiprocessing.current_process().daemon:
             raise LauncherError(
-                f"{multiprocessing.current_process().name} is a daemonic process, as those of multiprocessing.Pool "
-                "are, and Python lets it start no other process: collect in it (Collector, collector=single), or use "
-                "concurrent.futures.ProcessPoolExecutor, whose processes may start others."
+                f"{multiprocessing.current_process().name} is a daemonic process, such as one of multiprocessing.Pool, "
+                "which Python does not allow to start workers. Collect in it (collector=single, in Python Collector), "
+                "or use concurrent.futures.ProcessPoolExecutor."
             )
         mark = descendants.new_mark()
         process: Any = multiprocessing.get_context("forkserver").Process(
@@ -186,7 +186,8 @@ class LocalLauncher(Launcher):
             timeout_s = self._start_timeout_s
             raise WorkerTimeout(
                 f"{process.name} was not forked within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): the "
-                "fork server, a process of this machine that imports what workers need, hangs or has not started yet."
+                "fork server, which first imports what workers need, is slow or hangs. If it is slow, raise "
+                "collector.start_timeout_s."
             ) from None
         thread.join()
         if error is not None:

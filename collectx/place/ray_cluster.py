@@ -46,8 +46,8 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
-            f"{source}launcher.ray_init_config={dict(options)}: {str(error).rstrip('.')}.{token} Start a cluster by "
-            "`ray start --head`, or give no address, which starts one on this machine."
+            f"{source}launcher.ray_init_config={dict(options)}: {str(error).rstrip('.')}.{token} Start a cluster "
+            "with `ray start --head`, or leave the address out to start one on this machine."
         ) from error
     finally:
         # `ray.init` replaces it.

@@ -182,7 +182,7 @@ class ArgumentsStep(Step):
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
                 f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, but "
-                f"returned {returned}"
+                f"this one returned {returned}"
             )
         if not self.writes:
             self.writes = [*self._actions, *((f"output{i}",) for i in range(1, len(result) - num_actions + 1))]
@@ -362,7 +362,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     for key in (*actions, *(key for key in outputs if key not in actions)):
         value, name, is_action = outputs[key], key_names([key]), key in actions
         if not isinstance(value, torch.Tensor):
-            raise ShapeError(f"the policy returned {type(value).__name__} for {name}, not a tensor")
+            raise ShapeError(f"the policy returned {type(value).__name__} for {name}, but must return a tensor")
         if value.shape[:dims] != size:
             raise ShapeError(
                 f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}. "
@@ -385,8 +385,9 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
             _cast(value, leaf)
         elif (seen := observed.get(key, leaf)) != leaf:
             raise ShapeError(
-                f"the policy overwrites {name}, which the env observes as {list(seen.shape)} {seen.dtype}, with "
-                f"{list(shape)} {leaf.dtype}, and a batch can store only one of the two. Write it under another key."
+                f"the policy writes {name} with shape {list(shape)}, {leaf.dtype}, but the env writes it with shape "
+                f"{list(seen.shape)}, {seen.dtype}, and a batch can only store one of the two. Write the policy's "
+                "output under another key."
             )
         is_reshaped = dims > 1 or shape != leaf.shape
         records.append(Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_action, is_reshaped))

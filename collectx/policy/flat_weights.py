@@ -69,7 +69,7 @@ class FlatWeights:
                 if tensor is None or id(tensor) in seen:
                     continue
                 if nn.parameter.is_lazy(tensor):
-                    raise ValueError(f"the lazy parameter {name} has no shape yet: call the module once first")
+                    raise ValueError(f"the lazy parameter {name} has no shape yet. Call the module once first")
                 seen.add(id(tensor))
                 nbytes = tensor.numel() * tensor.dtype.itemsize
                 self._entries.append(_Entry(tensors, name, self.nbytes, nbytes, tensor.shape, tensor.dtype))

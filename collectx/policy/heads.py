@@ -158,6 +158,6 @@ def head_for(space: object, leaf: Leaf) -> Head:
     elif isinstance(space, spaces.Dict) and len(leaf.key) > 1:
         name = f"of a group of agents, {'.'.join(leaf.key)}"
     raise SpaceError(
-        f"no built-in policy acts in the action space {name}: they support Discrete, MultiDiscrete, MultiBinary and "
-        f"floating-point Box. Use {ways}."
+        f"the built-in policies do not support the action space {name}, but only Discrete, MultiDiscrete, MultiBinary "
+        f"and floating-point Box. Use {ways}."
     )

@@ -100,10 +100,10 @@ def _try_shapes(
         if all(state.leaf.under("next") in written for state in states):
             return states
     names = ", ".join(".".join(key) for key in keys)
+    tried = f"the policy accepts none of {candidates}" if candidates else "the policy has no recurrent layer of torch"
     raise ConfigError(
-        f"the policy carries {names} through `next`, but no shape that it accepts and returns was found (tried: "
-        f"{candidates or 'none, because it has no torch recurrent layer'}). Set the initial value for one "
-        f"env as an attribute of the policy: initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}."
+        f"the shape of the policy's recurrent state {names} is unknown: {tried}. Set the initial value for one env as "
+        f"an attribute of the policy: initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}."
         + (f" The last error was: {last_error}" if last_error else "")
     ) from last_error
 

@@ -35,8 +35,8 @@ class Flatten(nn.Module):
         super().__init__()
         if not leaves:
             raise ConfigError(
-                "policy=mlp, policy=q_mlp and critics need an observation, but the env returns none. Use "
-                "policy=random, or exclude fewer parts with env.exclude_keys."
+                "policy=mlp, policy=q_mlp and critics need an observation, but the env returns none. Leave fewer "
+                "parts out with env.exclude_keys, or use policy=random trainer=meter."
             )
         self._shapes = [leaf.shape for leaf in leaves]
         # Kept infos lack a space.

@@ -114,13 +114,13 @@ class Ring:
         if self.is_laid_out():
             if differences := _differences({leaf.key: leaf for leaf in self.leaves}, leaves):
                 raise ShapeError(
-                    f"these frames do not fit the buffer: {', and '.join(differences)}. The first batch fixed the "
-                    "keys, shapes and dtypes. Use a new buffer for other frames."
+                    f"these frames do not match those in the buffer: {', '.join(differences)}. All frames of a buffer "
+                    "have the keys, shapes and dtypes of its first batch. Use a new buffer for others."
                 )
             return
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
-            raise ShapeError(f"the names of {len(leaves)} leaves take {len(text)} bytes, the limit is 64 KiB")
+            raise ShapeError(f"the names of {len(leaves)} leaves take {len(text)} bytes, but the limit is 64 KiB")
         self._map(leaves.values())
         self._header[_COUNTS_BYTES : _COUNTS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
         self._counts[0] = len(text)
@@ -193,10 +193,10 @@ class Ring:
 def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> list[str]:
     if expected == actual:
         return []
-    differences = [f"key {'.'.join(key)} is missing" for key in expected if key not in actual]
-    differences += [f"key {'.'.join(key)} is new" for key in actual if key not in expected]
+    differences = [f"{'.'.join(key)!r} is missing" for key in expected if key not in actual]
+    differences += [f"{'.'.join(key)!r} is new" for key in actual if key not in expected]
     return differences + [
-        f"key {'.'.join(key)} has shape {leaf.shape} and dtype {leaf.dtype} instead of {expected[key].shape} and "
+        f"{'.'.join(key)!r} has shape {leaf.shape} and dtype {leaf.dtype} instead of {expected[key].shape} and "
         f"{expected[key].dtype}"
         for key, leaf in actual.items()
         if expected.get(key, leaf) != leaf
@@ -211,13 +211,13 @@ def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], d
     dims = batch.batch_dims
     for key, tensor in iter_leaves(batch):
         if not isinstance(tensor, torch.Tensor):
-            raise ShapeError(f"{'.'.join(key)} is {type(tensor).__name__}: a buffer stores tensors only")
+            raise ShapeError(f"{'.'.join(key)!r} is of type {type(tensor).__name__}, but a buffer only stores tensors")
         if key[0] in _SAMPLE_KEYS:
-            raise ShapeError(f"the batch has the key {key[0]}, which is reserved for samples: remove it")
+            raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it")
         leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)
         frames[key] = as_array(tensor).reshape(count, *leaves[key].shape)
     if not leaves:
-        raise ShapeError("the batch has no tensors to store")
+        raise ShapeError("the batch contains no tensor to store")
     return leaves, frames
 
 

@@ -81,7 +81,7 @@ class SliceSampler(Sampler):
             below, above = size - size % self.slice_len, size + -size % self.slice_len
             raise ValueError(
                 f"batch_size={size} is not a multiple of slice_len={self.slice_len} ({size} / {self.slice_len} = "
-                f"{size / self.slice_len:.2f}): use {f'{below} or {above}' if below else above}."
+                f"{size / self.slice_len:.2f}). Use {f'{below} or {above}' if below else above}."
             )
         last = self._ends(size // self.slice_len)
         return last[:, None] + np.arange(1 - self.slice_len, 1), {}

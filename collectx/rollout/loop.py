@@ -18,6 +18,7 @@ policy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from time import perf_counter
@@ -54,8 +55,9 @@ class RolloutStopped(Exception):
 
 
 def raise_at_step(error: ShapeError, step: int) -> NoReturn:
-    """Raises `error`, with the step of the batch in its message."""
-    error.args = (f"{error} (step {step} of the batch)",)
+    """Raises `error`, with the step of the batch in its message, before the advice."""
+    what, *advice = re.split(r"(?=\. [A-Z])", str(error), maxsplit=1)
+    error.args = (f"{what} (step {step} of the batch){''.join(advice)}",)
     raise error
 
 

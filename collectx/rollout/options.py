@@ -61,8 +61,8 @@ class RolloutOptions:
         envs cannot end trajectories or batches early, or already observe a `step_count`."""
         if self.may_end_early and spec.ragged:
             raise ConfigError(
-                "preemptive_threshold, interruptor: this vector env spends steps on resets, so if a batch ended early, "
-                "its envs would have different numbers of frames. Make the env with autoreset_mode=disabled or "
+                "no batch can end early (preemptive_threshold, interruptor): this vector env spends steps on resets, "
+                "so its envs would have different numbers of frames. Make the env with autoreset_mode=disabled or "
                 "same_step."
             )
         if not spec.can_reset_early:

@@ -55,7 +55,7 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
         rule = f"is not a metric of this run, which has only {', '.join(metrics)}"
-        advice = "use `checkpoint.keep_best=mean_return`, or add the info entry to `env.metrics`."
+        advice = f"use `checkpoint.keep_best=mean_return`, or add the info entry: `env.metrics=[{name}]`."
         yield Problem("checkpoint.keep_best", rule, name, advice)
 
 
@@ -65,10 +65,10 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
             counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
-            count, advice = lists["channels"], "give each one entry per convolution"
-            rule = f"has {counted(count, 'entry', 'entries')}, but {counts}"
+            count, advice = lists["channels"], "write one entry per convolution in each of the three"
+            rule = f"has {counted(count, 'entry', 'entries')}, {counts}"
             if not any(lists.values()):
-                rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`"
+                rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`, so there is no convolution"
                 advice += ", such as `policy.channels=[32]` `policy.kernel_sizes=[3]` `policy.strides=[1]`"
             yield Problem("policy.channels", rule, advice=f"{advice}.")
 

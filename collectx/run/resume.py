@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic
+from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.run.after.reproduce import order_of
@@ -71,8 +72,8 @@ class ResumePoint:
         )
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
-            text = "{}={} is too few: {} already contains {} {}. Choose more."
-            raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
+            text = "{}={} is too few: {} already contains {} {}. Choose more than {}."
+            raise ConfigError(*[text.format(name, end, path, done, what, done) for name, end, done, what in passed])
 
     def _continue_digest(self, run_folder: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
         """Returns the digest of the batches up to the checkpoint, after checking their lines, which it consumes."""
@@ -88,10 +89,9 @@ class ResumePoint:
                     f"{run_folder.metrics}: line {count}: its digest is {line['digest']!r}"
                 ) from error
         if (count, frames) != (self.batches, manifest["frames"]):
-            ends = f"{run_folder.metrics}: ends after {count} batches and {frames} frames"
-            raise DamagedFileError(
-                f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames"
-            )
+            ends = f"{run_folder.metrics} ends after {counted(count, 'batch', 'batches')}, {frames} frames"
+            theirs = f"{counted(self.batches, 'batch', 'batches')}, {manifest['frames']} frames"
+            raise DamagedFileError(f"{ends}, but {path} contains {theirs}")
         return digest
 
     def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:

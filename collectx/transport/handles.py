@@ -69,15 +69,15 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stac
     come."""
     option, limit_s = limit
     if has_joined:
-        what, longer = "made no progress", "If one reset or step of its envs can take longer"
+        what, longer = "made no progress for", "If one reset or step of its envs can take longer"
         how = progress
     else:
-        what, longer = "has not joined", "To wait longer"
+        what, longer = "has not joined after", "To wait longer"
         how = (
             "It may be queued, slow to start, or unable to reach the trainer: see its log. Workers on other hosts need "
             "open TCP ports, and perhaps another network (backend.interface)"
         )
-    text = f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}). {how}. {longer}, raise {option}."
+    text = f"{name} {what} {limit_s:g} s ({option}={limit_s:g}). {how}. {longer}, raise {option}."
     return WorkerTimeout(f"{text}{stacks and ' '}{stacks}")
 
 
@@ -88,9 +88,9 @@ def death_error(
     until it has ended, up to `join_timeout_s` seconds. `error` is the error that a read from its connection raised."""
     if handle is None or handle.pid is None:
         if (scheduler := getattr(handle, "ended_by", None)) is not None:
-            return JobEnded(f"{name} is gone: {scheduler} has ended its job.")
+            return JobEnded(f"{name} is gone: {scheduler} ended its job.")
         if not has_joined:
-            return WorkerDied(f"{name} ended before it joined the trainer.")
+            return WorkerDied(f"{name} ended before it joined the trainer. Its log may say why.")
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
         return WorkerDied(
             f"{name} is gone{cause}: its connection broke before it reported an error. Possible causes: it was killed, "
@@ -101,9 +101,11 @@ def death_error(
     how = "is still running but closed its connection" if code is None else f"ended with exit code {code}"
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
-    # Python's exit code after a traceback is 1.
-    script = ', or a script that makes a collector outside of its `if __name__ == "__main__":`' if code == 1 else ""
-    return WorkerDied(
-        f"{name} (pid {handle.pid}) {how} without reporting an error. Possible causes: it was killed, ran out of "
-        f"memory, or crashed in native code of the env{script}."
-    )
+    causes = "it was killed, ran out of memory, or crashed in native code of the env"
+    if code is not None and code >= 0:
+        causes = "a call of os._exit, or an exit in native code of the env"
+    if code == 1:  # Python's exit code after a traceback
+        script = 'a script that makes a collector outside of its `if __name__ == "__main__":`'
+        causes = f"a call of os._exit, an exit in native code of the env, or {script}"
+    who = f"{name[:-1]}; pid {handle.pid})" if name.endswith(")") else f"{name} (pid {handle.pid})"
+    return WorkerDied(f"{who} {how} without reporting an error. Possible causes: {causes}.")

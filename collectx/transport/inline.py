@@ -60,8 +60,8 @@ class InlineTransport(SlabTransport):
         try:
             if next(self._workers[worker], _ENDED) is _ENDED:
                 raise WorkerDied(
-                    f"worker {worker} ended with an error, or was interrupted while it made its env. Make a new "
-                    "collector"
+                    f"worker {worker} ended with an error, or was interrupted while it made its env. Create a "
+                    "new collector"
                 )
             if (failure := self._links[worker].take_error()) is not None:
                 raise failure

@@ -119,7 +119,8 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
         # An object that itself has the attribute, so does not forward it to an inner env.
         holders = [each for each in layers(env) if name in getattr(each, "__dict__", ()) or hasattr(type(each), name)]
         if not holders:
-            raise AttributeError(f"{type(env).__name__!r} env has no attribute {name!r}, nor have its wrappers")
+            inner = type([*layers(env)][-1]).__name__
+            raise AttributeError(f"the env {inner} has no attribute {name!r}, and neither have its wrappers")
         yield holders[0]
 
 
@@ -138,7 +139,7 @@ def resolve(value: Any, path: str) -> Any:
     while end < len(path) or not path:
         match = _STEP.match(path, end)
         if match is None:
-            raise AttributeError(f"{path!r} must be attributes and items, as in transform[0].shape or spaces['a']")
+            raise AttributeError(f"{path!r} must be a path, such as transform[0].shape or spaces['a']")
         name, number, _, key = match.groups()
         value = getattr(value, name) if name else value[key if number is None else int(number)]
         end = match.end()

@@ -45,7 +45,7 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_rollouts < self.num_rollouts:
             raise ValueError(
-                f"warmup_rollouts={self.warmup_rollouts} must be at least 0, and below num_rollouts="
+                f"warmup_rollouts={self.warmup_rollouts} must be at least 0 and below num_rollouts="
                 f"{self.num_rollouts}, so that at least one batch is recorded."
             )
 
@@ -76,7 +76,10 @@ class ProfileConfig:
         """Returns messages about unknown workers and activities; `workers` are those of the collector."""
         problems = []
         if unknown := sorted(set(self.workers or ()) - set(workers)):
-            problems.append(f"workers={self.workers} names worker {unknown[0]}, which does not exist.")
+            problems.append(
+                f"workers={self.workers} names worker {unknown[0]}, which does not exist. Valid indices: "
+                + f"{', '.join(map(str, workers))}."
+            )
         if invalid := sorted(set(self.activities or ()) - {*_ACTIVITIES}):
             problems.append(
                 f"activities={self.activities} contains {invalid[0]!r}, which is unknown. Valid names: 'cpu', 'cuda'."

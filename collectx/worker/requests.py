@@ -43,7 +43,7 @@ def reply_without_state(link: Link, request: Request) -> None:
     if name in ("ready", "state"):
         link.reply(None)
     else:
-        link.reply(None, NotImplementedError(f"{name}: the worker runs a collector of yours, whose envs are its own"))
+        link.reply(None, NotImplementedError(f"{name} cannot be used: your collector_class manages its envs itself"))
 
 
 class RequestHandler:

@@ -14,6 +14,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx import progress
 from collectx.batch import Leaf, PerSlot, Slot, nested_dims, to_tensordict
+from collectx.config.problem import counted
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
@@ -181,8 +182,8 @@ class RolloutSource:
         progress.one_more()
         if group.spec.num_envs != num_envs:
             raise ShapeError(
-                f"worker {self._spec.worker} made {group.spec.num_envs} envs, but worker 0 made {num_envs}. All "
-                "workers must make the same number of envs"
+                f"worker {self._spec.worker} made {counted(group.spec.num_envs, 'env')}, but worker 0 made {num_envs}. "
+                "Make equally many envs in each worker"
             )
         return group
 
@@ -288,10 +289,10 @@ def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) ->
         if expected.get(leaf.key) != leaf:
             raise ShapeError(
                 f"worker {worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, but worker 0's env and the trainer's "
-                f"policy write it as {_form(expected.get(leaf.key))}. The envs and policies of all workers must give "
-                "the same keys, shapes and dtypes"
+                f"policy write {_form(expected.get(leaf.key))}. Use envs and policies with the same keys, shapes and "
+                "dtypes in all workers"
             )
 
 
 def _form(leaf: Leaf | None) -> str:
-    return "nothing" if leaf is None else f"{list(leaf.shape)} {leaf.dtype}"
+    return "no such key" if leaf is None else f"{list(leaf.shape)} {leaf.dtype}"

@@ -88,7 +88,8 @@ class UserCollectorSource:
             batch = next(self._batches)
         except StopIteration:
             raise WorkerError(
-                f"worker {self._placement.worker}: {self._name} ended, although it was made with total_frames=-1"
+                f"worker {self._placement.worker}: {self._name} ended, although it was made with total_frames=-1. Let "
+                "it return batches until the trainer stops it"
             ) from None
         seconds = perf_counter() - began
         if hooks.post_collect_hook is not None:
@@ -157,7 +158,7 @@ class _Layout:
         `POLICY_VERSION` may be missing. Raises `ShapeError` if the batch does not fit the slots.
         """
         if not isinstance(batch, TensorDictBase):
-            raise ShapeError(f"{self._name} returned {type(batch).__name__}, not a TensorDict of frames")
+            raise ShapeError(f"{self._name} returned {type(batch).__name__}, but must return a TensorDict of frames")
         size = tuple(batch.batch_size)
         if not size or size[-1] != self.steps or math.prod(size) != self.frames:
             raise ShapeError(
@@ -177,8 +178,8 @@ class _Layout:
             ]
             unexpected = [f"{'.'.join(key)} {kinds[key]} is unexpected" for key in kinds if key not in expected]
             raise ShapeError(
-                f"{self._name} returned a batch with other leaves than the trainer's env and policy write (shapes of "
-                f"one frame): {'; '.join([*missing, *different, *unexpected])}"
+                f"{self._name} returned a batch whose entries are not those that the trainer's env and policy write "
+                f"(shapes of one frame): {'; '.join([*missing, *different, *unexpected])}"
             )
         return leaves
 

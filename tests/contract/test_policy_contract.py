@@ -386,18 +386,22 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     ("policy", "error", "message"),
     [
         (LINEAR, ShapeError, "argmax"),
-        (lambda observation: (positive(observation), None), ShapeError, "returned NoneType for output1, not a tensor"),
+        (
+            lambda observation: (positive(observation), None),
+            ShapeError,
+            "returned NoneType for output1, but must return",
+        ),
         (
             TensorDictModule(LINEAR, ["observation"], ["observation"]),
             ConfigError,
             "from 'action', .* wrote 'observation'",
         ),
         (lambda td: None, ConfigError, "takes its action from 'action', but the policy wrote nothing. Change"),
-        (lambda observation: None, ShapeError, "as a tensor, but returned NoneType"),
+        (lambda observation: None, ShapeError, "as a tensor, but this one returned NoneType"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),
             ShapeError,
-            r"overwrites observation, .* \[5\] torch.float32, with \[5\] torch.float64",
+            r"writes observation .* \[5\], torch.float64, but the env .* \[5\], torch.float32",
         ),
         (lambda observation: observation.sum(-1) + 0.5, ShapeError, r"float32 with the value 0.5, .*int64.* Round it"),
         (lambda observation: observation.sum(-1) * torch.nan, ShapeError, r"float32 with the value nan, .*int64"),

@@ -452,5 +452,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     assert count == "1"  # SLURM_EXPORT_ENV
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
-    with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
+    with pytest.raises(
+        ConfigError, match=r"needs 10 cores, 1 for each worker and the trainer, but the allocation of job 17 has 9"
+    ):
         submit.run_jobs([NamedRun("run", tmp_path / "other", cfg)], ["run"], None, [])

@@ -125,16 +125,17 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
     stored = {"true": 1.0, "exact": 16_777_218.0, "one": 1.5, "single": 1.5, "byte": 3.0}
     assert {name: got[name] for name in stored} == {name: 3 * [4 * [value]] for name, value in stored.items()}
     words = {
-        "none": "the reward from env 0 of the group must be one number, but is None",
-        "text": "the reward from env 0 of the group must be one number, but is '1.5'",
-        "integer": "the reward 16777217 from env 0 of the group "
-        "would be rounded to 16777216, because rewards are stored as float32. To allow this, return float",
+        "none": "the reward from env 0 must be one number, but is None",
+        "text": "the reward from env 0 must be one number, but is '1.5'",
+        "integer": "the reward 16777217 from env 0 "
+        "would be rounded to 16777216, because rewards are stored as float32 (step 0 of the batch). To allow this,",
         "huge": "would be rounded to inf, because rewards are stored as float32",
         "float": "env 0 of worker 0 returned inf in next.reward (step 0 of the batch; the largest float32 is 3.4e+38). "
         "Fix the env",
-        "complex": "the reward from env 0 of the group must be one number, but is 1j",
-        "two": "the reward from env 0 of the group must be one number, but is an array of shape (2,), dtype float64. "
-        "Return a float from step, such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward",
+        "complex": "the reward from env 0 must be one number, but is 1j",
+        "two": "the reward from env 0 must be one number, but is an array of shape (2,), dtype float64 "
+        "(step 0 of the batch). Return a float from step, such as the sum of several objectives "
+        "(mo_gymnasium.wrappers.LinearReward",
     }
     missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
     assert missing == []

@@ -350,7 +350,7 @@ def test_resets_that_are_refused():
     with make(SINGLE, cartpoles, frames_per_batch=6, trajs_per_batch=2) as collector:
         with pytest.raises(ValueError, match="trajs_per_batch=2, all envs are reset together"):
             collector.reset([True, False, False])
-        with pytest.raises(ValueError, match="resets take no 'options'"):
+        with pytest.raises(ValueError, match=r"reset\(\) does not take 'options'"):
             collector.reset(options={})
         with pytest.raises(IndexError):
             collector.reset(3)

@@ -283,7 +283,7 @@ def test_frames_unlike_those_in_the_buffer_are_an_error(way):
     buffer.extend(TensorDict({"observation": torch.zeros(20, 3)}, [20]))
     with (
         make(way, frames_per_batch=20, replay_buffer=buffer) as collector,
-        pytest.raises(ShapeError, match="do not fit the buffer"),
+        pytest.raises(ShapeError, match="do not match those in the buffer"),
     ):
         collector.next()
 

@@ -34,4 +34,4 @@ def test_a_run_is_looked_at_followed_and_cancelled(cluster, run, launcher, state
     assert started.events("checkpoint")
     assert sorted(started.states(*jobs)) == states
     assert collectx("status", "run").splitlines()[1].split()[:2] == ["run", "interrupted"]
-    assert "has already finished; nothing to cancel" in collectx("cancel", "run")
+    assert "has already ended, so there is nothing to cancel" in collectx("cancel", "run")

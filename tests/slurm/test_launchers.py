@@ -75,7 +75,7 @@ def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continu
         *("running", "interrupted", "queued")
     ]
     said = collectx("cancel", folder)
-    assert "1 of 3 runs have already finished" in said
+    assert "1 of 3 runs has already ended" in said
     assert "not all" not in said
     assert set(first.states()) == {"CANCELLED"}
     (checkpoint,) = points[0].checkpoints.iterdir()

@@ -162,7 +162,7 @@ def test_of_a_killed_job_only_slurm_knows_where_there_is_no_accounting(cluster, 
     assert started.process.poll() is None
     started.interrupt(signal.SIGINT)
     assert [row[:2] for row in _rows(started)] == [["seed=0", "failed"], ["seed=1", "running"]]
-    assert "1 points may still be running after this command. To stop them: collectx cancel sweep" in started.output
+    assert "1 point may still be running after this command. To stop them: collectx cancel sweep" in started.output
     _collectx(started, "cancel", "sweep")
     assert [job.rpartition(",")[2] for job in _jobs(started)] == ["FAILED", "COMPLETED"]
 

@@ -60,8 +60,8 @@ class SlurmArray(Place):
             yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
-                f"with `backend=mpi` and `launcher={launcher}`, MPI ends all ranks when one of them dies, and can add "
-                "none"
+                f"with `backend=mpi` and `launcher={launcher}`, MPI ends all ranks when one of them dies, and "
+                "cannot replace it"
             )
             path = "collector.on_worker_failure"
             advice = f"use `{path}=raise`, or `backend=gloo`."

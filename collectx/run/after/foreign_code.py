@@ -50,8 +50,8 @@ def check_checkpoints(run_folder: RunFolder) -> None:
     for path in _checkpoint_paths(run_folder):
         if path.exists() and path.stat().st_mode & 0o022:
             raise ConfigError(
-                f"{path}: others can write to it, and checkpoints contain env pickles, which execute code. If no file "
-                f"was changed, run chmod -R go-w {run_folder.checkpoints} or collectx resume {run_folder.path} --trust."
+                f"others can write to {path}, and checkpoints contain env pickles, which execute code. If no file was "
+                f"changed, run chmod -R go-w {run_folder.checkpoints} or collectx resume {run_folder.path} --trust."
             )
 
 

@@ -45,7 +45,8 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
     for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
         if before is None or after is None:
             shorter = old if before is None else new
-            message = f"{shorter} lacks batch {index}; the first {index} are identical"
+            before_it = "the batch before it is" if index == 1 else f"the {index} batches before it are"
+            message = f"{shorter} contains no batch {index}; {before_it} identical"
             return Comparison(Verdict.DIFFERENT, message, index) if index else _no_batches(shorter)
         for folder, digest in ((old, before), (new, after)):
             if not digest:
@@ -60,7 +61,9 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
         count = index + 1
     if not count:
         return _no_batches(old)
-    return Comparison(Verdict.IDENTICAL, f"all {count} batches are identical")
+    return Comparison(
+        Verdict.IDENTICAL, f"all {count} batches are identical" if count > 1 else "the only batch is identical"
+    )
 
 
 def _no_batches(folder: str | Path) -> Comparison:

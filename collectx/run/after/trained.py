@@ -295,7 +295,10 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             return
         except Exception as error:
             if isinstance(error, RuntimeError):  # of load_state_dict
-                reason = "Does this configuration build the same policy, for the same spaces?"
+                reason = (
+                    "Leave out overrides that change the policy or the spaces of the env, or restore the code of the "
+                    "run."
+                )
                 raise ConfigError(
                     f"the weights in {run_folder.policy} do not fit the policy. {reason} {text_of(error)}"
                 ) from error

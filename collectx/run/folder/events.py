@@ -125,8 +125,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "metrics_missing":
         names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
         return (
-            f"env.metrics names {names}, but no step's info contained {them}. Check the names; infos of resets do not "
-            "count"
+            f"env.metrics names {names}, but no step's info contained {them}. Check the spelling; infos of resets do "
+            "not count"
         )
     if name == "resumed":
         workers: dict[str, list[str]] = {}

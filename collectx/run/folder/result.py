@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config.derived import expected_frames
+from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, text_of, worker_of
 from collectx.run.digest import Digest
@@ -182,7 +183,8 @@ class ResultBuilder:
             if is_complete:
                 self._reason = ALL_DELIVERED
             elif self.statistics.batches == self._max_batches:
-                self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
+                delivered = counted(self._max_batches, "batch", "batches")
+                self._reason = f"{delivered} delivered (run.max_batches={self._max_batches})"
             else:
                 self._reason = f"the trainer ended the run after {frames} frames"
             if isinstance(reason, str):

@@ -208,7 +208,10 @@ def format_details(view: View) -> list[str]:
     now = view.numbers
     if now.started is None:
         return []
-    parts = [f"{now.num_episodes:,} episodes", f"version {now.version}, lag {now.lag:.1f}"]
+    parts = [
+        f"{now.num_episodes:,} episode{'s' * (now.num_episodes != 1)}",
+        f"version {now.version}, lag {now.lag:.1f}",
+    ]
     if view.workers:
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
         parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
@@ -241,7 +244,7 @@ def render_panel(
     learning = Text.assemble(
         "return ",
         (number(now.mean_return), "bold green"),
-        f" ({now.num_episodes:,} episodes)   best ",
+        f" ({now.num_episodes:,} episode{'s' * (now.num_episodes != 1)})   best ",
         (number(now.best_return), "green"),
         "" if now.target_return is None else f"   target {now.target_return:g}",
     )

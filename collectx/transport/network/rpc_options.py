@@ -25,10 +25,10 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
             yield Problem(path, rule)
         elif key.startswith("_"):
             if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                rule = f"has {key}={value!r}, which must be a list of TensorPipe {key[1:]}, such as ['uv']."
+                rule = f"has {key}={value!r}, but {key} must be a list of TensorPipe {key[1:]}, such as ['uv']."
                 yield Problem(path, rule)
         elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield Problem(path, f"has {key}={value!r}, which must be a number greater than 0.")
+            yield Problem(path, f"has {key}={value!r}, but {key} must be a number greater than 0.")
 
 
 def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:

@@ -74,6 +74,11 @@ run --experimental-rerun x
 run --config-dir nothing
 run --seed 3
 run --seed=3
+run --resume
+run --multirun=3
+run --cfg nothing
+run --config-dir file
+doctor --json=1
 run -x
 """,
     "compositions": r"""

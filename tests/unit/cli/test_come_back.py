@@ -85,9 +85,9 @@ def test_a_job_is_cancelled_and_one_that_has_ended_is_left(queue, job, capsys):
     assert queue.states == {"7": "CANCELLED"}
     out = capsys.readouterr().out
     assert "interrupted: job 7 ended as CANCELLED" in out
-    assert "already finished" not in out
+    assert "already ended" not in out
     assert cancel.main(["sweep"]) == 0
-    assert "seed=0 has already finished; nothing to cancel\n" in capsys.readouterr().out
+    assert "seed=0 has already ended, so there is nothing to cancel\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "end"), [(["--now"], "CANCELLED"), ([], "COMPLETED")])
@@ -95,9 +95,9 @@ def test_every_job_of_a_sweep_is_cancelled_in_whatever_state_it_is(queue, array,
     assert cancel.main(["sweep", *words]) == 0
     assert queue.states == {"8_0": "CANCELLED", "8_1": "CANCELLED", "8_2": end, "8_3": "CANCELLED"}
     out, err = capsys.readouterr()
-    assert (err, "already finished" in out) == ("", False)
+    assert (err, "already ended" in out) == ("", False)
     assert cancel.main(["sweep", *words]) == 0
-    assert "4 of 4 runs have already finished; nothing to cancel\n" in capsys.readouterr().out
+    assert "4 of 4 runs have already ended, so there is nothing to cancel\n" in capsys.readouterr().out
 
 
 def test_jobs_that_wait_are_cancelled_before_others_end_and_make_place(queue, array, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(jo
     assert f"{role} has no log" in err
     assert f"{job.path} contains metrics.jsonl" in err
     assert logs.main(["sweep", "worker-2"]) == 2
-    assert "the run has no role worker-2. Did you mean worker-1? Valid names: job, trainer, worker-0, worker-1." in (
+    assert "there is no role 'worker-2'. Did you mean worker-1? Valid names: job, trainer, worker-0, worker-1." in (
         capsys.readouterr().err
     )
 
@@ -229,7 +229,7 @@ def test_jobs_of_workers_whose_trainer_is_gone_are_cancelled(queue, job, capsys,
     unknown = LauncherError("squeue: Unable to contact slurm controller")
     monkeypatch.setattr(jobs_cancel, "query_workers", lambda run: workers if is_known else unknown)
     assert cancel.main(["sweep"]) == 0
-    assert "already finished" in capsys.readouterr().out
+    assert "already ended" in capsys.readouterr().out
     assert queue.states == {"7": "COMPLETED", "9_0": "CANCELLED" if is_known else "RUNNING", "9_1": "COMPLETED"}
 
 

@@ -101,7 +101,7 @@ def test_own_files_compose_own_and_packaged_choices(tmp_path: Path):
         kind="gym", num_envs=8, id="Mine-v0", entry_point=None, kwargs={}, wrappers=[], info_keys=[]
     )
     assert (cfg.trainer.kind, cfg.seed) == ("meter", 7)
-    with pytest.raises(ConfigError, match=r"there is no folder '.*nowhere' \(--config-dir\)"):
+    with pytest.raises(ConfigError, match=r"there is no folder '.*nowhere'\. Name the folder"):
         compose([], tmp_path / "nowhere")
 
 

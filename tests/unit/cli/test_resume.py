@@ -144,7 +144,7 @@ def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old
     path = files.checkpoints / name
     path.chmod(path.stat().st_mode | mode)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
-    assert f"{path}: others can write to it" in (err := capsys.readouterr().err)
+    assert f"others can write to {path}" in (err := capsys.readouterr().err)
     assert err.count(f"run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust.") == 2
     assert not stub.calls
     assert resume.main([str(files.path), "--trust"]) == 130

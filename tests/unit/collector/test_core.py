@@ -397,5 +397,5 @@ def test_what_a_trainer_asks_of_envs():
         ("reset_options", "", [None]),
     ]
     for values in ([1], [1] * 5):
-        with pytest.raises(ValueError, match=rf"got {len(values)} values for 4 envs"):
+        with pytest.raises(ValueError, match=rf"got {len(values)} values? for 4 envs"):
             methods.set_attr("size", values)

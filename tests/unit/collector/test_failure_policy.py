@@ -24,7 +24,7 @@ DIED, ENDED = WorkerDied, JobEnded
             "worker 5 was not restarted: the run used all 3 restarts (collector.max_restarts",
         ),
         ("drop", DIED, 0, 2, 0, FailureAction.DROP, ""),
-        ("drop", DIED, 0, 1, 0, FailureAction.END_RUN, "1 workers would be left, and collector.min_workers=2"),
+        ("drop", DIED, 0, 1, 0, FailureAction.END_RUN, "1 worker would be left, and collector.min_workers=2"),
         # A job that its scheduler has ended is no failure, for so many times; its restarts are counted apart.
         ("raise", ENDED, 1, 3, 0, FailureAction.REQUEUE, ""),
         ("restart", ENDED, 1, 3, 3, FailureAction.REQUEUE, ""),

@@ -55,7 +55,10 @@ def test_braces_of_a_string_compute_ports_and_devices(string, filled):
 
 
 def test_a_format_that_is_not_for_integers_is_an_error():
-    with pytest.raises(ConfigError, match=r"^\{env_index:3q\}: Unknown format code 'q'.*such as \{env_index:03d\}\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^\{env_index:3q\} cannot be filled in: Unknown format code 'q'.*such as \{env_index:03d\}\.$",
+    ):
         EnvNumbers(5, 3).filled("videos/{env_index:3q}")
 
 

@@ -55,7 +55,7 @@ def test_nested_actions_and_observations():
 def test_an_exception_tells_the_env():
     with pytest.raises(RuntimeError, match="the robot fell") as caught:
         Stepper(build(toys(fault=RuntimeError("the robot fell")))).reset().step()
-    assert caught.value.__notes__ == ["in env 0 of this group of 3, while stepping"]
+    assert caught.value.__notes__ == ["raised in step of env 0 (of 3)"]
 
 
 BYTES = spaces.Box(0, 255, (2,), np.uint8)
@@ -84,7 +84,7 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
     stepper = Stepper(build(toys(space=space, fault=value, at=at))).reset()
     for _ in range(at - 1):
         stepper.step()
-    with pytest.raises(ShapeError, match=rf"^env 0 of the group returned observation .*{got}"):
+    with pytest.raises(ShapeError, match=rf"^env 0 returned observation .*{got}"):
         stepper.step()
     checked = CheckedEnv(Toy(space, value))
     checked.reset()

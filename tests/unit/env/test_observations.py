@@ -136,7 +136,7 @@ def test_values(expected):
                     store(array)
                 results.append(array[1].item())
             except ShapeError as error:
-                results.append(str(error).removeprefix(f"env {e} of the group returned a.b "))
+                results.append(str(error).removeprefix(f"env {e} returned a.b "))
         assert results[0] == results[1]
         return results[0]
 
@@ -153,11 +153,11 @@ def test_values(expected):
         (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
         ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
         ([np.array([1, 2], np.uint8), [3, 4]], [[1, 2], [3, 4]]),
-        ([[1, 2], [3]], "env 1 of the group returned x of shape (1,), dtype int64, but its space has shape (2,), "),
-        ([[1, 2], [3, [4]]], "env 1 of the group returned x as list of uneven shape, but its space has shape (2,), "),
+        ([[1, 2], [3]], "env 1 returned x of shape (1,), dtype int64, but its space has shape (2,), "),
+        ([[1, 2], [3, [4]]], "env 1 returned x as list of uneven shape, but its space has shape (2,), "),
         (
             [[1, 2], [3, 256]],
-            "env 1 of the group returned x with values from 3 to 256, but its space has dtype uint8 (0 to 255)",
+            "env 1 returned x with values from 3 to 256, but its space has dtype uint8 (0 to 255)",
         ),
         (
             [[1, 2]],

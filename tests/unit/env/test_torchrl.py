@@ -266,7 +266,7 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
         else:
             with pytest.raises(
                 ShapeError,
-                match=r"^the reward from env 0 of the group must be one number, but is an array of shape \(2,\)",
+                match=r"^the reward from env 0 must be one number, but is an array of shape \(2,\)",
             ):
                 collector.next()
 

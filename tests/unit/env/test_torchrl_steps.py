@@ -379,7 +379,7 @@ MISSING = [
     ([{"done": flag(False), "reward": None}], r"^the env returned 0 rewards, but must return 1, one for each env$"),
     (
         [{"done": flag(False), "observation": torch.zeros(2)}],
-        r"^env 0 of the group returned observation of shape \(2,\), dtype float32, but its space has shape \(1,\)",
+        r"^env 0 returned observation of shape \(2,\), dtype float32, but its space has shape \(1,\)",
     ),
     (
         [{"done": flag(False)}, {"done": flag(False), "observation": None}],

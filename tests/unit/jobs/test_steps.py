@@ -90,5 +90,5 @@ def test_an_allocation_has_a_core_for_each_task(monkeypatch, cores, num_workers,
         return
     (problem,) = steps._size_problems(run, "17")
     count = num_workers + 1
-    said = f"trainer and workers are {count} tasks of {each or 1} cores ({count * (each or 1)}), and the allocation of "
-    assert problem.startswith(f"collector.num_workers={num_workers}: {said}job 17")
+    said = f"needs {count * (each or 1)} cores, {each or 1} for each worker and the trainer, but the allocation of "
+    assert problem.startswith(f"collector.num_workers={num_workers} {said}job 17")

@@ -170,7 +170,7 @@ def test_refusals_are_told_with_what_is_left_to_submit(queue, capsys):
     done = start("", "collector.num_workers=1", "launcher.mem=1G")
     assert [ended.status for ended in done.results] == ["failed", "failed", "completed"]
     advice = "Repeat this command to submit what is missing"
-    again = f"2 of 3 runs are not submitted. {advice}, with hydra.sweep.dir={Path.cwd()}: no more jobs"
+    again = f"2 of 3 runs were not submitted. {advice}, with hydra.sweep.dir={Path.cwd()}: no more jobs"
     assert f"note: {again}\n" in capsys.readouterr().err
     assert not done.is_detached
 

@@ -51,6 +51,8 @@ def test_half_of_the_probability_is_below(distribution, median):
 
 @pytest.mark.difference("`exploration_type` MEDIAN and torch's distributions, such as `Normal`")
 def test_a_distribution_without_a_median_is_refused():
-    with pytest.raises(ConfigError, match=r"exploration_type=median: .*VonMises.*use random, mode, mean or determ"):
+    with pytest.raises(
+        ConfigError, match=r"exploration_type=median cannot be used: .*VonMises.*Use random, mode, mean or determ"
+    ):
         median_actor(lambda loc, scale: distributions.VonMises(loc, 1 / scale))
     assert not hasattr(distributions.Distribution, "median")

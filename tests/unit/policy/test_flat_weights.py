@@ -140,7 +140,7 @@ def test_each_tensor_has_its_place(adopts):
 
 
 def test_what_cannot_be_copied_yet_and_what_is_nowhere():
-    with pytest.raises(ValueError, match="the lazy parameter weight has no shape yet: call the module once first"):
+    with pytest.raises(ValueError, match=r"the lazy parameter weight has no shape yet. Call the module once first"):
         FlatWeights(nn.LazyLinear(2))
     for nothing in (FlatWeights(None), FlatWeights(nn.Identity())):
         nothing.adopt()

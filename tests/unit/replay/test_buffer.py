@@ -186,12 +186,10 @@ def test_what_the_buffer_cannot_do_changes_nothing():
     buffer, frames = ReplayBuffer(10), numbered(0, [2])
     other = frames.select("observation", "next").set("more", torch.zeros(2))
     other["observation"] = other["observation"].float()
-    unlike = (
-        r"key collector.traj_ids is missing, and key more is new, and key observation has .*float32 instead of .*new"
-    )
+    unlike = r"'collector.traj_ids' is missing, 'more' is new, 'observation' has .*float32 instead of .*new"
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)
-    with pytest.raises(ShapeError, match="no tensors"):
+    with pytest.raises(ShapeError, match="no tensor"):
         buffer.extend(TensorDict({}, [3]))
     buffer.extend(frames)
     with pytest.raises(ValueError, match="batch_size is missing"):
@@ -203,7 +201,7 @@ def test_what_the_buffer_cannot_do_changes_nothing():
             take({"a": 1})
     with pytest.raises(ShapeError, match=unlike):
         buffer.extend(other)
-    with pytest.raises(ShapeError, match="the key index"):
+    with pytest.raises(ShapeError, match=r"the key .index."):
         buffer.extend(buffer.sample(2))
     with pytest.raises(ValueError, match="UniformSampler does not use priorities"):
         buffer.update_priority(torch.tensor([0]), torch.tensor([1.0]))

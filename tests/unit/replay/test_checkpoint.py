@@ -237,7 +237,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path):
     other.extend(Stream(1, size=4).take(10))
     with pytest.raises(FileNotFoundError, match="contains no folder replay-buffer-"):
         buffer.loads(tmp_path)
-    with pytest.raises(ShapeError, match="key observation has shape"):
+    with pytest.raises(ShapeError, match="'observation' has shape"):
         other.load_state_dict(buffer.state_dict())
     assert len(other) == 10
 

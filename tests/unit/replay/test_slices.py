@@ -88,8 +88,8 @@ def test_mistakes_are_named():
         buffer.extend(twice)
     # What was refused has not settled what frames are.
     buffer.extend(batch)
-    with pytest.raises(ValueError, match=r"batch_size=10 .*10 / 4 = 2.50\): use 8 or 12"):
+    with pytest.raises(ValueError, match=r"batch_size=10 .*10 / 4 = 2.50\)\. Use 8 or 12"):
         buffer.sample(10)
-    with pytest.raises(ValueError, match=r"batch_size=3 .* use 4\."):
+    with pytest.raises(ValueError, match=r"batch_size=3 .* Use 4\."):
         buffer.sample(3)
     assert np.prod(buffer.sample(12).batch_size) == 12

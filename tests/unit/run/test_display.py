@@ -154,7 +154,7 @@ def test_the_lines_and_the_panel_have_all_of_it(statistics, batch_info):
     line = "[1:01:15] 100/1,000 frames (10%)  -/s  return 20  best 20"
     assert text.splitlines() == [
         line,
-        "  1 episodes | version 3, lag 3.0 | env 10% policy 20% wait 30% send 40%",
+        "  1 episode | version 3, lag 3.0 | env 10% policy 20% wait 30% send 40%",
         "  loss 0.0123",
     ]
     # Of the last worker nothing was measured.
@@ -297,7 +297,7 @@ def test_plain_lines_where_there_is_no_terminal(statistics, wait_until):
         wait_until(lambda: out.getvalue().count("\n") >= DETAILS_EVERY + 3)
     lines = out.getvalue().splitlines()
     # The details follow every tenth line, and the last one.
-    details = [index for index, line in enumerate(lines) if line.startswith("  1 episodes")]
+    details = [index for index, line in enumerate(lines) if line.startswith("  1 episode")]
     assert details[0] == DETAILS_EVERY
     assert details[-1] == len(lines) - 1
     assert all("100/1,000 frames" in line for index, line in enumerate(lines) if index not in details)
@@ -327,11 +327,11 @@ def test_an_error_with_a_note_shows_the_line_that_raised_it():
     try:
         {}["level_path"]
     except KeyError as raised:
-        raised.add_note("raised while making an env whose spaces the trainer reads, with Level")
+        raised.add_note("raised while Level() made the env whose spaces the trainer reads")
         lines = format_error(raised).splitlines()
     assert lines[:2] == [
         "KeyError: 'level_path'",
-        "  raised while making an env whose spaces the trainer reads, with Level",
+        "  raised while Level() made the env whose spaces the trainer reads",
     ]
     assert lines[2].startswith(f"  raised in {__file__}:")
 

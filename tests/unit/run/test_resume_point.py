@@ -82,10 +82,8 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
     before = {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()}
     assert resume.main([str(ended.path), option]) == 2
     number, what = (5, "batches") if "max" in option else (100, "frames")
-    assert (
-        f"{option} is too few: {ended.checkpoints}/000000005 already contains {number} {what}. Choose more."
-        in capsys.readouterr().err
-    )
+    found = f"{ended.checkpoints}/000000005 already contains {number} {what}. Choose more than {number}."
+    assert f"{option} is too few: {found}" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
 
 

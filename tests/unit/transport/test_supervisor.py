@@ -171,8 +171,8 @@ def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
     for _, error in errors:
         assert isinstance(error, WorkerTimeout)
-        what = "has not joined" if "queue_timeout_s" in late[1] else "made no progress"
-        assert f" {what} for " in str(error)
+        what = "has not joined after" if "queue_timeout_s" in late[1] else "made no progress for"
+        assert f" {what} " in str(error)
         assert f"{late[1]})" in str(error)
 
 
@@ -539,7 +539,7 @@ def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
 @pytest.mark.parametrize(
     ("handle", "has_joined", "error", "text"),
     [
-        ({"pid": None, "ended_by": "SLURM"}, True, None, "JobEnded: w is gone: SLURM has ended its job."),
+        ({"pid": None, "ended_by": "SLURM"}, True, None, "JobEnded: w is gone: SLURM ended its job."),
         ({"pid": None}, False, None, "WorkerDied: w ended before it joined the trainer."),
         (None, False, None, "WorkerDied: w ended before it joined the trainer."),
         (None, True, EOFError("x"), "WorkerDied: w is gone: its connection"),
@@ -555,9 +555,9 @@ def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
             {"pid": 7, "exitcode": 1},
             True,
             None,
-            'env, or a script that makes a collector outside of its `if __name__ == "__',
+            'native code of the env, or a script that makes a collector outside of its `if __name__ == "__',
         ),
-        ({"pid": 7, "exitcode": 2}, True, None, "or crashed in native code of the env."),
+        ({"pid": 7, "exitcode": 2}, True, None, "a call of os._exit, or an exit in native code of the env."),
         ({"pid": 7, "exitcode": -9}, True, None, "w (pid 7) was killed by signal 9 without reporting"),
     ],
 )

@@ -66,7 +66,7 @@ def test_an_attribute_is_that_of_the_wrapper_that_has_it():
     change(group, "set_attr", "level", (False, 5))
     assert (env.shift, env.unwrapped.level, "level" in vars(env)) == (4, 5, False)
     change(group, "call", "np_random.normal", ((), {}))
-    with pytest.raises(AttributeError, match="has no attribute 'nope', nor have its wrappers"):
+    with pytest.raises(AttributeError, match="has no attribute 'nope', and neither have its wrappers"):
         get_attr(group, "nope")
 
 

@@ -225,7 +225,7 @@ def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
     for name in ("ready", "state", "getattr_env"):
         reply_without_state(link, Request(name, ()))
     assert link[:3] == [(None, None)] * 3
-    assert "getattr_env: the worker runs a collector" in str(link[3][1])
+    assert "getattr_env cannot be used: your collector_class" in str(link[3][1])
 
 
 def test_a_profile_ends_by_itself_or_early(monkeypatch):

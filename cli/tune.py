@@ -4,6 +4,7 @@ and writes an experiment file.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shlex
@@ -75,7 +76,7 @@ def _tune(arguments: Arguments) -> int:
     temporary = tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True)
     with _exit_at_signals(), temporary as folder:
         measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
-        _say_batch_time(cfg, measure.limit_s)
+        _say_batch_time(cfg, options, measure.limit_s)
         result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
     print()
     printing.print_table([_row(point, result) for point in result.points], _HEAD)
@@ -110,18 +111,28 @@ def _exit_at_signals() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _say_batch_time(cfg: RunConfig, limit_s: float) -> None:
-    """Prints how long a batch takes, if the envs are slow."""
+def _say_batch_time(cfg: RunConfig, options: TuneConfig, limit_s: float) -> None:
+    """Prints how long a batch takes, if the envs are slow. Raises `ConfigError` if no measurement would end in time."""
     from collectx import plan
 
     try:
         seconds = plan.batch_s(cfg)
     except CollectxError as error:
         raise ConfigError(str(error)) from error
-    if seconds is not None and seconds >= 1:
-        printing.say(
-            f"a batch takes about {seconds:,.3g} s with your settings; measurements wait {limit_s:g} s for two batches"
+    if seconds is None or seconds < 1:
+        return
+    takes = f"a batch takes about {seconds:,.3g} s with your settings"
+    # The batches before the measurement, and its two. Async workers fill a batch each at the same time.
+    num_batches = 4 if options.warmup_s else 3
+    num_at_once = 1 if cfg.collector.schedule == "sync" else cfg.collector.num_workers
+    needed_s = seconds * math.ceil(num_batches / num_at_once)
+    if needed_s > limit_s:
+        more = math.ceil(options.seconds + (needed_s - limit_s) / 20) + 1
+        raise ConfigError(
+            f"{takes}, so a measurement would take {needed_s:,.3g} s, but may take {limit_s:g} s. Lower "
+            f"collector.frames_per_batch, or measure longer, with tune.seconds={more}."
         )
+    printing.say(f"{takes}; measurements wait {limit_s:g} s for two batches")
 
 
 def _flag(arguments: Arguments, name: str) -> list[str]:

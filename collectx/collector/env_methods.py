@@ -80,7 +80,10 @@ class EnvMethods(ABC):
 
         Raises:
             NotImplementedError: the envs take no options, or a library resets them without any.
+            TypeError: `options` is neither a mapping nor None.
         """
+        if not isinstance(options, Mapping | None):
+            raise TypeError(f"set_reset_options({options!r}): pass a dict, such as {{'level': 3}}, or None")
         content = None if options is None else dict(options)
         self._with_core(lambda core: core.change("reset_options", "", [content]))
 

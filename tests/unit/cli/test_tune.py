@@ -112,6 +112,14 @@ def test_it_says_how_long_a_batch_of_a_slow_env_takes(measured, capsys):
     assert 12 < float(seconds[1]) < 60
 
 
+def test_batches_that_take_too_long_are_refused_before_anything_is_measured(measured, capsys):
+    measured(lambda values: pytest.fail("measured"))
+    words = ["env.num_envs=1", "env.step_s=0.2", "collector.frames_per_batch=512", "collector.num_workers=2"]
+    assert command.main([*LINE, *words]) == 2
+    expected = r"would take 2\d\d s, but may take 101 s\. Lower collector\.frames_per_batch, or .*\.seconds=\d+\."
+    assert re.search(expected, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

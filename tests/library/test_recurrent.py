@@ -109,7 +109,7 @@ class Adding(nn.Module):
 
 def test_an_initial_state_may_be_given_and_one_that_cannot_be_derived_is_asked_for():
     policy = TensorDictModule(Adding(), ["observation", "sums"], ["action", ("next", "sums")])
-    with pytest.raises(ConfigError, match=r"carries sums through `next`.*initial_state = \{'sums': torch.zeros"):
+    with pytest.raises(ConfigError, match=r"recurrent state sums is unknown.*initial_state = \{'sums': torch.zeros"):
         collect(policy)
     policy.initial_state = {"sums": torch.ones(2, 2)}
     batch = collect(policy)[0]

@@ -139,5 +139,5 @@ def test_after_ctrl_c_while_an_env_is_made_the_collector_says_what_to_do():
     with Collector(create, frames_per_batch=6) as collector:
         with pytest.raises(KeyboardInterrupt):
             collector.next()
-        with pytest.raises(WorkerDied, match="Make a new collector"):
+        with pytest.raises(WorkerDied, match="Create a new collector"):
             collector.next()

@@ -10,6 +10,9 @@ from collectx.progress import OTHERS, STEPS, Counts
 from collectx.transport.connections import MessageReader
 from collectx.transport.handles import Handle, Limit
 
+# The counts are read, or sent, once a second: the rate of a shorter time would be wrong by a fifth or more.
+_LEAST_RATE_S = 5.0
+
 
 class JoinState(Enum):
     """The state of one process of a worker. Any state may change to GONE. PAIRING exists only over networks.
@@ -74,10 +77,11 @@ class Peer:
         """Returns a sentence about the progress of the current task, a batch of `num_steps` steps."""
         steps, others = (0, 0) if self.progress is None or self.progressed_s is None else self.progress
         if steps and self.progressed_s is not None:
-            step_s = (self.progressed_s - self.began_s) / steps
+            elapsed_s = self.progressed_s - self.began_s
+            rate = f", {elapsed_s / steps:.2g} s a step" if elapsed_s >= _LEAST_RATE_S else ""
             # A vector env that resets its envs in a step takes more steps than a batch has.
             done = f"{steps} of {num_steps}" if steps <= num_steps else f"{steps}"
-            return f"It stepped {done} times, {step_s:.2g} s a step"
+            return f"It stepped {done} times{rate}"
         if self.has_delivered:
             # Messages with the newest counts may be missing.
             verb = "reported" if self.counts is None else "finished"

@@ -216,7 +216,7 @@ def test_a_step_that_hangs_is_told_with_the_steps_before_it(way):
             next(collector)
     # Two seconds after 36 steps.
     assert 5.0 < time.monotonic() - began_s < 9.0
-    assert re.search(r"It stepped 3[0-6] of 40 times, 0.\d* s a step", str(caught.value))
+    assert re.search(r"It stepped 3[0-6] of 40 times", str(caught.value))
 
 
 # A worker of another host, whose output is its log.

@@ -15,9 +15,9 @@ WORDS += ["collector.frames_per_batch=64", "collector.total_frames=128"]
 @pytest.mark.parametrize(
     ("collector", "step_s", "said"),
     [
-        ("multi_sync", 0.1, r"It stepped 12 of 64 times, 0\.1\d* s a step\."),
+        ("multi_sync", 0.1, r"It stepped 12 of 64 times\."),
         # All within a moment, of which the trainer has heard the beginning.
-        ("distributed_sync", 0.0, r"It stepped \d+ of 64 times, \S+ s a step\."),
+        ("distributed_sync", 0.0, r"It stepped \d+ of 64 times\."),
     ],
 )
 def test_a_worker_that_hangs_in_its_first_batch_has_the_timeout_of_later_ones(

@@ -7,6 +7,7 @@ submitit           the trainer runs where it was started, and each worker is a j
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ _SBATCH = {
     "requeue": "use `launcher.requeue`.",
     "no-requeue": "use `launcher.requeue`.",
 }
+# What sbatch takes as memory, and as a time beside those of `_seconds`.
+_MEMORY, _NO_LIMIT = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE), ("INFINITE", "UNLIMITED")
 # How early SLURM's signal before the time limit may come, in seconds.
 _EARLY_S = 60
 
@@ -46,6 +49,7 @@ class SlurmArray(Place):
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from self._universe_problems()
+        yield from self._resource_problems()
         yield from self._sbatch_problems()
 
     def _universe_problems(self) -> Iterator[Problem]:
@@ -66,6 +70,17 @@ class SlurmArray(Place):
             path = "collector.on_worker_failure"
             advice = f"use `{path}=raise`, or `backend=gloo`."
             yield Problem(path, rule, self.cfg.collector.on_worker_failure, advice)
+
+    def _resource_problems(self) -> Iterator[Problem]:
+        """Times and memory are written as sbatch reads them."""
+        for path, part in self._parts().items():
+            time, memory = getattr(part, "time", None), getattr(part, "mem", None)
+            if time is not None and _seconds(str(time)) is None and str(time).upper() not in _NO_LIMIT:
+                advice = f"use minutes, as in `{path}.time=90`, or hours:minutes:seconds, as in `{path}.time=1:30:00`."
+                yield Problem(f"{path}.time", "is not a time that sbatch accepts", time, advice)
+            if memory is not None and not _MEMORY.fullmatch(str(memory)):
+                advice = f"use a whole number with a unit (K, M, G or T), as in `{path}.mem=4G`."
+                yield Problem(f"{path}.mem", "is not an amount of memory that sbatch accepts", memory, advice)
 
     def _sbatch_problems(self) -> Iterator[Problem]:
         for path, part in self._parts().items():

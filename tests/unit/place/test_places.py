@@ -82,6 +82,8 @@ REFUSED = [
     f"{REMOTE} launcher=slurm launcher.sbatch.ntasks=3 launcher.sbatch.no_kill=true launcher.sbatch.mem=1G",
     f"{REMOTE} launcher=submitit_delayed launcher.worker.sbatch.array=0-3 launcher.max_parallel=2 launcher.nodes=4",
     f"{REMOTE} launcher=submitit_delayed launcher.nodes=3",
+    f"{REMOTE} launcher=slurm launcher.time=soon launcher.mem=1.5G",
+    f"{REMOTE} launcher=submitit_delayed launcher.time=1:2:3:4 launcher.worker.mem=4X launcher.trainer.mem=4gb",
     f"{REMOTE} launcher=slurm launcher.nodes=4",
     f"{REMOTE} launcher=slurm launcher.nodes=5",
     f"{FEW} collector=single launcher=slurm launcher.nodes=2",

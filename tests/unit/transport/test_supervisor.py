@@ -347,6 +347,12 @@ def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
     assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"
 
 
+@pytest.mark.parametrize(("elapsed_s", "rate"), [(4.9, ""), (5.0, ", 0.25 s a step")])
+def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, rate):
+    peer = Peer(0, progress=(20, 0), began_s=10.0, progressed_s=10.0 + elapsed_s)
+    assert peer.describe_progress(256) == f"It stepped 20 of 256 times{rate}"
+
+
 @pytest.mark.parametrize(
     ("peer", "text"),
     [

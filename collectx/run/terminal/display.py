@@ -125,8 +125,7 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = self._rates.view(time.monotonic())
         self._curve.add(view.numbers)
-        ready = self.count_ready() if view.numbers.started is None else None
-        starting = _STARTING if ready is None else f"{_STARTING} ({ready[0]} of {ready[1]} ready)"
+        starting = starting_of(self.count_ready() if view.numbers.started is None else None)
         if self._live is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(self._curve, self._console, view)
@@ -183,6 +182,13 @@ def _html(panel: RenderableType) -> Any:
     console = _notebook()
     console.print(panel)
     return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+
+
+def starting_of(ready: tuple[int, int] | None) -> str:
+    """What a run does before its first batch, if so many workers of so many are ready."""
+    if ready is None:
+        return _STARTING
+    return "collecting the first batch" if ready[0] == ready[1] else f"{_STARTING} ({ready[0]} of {ready[1]} ready)"
 
 
 def format_line(view: View, starting: str = _STARTING) -> str:

@@ -244,13 +244,20 @@ def test_a_resumed_run_starts_its_workers_before_it_shows_numbers(statistics):
         assert "100" not in text
 
 
-@pytest.mark.parametrize(("ready", "words"), [(None, "workers\n"), ((1, 2), "workers (1 of 2 ready)\n")])
+@pytest.mark.parametrize(
+    ("ready", "words"),
+    [
+        (None, "starting the workers\n"),
+        ((1, 2), "starting the workers (1 of 2 ready)\n"),
+        ((2, 2), "collecting the first batch\n"),
+    ],
+)
 def test_how_many_workers_are_ready_before_the_first_batch(ready, words):
     out = io.StringIO()
     progress = Progress(Statistics(1000), console=Console(file=out, width=80))
     progress.count_ready = lambda: ready
     progress._draw()
-    assert out.getvalue().endswith(f"starting the {words}")
+    assert out.getvalue().endswith(words)
 
 
 WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydra.errors import HydraException
+from omegaconf.errors import InterpolationResolutionError
 
 from collectx.checkpoints import Checkpoints, read_manifest
 from collectx.cli import list as listing
@@ -98,7 +99,8 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
             call_hydra([*words, *filter(None, flags)], config_name=composer.config_name, config_dir=composer.config_dir)
     except ConfigError as error:
         # Hydra does not name the key whose value refers to nothing.
-        named = [text for text in composer.examine(words).problems if error.problems[0] in text]
+        is_named = isinstance(error.__cause__, InterpolationResolutionError)
+        named = [text for text in composer.examine(words).problems if is_named and " cannot be resolved: " in text]
         raise ConfigError(*(named or error.problems)) from error
     text = printed.getvalue()
     # Files with a leading underscore are bases of others, not choices.

@@ -180,7 +180,7 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 0
     cfg = stub.calls[0][0]
     assert (cfg.checkpoint.keep, cfg.trainer.gamma, cfg.run.max_batches) == (5, composed().trainer.gamma, 2)
-    assert f"resumed after 2 batches with trainer.gamma=0.5 (was {cfg.trainer.gamma}); " in capsys.readouterr().err
+    assert f"resumed after 2 batches with trainer.gamma=0.5 (was {cfg.trainer.gamma}), " in capsys.readouterr().err
     # One that applied after the checkpoint is replaced, and the newest one is resumed.
     saved_config.write_snapshot(composed("trainer.digest=true trainer.gamma=0.25"), files, [], 1)
     assert [batches for batches, _ in files.configs] == [0, 1]
@@ -207,7 +207,7 @@ def test_a_run_is_reproduced_beyond_changes_that_have_no_effect(stub, old, capsy
     reproduce.main([str(files.path), "hydra.run.dir=new"])
     cfg = stub.calls[0][0]
     assert (cfg.collector.total_frames, cfg.run.max_batches) == expected
-    is_cut = "after 1 batches with collector.total_frames=9999 (was " in capsys.readouterr().err
+    is_cut = "after 1 batch with collector.total_frames=9999 (was " in capsys.readouterr().err
     assert is_cut == (expected[1] == 1)
 
 

@@ -192,7 +192,7 @@ def test_a_worker_that_hangs_has_its_stacks_in_the_error_and_in_its_log(fault, t
         assert re.search(r'faulty.py", line \d+ in pull_the_lever\n.*faulty.py", line \d+ in step\n', text)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed", "nested"])
 def test_a_batch_that_takes_longer_than_the_timeout_is_no_hang(kind):
@@ -204,6 +204,7 @@ def test_a_batch_that_takes_longer_than_the_timeout_is_no_hang(kind):
         assert sum(batch.numel() for batch in collector) == 40
 
 
+@pytest.mark.sample(1)
 @pytest.mark.ci
 @ways.over([ways.SHARED_SYNC, ways.GLOO_ASYNC])
 def test_a_step_that_hangs_is_told_with_the_steps_before_it(way):

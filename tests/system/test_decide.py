@@ -129,7 +129,8 @@ def test_tune_refuses(words, said, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_measured_run_ends_with_tune(tmp_path, wait_until, number):
     tune = start("tune", "env=counting", "policy=random", "trainer=meter", cwd=tmp_path)
     # The run, its fork server, and what multiprocessing starts beside it.

@@ -12,7 +12,7 @@ WRAPPED = ["env.wrappers=[{user_code.numbered.Checked: {also: '{env_index}'}}]"]
 RUN = ["trainer=record", "trainer.format=parquet", "collector.total_frames=128", "collector.frames_per_batch=64"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -32,6 +32,7 @@ def test_a_configuration_names_the_numbers(words, tmp_path, monkeypatch):
     assert {tuple(row) for row in observed.tolist()} == {(e, e // 2, 2 * e + 1) for e in range(4)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.ci
 @pytest.mark.parametrize("collector", ["multi_sync", "distributed_sync"])
 def test_a_restarted_env_has_the_next_restart_count(collector, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ class Keeping:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "kept", "changed", "num_notes"),

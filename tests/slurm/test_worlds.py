@@ -4,8 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from commands import collectx
 from machines import wait_until
 from running import LAUNCHERS
+
+from collectx.run import RunFolder
 
 WORLDS = Path(__file__).parents[1] / "worlds"
 COURSE = ["env.entry_point=levels:LevelEnv", "trainer=custom", "trainer.target=levels:Course"]
@@ -56,3 +60,54 @@ def test_a_worker_that_hangs_takes_its_simulators_along_and_says_what_it_did(run
     assert started.finish() == 1
     assert "It has reported no step of its envs since its last batch." in started.output, started.output
     wait_until(lambda: not list(folder.glob("*.licence")), 20, "the end of the simulators")
+
+
+SCORED = """
+import gymnasium
+from masked import MaskedEnv
+
+class Scored(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(MaskedEnv())
+
+    def step(self, action):
+        *step, info = self.env.step(action)
+        return *step, info | ({"is_success": step[1] > 2} if step[2] else {})
+"""
+RESOLVER = "from omegaconf import OmegaConf\nOmegaConf.register_new_resolver('twice', lambda number: 2 * number)\n"
+LEARNED = [
+    *(
+        "env.entry_point=scored:Scored",
+        "env.num_envs=${twice:1}",
+        "env.metrics=[is_success]",
+        "trainer=ppo",
+        "policy=mlp",
+    ),
+    *("policy.normalize_observations=true", "trainer.normalize_rewards=true"),
+    *("checkpoint.every_batches=1", "checkpoint.keep_best=is_success"),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_metrics_masks_statistics_and_the_best_checkpoint_are_those_of_a_local_run(run, tmp_path, launcher):
+    """The env raises an error at an illegal action."""
+    shutil.copy(WORLDS / "masked.py", tmp_path)
+    (tmp_path / "scored.py").write_text(SCORED)
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins/twice.py").write_text(RESOLVER)
+    words = [word for word in RUN if not word.startswith(("env.num_envs", "policy"))] + LEARNED
+    started = run(*words, *LAUNCHERS[launcher])
+    assert started.finish() == 0, started.output
+    collectx("run", *words, "hydra.run.dir=local", cwd=tmp_path)
+    in_jobs, local = started.files, RunFolder(tmp_path / "local")
+    successes = [[line["scalars"].get("is_success") for line in files.read_metrics()] for files in (in_jobs, local)]
+    assert successes[0] == successes[1]
+    assert any(successes[0])
+    kept = [sorted(path.name for path in files.checkpoints.iterdir()) for files in (in_jobs, local)]
+    assert kept[0] == kept[1]
+    weights = [torch.load(files.path / "policy.pt") for files in (in_jobs, local)]
+    assert weights[0].keys() == weights[1].keys()
+    assert any("count" in name for name in weights[0])
+    # The trainer's torch may have another number of threads in a job, and round otherwise.
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-4)

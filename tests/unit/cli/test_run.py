@@ -290,7 +290,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
         (["-m", "env=glob([cart*,pend*])"], ["env=cartpole", "env=pendulum"], ""),
         (["-m", "launcher=glob(*,exclude=[s*,ray])"], ["launcher=inline", "launcher=local"], ""),
         (["env=glob(cart*)"], ["run"], ""),
-        (["-m", "env=glob(x*)"], [], "env=glob(x*) matches none of the choices: cartpole, counting"),
+        (["-m", "env=glob(x*)"], [], "env=glob(x*) matches no choice. Valid names: cartpole, counting"),
         (["-m", "seed=glob(*)"], [], "there is no group 'seed'"),
         (
             ["-m", "trainer.gamma=interval(0,1)"],

@@ -117,6 +117,6 @@ def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, cap
     for name in ("file", "logs", "0"):
         Path(tmp_path, name).touch()
     assert run.main([*small, *f"hydra.{where.format(tmp_path)}".split()]) == 2
-    first, problem = capsys.readouterr().err.splitlines()
+    *_, first, problem = capsys.readouterr().err.splitlines()
     assert first == "Configuration error (nothing was started):"
     assert re.match(r"  - cannot create the run folder .*: .*\. Choose another with hydra.run.dir", problem)

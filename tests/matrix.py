@@ -655,7 +655,6 @@ class Matrix:
     def __init__(self, options: argparse.Namespace, root: Path):
         self.options, self.root = options, root
         self.runner = Runner(options.jobs, options.typed, root)
-        self.rng = random.Random(options.seed)
         self.faults: list[str] = []
         self.counts = {"refused": 0, "values": 0}
         # While the tables of the pages run: a run with frames must complete, one without must be refused.
@@ -730,9 +729,7 @@ class Matrix:
                 if isinstance(frames, str):
                     self.report(words, frames)
                     continue
-                # A choice of a group is always run.
-                if self.rng.random() < self.options.share or any("." not in value.option for value in members):
-                    self.run(words, frames, members)
+                self.run(words, frames, members)
         self.runner.run(until)
 
     def run_alone(self, value: Value, checked: Checked) -> None:
@@ -972,7 +969,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no command after them")
     parser.add_argument("--alone", action="store_true", help="each single value in a run of its own")
     parser.add_argument("--typed", action="store_true", help="a new process for each command")
-    parser.add_argument("--share", type=float, default=1.0, help="of the runs of single values that are no choices")
     parser.add_argument("--no-singles", action="store_true")
     parser.add_argument("--documents", action="store_true", help='the tables "works with" of the pages')
     parser.add_argument("--sweeps", type=int, default=0, help="sweeps over two values of an option, and `tune`")

@@ -19,10 +19,8 @@ def run(*arguments: str, minutes: float, script: str = "matrix.py") -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("share", ["0.3", pytest.param("1", marks=pytest.mark.nightly)])
-def test_every_single_value_completes_or_is_refused_with_its_name(share):
-    """All of them are checked, and all choices of groups run; of the other runs, ci has three of ten."""
-    run("--share", share, minutes=30)
+def test_every_single_value_completes_or_is_refused_with_its_name():
+    run(minutes=30)
 
 
 @pytest.mark.nightly

@@ -36,7 +36,7 @@ class Collector(BaseCollector):
     acts with the policy object itself, so its weights need not be published.
 
     With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` makes a collector of
-    another class, which those keywords select. That object is not an instance of `Collector`: test with `BaseCollector`.
+    another class, which those keywords select. It is not an instance of `Collector`: test with `BaseCollector`.
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")

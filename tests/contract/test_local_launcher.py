@@ -73,7 +73,7 @@ def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatc
     [
         "",
         pytest.param("import torch", marks=pytest.mark.nightly),
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        pytest.param("threading.Thread(target=threading.Event().wait, daemon=True).start()", marks=pytest.mark.nightly),
     ],
 )
 def test_the_server_is_forked_from_a_process_that_has_done_nothing_but_import(tmp_path, first):

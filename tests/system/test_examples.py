@@ -46,7 +46,7 @@ def outcome(name, cwd, *flags, timeout_s=250):
     return int(last[1]), float(last[2])
 
 
-IN_CI = ("ppo_from_scratch", "sac_replay_buffer", "her_post_traj")
+IN_CI = ("ppo_from_scratch", "sac_replay_buffer")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
@@ -220,7 +221,7 @@ class PointRunner:
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
         skipped = f", {num_done} already done" if num_done else ""
-        print(f"sweep: {len(points)} run{'s' * (len(points) > 1)}{skipped}")
+        print(f"sweep: {counted(len(points), 'run')}{skipped}")
         jobs: list[NamedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:

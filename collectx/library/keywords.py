@@ -296,7 +296,7 @@ class WorkerKeywords(Keywords):
 
     Args:
         num_workers: number of workers. None: the length of the list `create_env_fn`; 1 for a single callable.
-        num_threads: torch's number of threads in this process; None: unchanged.
+        num_threads: number of torch threads in this process; None: unchanged.
     """
 
     num_workers: int | None = option("collector.num_workers", None)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
 from collectx.job_files import JobFiles
@@ -128,7 +129,7 @@ def _limit(launcher: SlurmLauncherConfig) -> list[str]:
     if not launcher.requeue:
         return []
     limit = launcher.max_requeues
-    times = f"{limit} time{'s' * (limit != 1)} (launcher.max_requeues={limit})"
+    times = f"{counted(limit, 'time')} (launcher.max_requeues={limit})"
     remedy = "Raise the limit, or continue it with collectx resume."
     message = f"collectx: job $job will not start again: it has been requeued {times}. {remedy}"
     count = '"${SLURM_RESTART_COUNT:-0}"'

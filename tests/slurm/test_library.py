@@ -83,6 +83,7 @@ def test_a_script_and_its_workers_are_submitted_together(cluster, tmp_path, fram
     assert [event["host"] for event in joined] == ["n2", "n2"]
 
 
+@pytest.mark.nightly
 def test_a_script_that_fails_ends_its_workers_and_says_why(cluster, tmp_path):
     with pytest.raises(RuntimeError, match=r"job \d+ of the trainer: FAILED") as caught:
         _play(cluster, tmp_path, _DELAYED, NUM_JOBS=3, FRAMEWORK="distributed", COLLECTOR="DistributedCollector")

@@ -15,7 +15,7 @@ WORDS += ["collector.frames_per_batch=64", "collector.total_frames=128"]
 @pytest.mark.parametrize(
     ("collector", "step_s", "said"),
     [
-        ("multi_sync", 0.1, r"It stepped 12 of 64 times\."),
+        pytest.param("multi_sync", 0.1, r"It stepped 12 of 64 times\.", marks=pytest.mark.nightly),
         # All within a moment, of which the trainer has heard the beginning.
         ("distributed_sync", 0.0, r"It stepped \d+ of 64 times\."),
     ],

@@ -95,6 +95,7 @@ def test_eval_takes_the_means_of_the_episodes_that_it_counts(arm):
     assert metrics == {"is_success": pytest.approx(1 / 3), "height": 1.0}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_eval_counts_the_same_episodes_where_one_call_makes_the_envs(arm, mode):
     env = ["env=gym_vector", "env.entry_point=arm:arms", "env.num_envs=2", f"env.kwargs.mode={mode}"]

@@ -22,7 +22,7 @@ from collectx.run.folder.layout import locked
         pytest.param(["collector=multi_async"], signal.SIGINT, 1, id="local-ctrl_c"),
         pytest.param(["collector=multi_async"], signal.SIGINT, 2, id="local-ctrl_c_twice", marks=pytest.mark.nightly),
         pytest.param(["collector=multi_sync"], signal.SIGTERM, 1, id="local-sigterm", marks=pytest.mark.nightly),
-        pytest.param(["collector=multi_sync"], signal.SIGHUP, 1, id="local-hangup"),
+        pytest.param(["collector=multi_sync"], signal.SIGHUP, 1, id="local-hangup", marks=pytest.mark.nightly),
         pytest.param(["collector=rpc"], signal.SIGINT, 1, id="rpc-ctrl_c", marks=pytest.mark.nightly),
         pytest.param(["collector=rpc"], signal.SIGTERM, 1, id="rpc-sigterm", marks=pytest.mark.nightly),
         pytest.param(RAY, signal.SIGINT, 1, id="ray-ctrl_c", marks=[needs_ray, pytest.mark.nightly]),

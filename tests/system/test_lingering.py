@@ -15,7 +15,7 @@ MADE = "making or resetting the trainer's own env (env.entry_point=user_code.lin
 @pytest.mark.parametrize(
     ("env", "options", "status", "parts"),
     [
-        pytest.param("threaded", [], 0, [THREAD], id="thread"),
+        pytest.param("threaded", [], 0, [THREAD], id="thread", marks=pytest.mark.nightly),
         pytest.param(
             "never_made",
             ["collector.start_timeout_s=7"],

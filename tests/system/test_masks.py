@@ -44,7 +44,7 @@ def run(words, cwd, status=0):
     return collectx("run", *words, *options, cwd=cwd, status=status)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.ci
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_run_takes_no_illegal_action(tmp_path, name):

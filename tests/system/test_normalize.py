@@ -120,8 +120,9 @@ def envs(num_envs):
 """
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("way", NORMALIZED)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.nightly] * (way == "async")) for way in NORMALIZED]
+)
 def test_eval_takes_the_statistics_of_wrappers_from_the_checkpoint(tmp_path, way):
     (tmp_path / "own.py").write_text(OWN)
     words = [*NORMALIZED[way], "debug=tiny", "trainer=meter", "policy=random", "hydra.run.dir=run", "env.num_envs=2"]

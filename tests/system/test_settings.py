@@ -169,7 +169,7 @@ TAKING = {
 }
 
 
-@pytest.mark.parametrize("way", ways(TAKING, ["gym", "same_step", "next_step, processes", "torchrl"]))
+@pytest.mark.parametrize("way", ways(TAKING, ["gym", "same_step", "torchrl"]))
 def test_options_of_resets_are_an_option(tmp_path, way):
     run = collectx if "processes" in way else forked  # they import the main module
     words = [*TAKING[way], "env.num_envs=2", "policy=random", "env.reset_options={speed: 9}"]

@@ -154,6 +154,7 @@ def files(tmp_path, monkeypatch):
     logging.getLogger().setLevel(level)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(("line", "look", "expected"), RUNS, ids=[line for line, _, _ in RUNS])
 def test_runs_are_those_that_hydra_documents(stub, files, line, look, expected):
     seen, words = [], ["env.kwargs.a='x, y'"] if "x, y" in line else line.split()

@@ -231,7 +231,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
-            self.pool.records[part.worker].num_frames += part.report.frames
+            worker = self.pool.records[part.worker]
+            worker.num_frames += part.report.frames
+            worker.num_parts += 1
 
     def _release_slots(self) -> None:
         parts, self._delivered = self._delivered, ()

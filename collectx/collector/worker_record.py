@@ -35,6 +35,7 @@ class WorkerRecord:
         handle: the handle of the newest process; None if its end cannot be observed.
         num_granted: number of slots that the worker may fill and has not filled.
         num_frames: frames delivered, in all incarnations.
+        num_parts: parts of batches delivered by this trainer process.
         first_requests: requests to which the worker must still reply before it is ready. "load" contains the saved
             state from which it is restored.
         settings_version: the newest settings version that was sent to the newest process, with all before it.
@@ -54,6 +55,7 @@ class WorkerRecord:
     handle: AnyHandle | None = None
     num_granted: int = 0
     num_frames: int = 0
+    num_parts: int = 0
     first_requests: Sequence[Request] = ()
     settings_version: int = 0
     num_settings: int = 0

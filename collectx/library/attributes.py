@@ -383,8 +383,10 @@ class ReadableCollector(EnvMethods):
             } | ({"total_frames": total} if total >= 0 else {})
         if workers != "aggregate":
             for index in sorted({*collector.worker_indices, *collector.frames_by_worker}):
-                frames, part = collector.frames_by_worker[index], self.frames_per_batch_worker(worker_idx=index)
-                each = {"frames": frames, "batches": -(-frames // part), "requested_frames_per_batch": part}
+                worker, part = collector.pool.records[index], self.frames_per_batch_worker(worker_idx=index)
+                # Parts that ended early have fewer frames; a loaded state has only the frames.
+                batches = max(worker.num_parts, -(-worker.num_frames // part))
+                each = {"frames": worker.num_frames, "batches": batches, "requested_frames_per_batch": part}
                 counters |= {f"worker_{index}/{name}": count for name, count in each.items()}
         return counters
 

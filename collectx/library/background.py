@@ -51,12 +51,16 @@ class StepThread:
             return
         future = self.submit(function)
         self._end()
-        wait([future], timeout_s)
+        wait([future], _finite(timeout_s))
         if future.cancel():
             function()
         else:
             self._thread.join()
             future.result()
+
+
+def _finite(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
 
 
 def _serve(calls: _Calls) -> None:
@@ -105,7 +109,7 @@ class Background:
         if self._thread.is_current:
             return True
         if self._running is not None:
-            wait([self._running], None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
+            wait([self._running], _finite(timeout_s))
         return not self.is_running
 
     @contextmanager
@@ -122,11 +126,11 @@ class Background:
             return
         with self._changed:
             # A block that follows another lets the thread take a step in between.
-            self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, timeout_s)
+            self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, _finite(timeout_s))
             self._num_holders += 1
         try:
             with self._changed:
-                if not self._changed.wait_for(lambda: not self._is_stepping, timeout_s):
+                if not self._changed.wait_for(lambda: not self._is_stepping, _finite(timeout_s)):
                     raise TimeoutError(
                         f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
                     )

@@ -45,7 +45,8 @@ class BatchConverter:
         batch = self._stream.next(lambda: self.convert(self._collect(), self._core.filled_steps, self._stacked))
         if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
-                batch = self._reused.copy_(batch)
+                # Also adds new keys, such as the settings version.
+                batch = self._reused.update(batch, inplace=True)
             self._reused = batch
         return batch
 
@@ -76,6 +77,8 @@ class BatchConverter:
         if self._keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
+        if self._core.settings.version:
+            batch[SETTINGS_VERSION] = torch.zeros(batch.shape, dtype=torch.int64)
         steps = [each or batch.shape[-1] for each in steps_of_workers]
         self._stream.mark_gaps(batch, steps)
         return self.convert(batch, steps, self._stacked)

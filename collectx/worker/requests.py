@@ -144,7 +144,8 @@ class RequestHandler:
         self._hooks = replace(self._hooks, **{name: getattr(hooks, name)})
 
     def profile(self, config: ProfileConfig) -> None:
-        """Starts to profile the next batches."""
+        """Starts to profile the next batches, after the end of an earlier profile."""
+        self.end_profile()
         self._profiling = Profiling(self._worker, config)
 
     def end_profile(self) -> None:

@@ -117,8 +117,7 @@ class ReadableCollector(EnvMethods):
 
     @property
     def device(self) -> Any:
-        """The keyword `device`, the default of the other devices; None, also for each worker, if workers have different
-        ones."""
+        """The keyword `device`, the default of the other devices. If workers have different ones, None for each."""
         return self._per_worker(self._cfg.devices.device)
 
     @property
@@ -133,7 +132,7 @@ class ReadableCollector(EnvMethods):
 
     @property
     def policy_device(self) -> Any:
-        """The device of each worker's policy; None, if no device was passed, means the CPU."""
+        """The device of each worker's policy; None means the CPU, as no device was passed."""
         return self._per_worker(
             [resolve_devices(each.devices or self._cfg.devices).policy_device for each in self._overrides]
         )

@@ -18,9 +18,9 @@ _Calls: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
 class StepThread:
-    """Calls functions one after another in a daemon thread. The first call starts the thread; it ends when this object
-    is garbage-collected, or after `call_last`, which also closes the envs there: some, such as those with a connection
-    to SQLite, may only be used by one thread."""
+    """Calls functions one after another in a daemon thread, from the first call until `call_last`, or until this object
+    is garbage-collected. `call_last` closes the envs in the thread that stepped them: some, such as those with a
+    connection to SQLite, may only be used by one thread."""
 
     def __init__(self) -> None:
         self._calls: _Calls = SimpleQueue()
@@ -44,8 +44,9 @@ class StepThread:
         return future
 
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
-        """Calls a function in the thread, which then ends; in the calling thread if the thread was never started, or is
-        still busy after `timeout_s` seconds. Blocks until the function returns; raises its error."""
+        """Calls a function in the thread, and ends the thread. If the thread was never started, or is still busy after
+        `timeout_s` seconds, calls the function in the calling thread. Blocks until the function returns; raises its
+        error."""
         if self._thread is None or self.is_current:
             function()
             return

@@ -550,9 +550,9 @@ class BaseCollector(ReadableCollector):
     # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches and, for each
-        worker, its trajectory ids and the state of its envs, for workers of this machine also their weights and
-        version. Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
+        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, and each
+        worker's trajectory ids and envs. For workers of this machine, it also contains their weights and version.
+        Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
             saved = self._core.state()

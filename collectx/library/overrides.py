@@ -115,7 +115,7 @@ def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
 
 
 def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
-    """Returns the policy of this process, which workers without their own use too."""
+    """Returns the policy of this process, with which workers without a policy of their own act too."""
     factory = for_each(keywords.policy_factory, num_workers)[0]
     return _policy(keywords, keywords.policy, None if keywords.policy is not None else factory)
 

@@ -47,7 +47,7 @@ def reply_without_state(link: Link, request: Request) -> None:
 
 
 class RequestHandler:
-    """Answers the requests that a worker gets. The public methods without a link are the requests.
+    """Answers the requests that a worker gets: each public method that takes no link is a request.
 
     Args:
         generators: the worker's random generators, saved and restored with the rollout.

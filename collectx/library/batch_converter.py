@@ -19,6 +19,10 @@ from collectx.trajectories import split_trajectories
 from collectx.worker.requests import check_forms
 
 
+class AllDelivered(Exception):
+    """All batches were delivered. Not `StopIteration`, because functions of the user may raise that too."""
+
+
 class BatchConverter:
     """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`."""
 
@@ -37,7 +41,7 @@ class BatchConverter:
 
     def next(self) -> Any:
         """Collects a batch, and returns it in the requested form; None if it went to the replay buffer. Blocks. Raises
-        `StopIteration` after `total_frames`."""
+        `AllDelivered` after `total_frames`."""
         keywords = self._keywords
         if keywords.replay_buffer is not None:
             self._write(self._collect())
@@ -51,7 +55,10 @@ class BatchConverter:
         return batch
 
     def _collect(self) -> Any:
-        batch = self._stream.collect()
+        try:
+            batch = self._stream.collect()
+        except StopIteration:
+            raise AllDelivered from None
         self.num_collected += 1
         added = [part.report.added for part in self._core.last_batch_info.parts]
         if any(added) and not isinstance(batch, WrittenBatch):

@@ -51,7 +51,9 @@ class StepThread:
             function()
             return
         future = self.submit(function)
-        self._end()
+        # At Python's exit, `self._end()` would do nothing.
+        if self._end.detach() is not None:
+            self._calls.put(None)
         wait([future], _finite(timeout_s))
         if future.cancel():
             function()
@@ -149,14 +151,22 @@ class Background:
             TimeoutError: the current step takes longer than `timeout_s`.
             Exception: the error that ended the thread, once.
         """
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._stop()
         if not self.ends_within(timeout_s):
             raise TimeoutError(
                 f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
             )
         self.check()
+
+    def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
+        """Makes the current step the last one; then see `StepThread.call_last`."""
+        self._stop()
+        self._thread.call_last(function, timeout_s)
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raises the error that ended the thread, once."""

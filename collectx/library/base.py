@@ -107,8 +107,8 @@ class BaseCollector(ReadableCollector):
             core = self._start_core(policy)
         keywords, collector = self._keywords, self._cfg.collector
         self._hooks, self._thread = keywords.hooks, StepThread()
-        core.close_by(partial(self._thread.call_last, timeout_s=collector.close_timeout_s))
         self._background = Background(self._thread)
+        core.close_by(partial(self._background.call_last, timeout_s=collector.close_timeout_s))
         self._stream = Stream(core, collector, warnings.warn, "", keywords.post_traj, keywords.is_concatenated)
         self._converter = BatchConverter(keywords, collector, self._stream, self._spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()

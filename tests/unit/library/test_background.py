@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 
 import pytest
 
@@ -28,6 +29,17 @@ def test_timeouts_may_be_infinite(wait_until):
     background.stop(math.inf)
     thread.call_last(lambda: called.append(threading.current_thread().name), math.inf)
     assert called == ["collectx-background"]
+
+
+def test_the_thread_ends_at_pythons_exit(monkeypatch):
+    """Also while it calls a function again and again; finalizers do nothing then."""
+    thread, called = StepThread(), []
+    background = Background(thread)
+    background.start(lambda: None)
+    monkeypatch.setattr(weakref.finalize, "_shutdown", True)
+    background.call_last(lambda: called.append(threading.current_thread().name), 60)
+    assert called == ["collectx-background"]
+    assert not thread._thread.is_alive()
 
 
 def test_a_step_that_takes_too_long_is_an_error():

@@ -223,11 +223,11 @@ def nothing_left_behind():
     for child in workers:
         child.kill()
         child.join(10)
+    for thread in _threads() - threads:
+        thread.join(_THREAD_S)
     if _shared_descriptors() - slabs:
         gc.collect()  # a failure's traceback keeps a collector alive in a cycle
     left = _shared_descriptors() - slabs
-    for thread in _threads() - threads:
-        thread.join(_THREAD_S)
     assert not _threads() - threads, f"threads left: {_threads() - threads}"
     assert not workers, f"worker processes left: {workers}"
     assert not left, f"descriptors of shared memory left open: {sorted(left)}"

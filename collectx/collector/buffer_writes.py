@@ -16,7 +16,7 @@ def workers_can_write(cfg: RunConfig, needs_batches: bool, is_ordered: bool = Fa
 
     Args:
         needs_batches: whether this process needs the batches too, or changes them.
-        is_ordered: whether the buffer must have the order of the batches, if the seed or a record fixes it.
+        is_ordered: whether the buffer must keep the order of the batches, where the seed or a record fixes that order.
     """
     options = cfg.collector
     if needs_batches or options.trajs_per_batch is not None or options.overlap:

@@ -102,7 +102,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.exclusive_use = ExclusiveUse()
         self._schedule = schedule
         self._spec = spec
-        # Whether batches are copied on the transport's device; or else the device to which they are copied, if any.
+        # Batches are copied on the transport's device (`_is_copied`) or to another one (`_copy_to`); with `zero_copy`
+        # they are not copied.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
         self._is_copied = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
@@ -231,7 +232,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
-            self.pool.records[part.worker].num_frames += part.report.frames
+            worker = self.pool.records[part.worker]
+            worker.num_frames += part.report.frames
+            worker.num_parts += 1
 
     def _release_slots(self) -> None:
         parts, self._delivered = self._delivered, ()
@@ -378,7 +381,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         states of the workers if a slot is being filled."""
         replies: dict[int, Any] = {}
         if wait_for_workers or not self._has_granted_slots:
-            # The inference server's generators last: until a slot is full, it draws actions for it.
+            # The inference server last: it draws actions from its generators until all slots are full.
             for group in (self.pool.ready, self.pool.askable - self.pool.ready):
                 replies |= self.ask("state", per_worker=dict.fromkeys(group, ()))
         batches = [] if self._next_parts is None else [self._next_parts]

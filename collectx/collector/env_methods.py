@@ -54,9 +54,9 @@ class EnvMethods(ABC):
         """Sets an attribute of every env, or of the wrapper that defines it.
 
         Args:
-            values: one value for all envs; or a list or tuple with a value for each env of the run, also of workers
-                that are starting or lost, or for each env that `get_attr` reads. In the second case, other workers take
-                the values of one of these when they start.
+            values: one value for all envs; or a list or tuple with a value per env. It has values for all envs,
+                including those of workers that are starting or lost; or only for the envs that `get_attr` reads. In the
+                second case, workers that start later take the values of one of these workers.
 
         Raises:
             AttributeError: an env lacks the attribute.

@@ -29,7 +29,7 @@ class WorkerPool:
 
     Args:
         events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
-        min_workers: while workers are starting, a batch is requested only if this number of workers is ready.
+        min_workers: while workers are starting, a batch waits until this number of workers is ready.
         histories: the histories of the workers' first processes, by index; without an entry, the worker is new.
         first_requests: returns the first requests to a worker, at least one, for its index. None: the run waits for all
             workers.
@@ -86,8 +86,8 @@ class WorkerPool:
             self._set_state(self.server, WorkerState.SERVING)
 
     def add(self) -> None:
-        """Starts one more worker. It makes the envs of one of the first workers, with incarnations that no other worker
-        uses. Only in a run that waits for all workers."""
+        """Starts one more worker. It makes the same envs as one of the first workers, with incarnations that no other
+        worker reaches, so seeds and trajectory ids differ. Only in a run that waits for all workers."""
         worker = self._expect_next()
         try:
             self._start_first(worker)

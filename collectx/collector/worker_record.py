@@ -35,14 +35,16 @@ class WorkerRecord:
         handle: the handle of the newest process; None if its end cannot be observed.
         num_granted: number of slots that the worker may fill and has not filled.
         num_frames: frames delivered, in all incarnations.
+        num_parts: parts of batches delivered by this trainer process.
         first_requests: requests to which the worker must still reply before it is ready. "load" contains the saved
             state from which it is restored.
         settings_version: the newest settings version that was sent to the newest process, with all before it.
         num_settings: number of missing replies to the settings that the newest process got at its start.
-        pending: for each missing reply to other requests, the setting that the request makes, or None; more than one
-            after an interrupted call.
-        num_until_reply: number of missing replies up to that to the last `WorkerPool.request`; 0 if none is awaited.
-        reply: the reply to this request; None while it is missing.
+        pending: an entry for each missing reply to other requests: the setting that the request makes, or None. There
+            are several after an interrupted call.
+        num_until_reply: number of missing replies, up to and including the reply to the last `WorkerPool.request`; 0 if
+            that reply is not awaited.
+        reply: the reply to the last `WorkerPool.request`; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.
     """
@@ -54,6 +56,7 @@ class WorkerRecord:
     handle: AnyHandle | None = None
     num_granted: int = 0
     num_frames: int = 0
+    num_parts: int = 0
     first_requests: Sequence[Request] = ()
     settings_version: int = 0
     num_settings: int = 0
@@ -92,8 +95,8 @@ class FailureAction(Enum):
 class FailurePolicy:
     """Decides what to do about a failed worker.
 
-    Both limits count since this trainer process started, so a resume counts again from 0: they end a loop of failures.
-    The user who resumes the run has seen its error, and could not continue if the limit were used up for good.
+    Both limits end a loop of failures. They count from the start of this trainer process, so a resume begins at 0
+    again: the user who resumes the run has seen its error.
 
     Attributes:
         on_worker_failure: "raise", "restart" or "drop".

@@ -74,7 +74,7 @@ def read_spec(
     # A call that makes several envs may depend on their number; making single Gymnasium envs does not.
     is_of_singles = isinstance(cfg, GymEnvConfig) or (isinstance(cfg, GymVectorEnvConfig) and not cfg.is_batched)
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if is_of_singles else cfg
-    with preserve_random_state(), descendants.hosted():
+    with preserve_random_state(), descendants.ending_env_processes():
         env = build(smallest, numbers=numbers)
         try:
             first = _first_observations(env, cfg, with_example)

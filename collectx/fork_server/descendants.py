@@ -38,16 +38,16 @@ _LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
 _system_call: Any = ctypes.CDLL(None).syscall if _HAS_MARKS else None
 _prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
-# A process gives marks of a range of this size, which it chooses at random: even ones to workers, odd ones to the envs
-# that share this process with other threads.
+# Each process chooses a range of this many marks at random. It gives even ones to its workers, and odd ones to envs
+# that run within it, beside other threads.
 _NUM_MARKS = 1 << 20
-# The numbers of ioprio_get(2) and ioprio_set(2), for which the C library has no functions. Where the class (the bits
-# from 13 on) of an I/O priority is "best effort", the level follows; a thread that runs envs has level 5, the next
-# below the default.
+# The numbers of ioprio_get(2) and ioprio_set(2), for which the C library has no functions. An I/O priority has a class,
+# in the bits from 13 on, and a level. A thread that runs envs has level 5 of the class "best effort", one below the
+# default.
 _IOPRIO_GET, _IOPRIO_SET = {"x86_64": (252, 251), "aarch64": (31, 30)}.get(platform.machine(), (None, None))
 _NO_CLASS, _BEST_EFFORT = 0, 2
 _ENV_PRIORITY = _BEST_EFFORT << 13 | 5
-# How long a process may take to end after SIGTERM, and after SIGKILL; and the first pause between two looks.
+# Seconds that a process may take to end after SIGTERM, and after SIGKILL; and the first pause between two looks.
 _TERMINATE_S, _KILL_S, _PAUSE_S = 1.0, 1.0, 0.002
 
 
@@ -98,8 +98,8 @@ def _set_priority(priority: int) -> bool:
 
 
 @contextlib.contextmanager
-def ended(mark: int) -> Iterator[None]:
-    """Marks this process for the block, in which a worker runs, and ends at its end what the worker started."""
+def marked(mark: int) -> Iterator[None]:
+    """A worker runs in the block: marks this process, and ends after the block what the worker started."""
     mark_process(mark)
     try:
         yield
@@ -107,10 +107,10 @@ def ended(mark: int) -> Iterator[None]:
         end([[mark]])
 
 
-class Hosted:
-    """What the envs of this process start, unless it carries a mark: what a trainer's envs start, or those of a worker
-    that SLURM, MPI or Ray has started. `num_looks` is the number of first blocks of `running` that are followed by a
-    look for processes. If there are some, a guard process is started, which ends them when this process is killed."""
+class EnvProcesses:
+    """The processes that envs start within this process, if it carries no mark: a trainer, or a worker that SLURM, MPI
+    or Ray has started. After each of the first `num_looks` blocks of `running`, looks for such processes. If there are
+    any, starts a guard process, which ends them when this process is killed."""
 
     def __init__(self, num_looks: int = 2):
         self._mark = next(_given(os.getpid())[2])
@@ -120,8 +120,8 @@ class Hosted:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Counts what this thread starts within the block as the envs'; what other threads start meanwhile does not
-        count."""
+        """The processes that this thread starts within the block count as the envs'; those that other threads start
+        meanwhile do not."""
         earlier = resource.getrlimit(_LIMIT)[0] if _HAS_MARKS else _NUM_MARKS
         priority = _priority()
         # A user may have chosen a class; some kernels name the default one.
@@ -159,9 +159,9 @@ class Hosted:
 
 
 @contextlib.contextmanager
-def hosted() -> Iterator[None]:
-    """Ends, after the block, what an env started that the block makes and closes."""
-    processes = Hosted(num_looks=0)
+def ending_env_processes() -> Iterator[None]:
+    """The block makes an env and closes it. Ends the processes that the env started, after the block."""
+    processes = EnvProcesses(num_looks=0)
     try:
         with processes.running():
             yield
@@ -217,7 +217,7 @@ def with_mark(marks: Sequence[Container[int]]) -> set[int]:
     return found
 
 
-if __name__ == "__main__":  # the process of `Hosted`
+if __name__ == "__main__":  # the process of `EnvProcesses`
     # Without a parent: SLURM's proctrack/linuxproc would kill it together with a worker that hangs.
     if os.fork() == 0:
         sys.stdin.read()

@@ -25,7 +25,8 @@ from collectx.fork_server import descendants
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.policy.user_actor", "collectx.worker.entry"]
-# Maximum bytes of a Unix socket path (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
+# Maximum bytes of the temporary folder's path. A Unix socket's path has at most 103 (on BSD; 107 on Linux), of which
+# `/pymp-xxxxxxxx/listener-xxxxxxxx` takes 32.
 MAX_TEMPORARY_PATH = 103 - 32
 # OpenMP and BLAS read the size of their thread pools from these variables when they are loaded; `num_threads` sets
 # torch's threads.

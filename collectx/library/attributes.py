@@ -117,8 +117,7 @@ class ReadableCollector(EnvMethods):
 
     @property
     def device(self) -> Any:
-        """The keyword `device`, the default of the other devices; None, also for each worker, if workers have different
-        ones."""
+        """The keyword `device`, the default of the other devices. If workers have different ones, None for each."""
         return self._per_worker(self._cfg.devices.device)
 
     @property
@@ -133,7 +132,7 @@ class ReadableCollector(EnvMethods):
 
     @property
     def policy_device(self) -> Any:
-        """The device of each worker's policy; None, if no device was passed, means the CPU."""
+        """The device of each worker's policy; None means the CPU, as no device was passed."""
         return self._per_worker(
             [resolve_devices(each.devices or self._cfg.devices).policy_device for each in self._overrides]
         )
@@ -383,8 +382,10 @@ class ReadableCollector(EnvMethods):
             } | ({"total_frames": total} if total >= 0 else {})
         if workers != "aggregate":
             for index in sorted({*collector.worker_indices, *collector.frames_by_worker}):
-                frames, part = collector.frames_by_worker[index], self.frames_per_batch_worker(worker_idx=index)
-                each = {"frames": frames, "batches": -(-frames // part), "requested_frames_per_batch": part}
+                worker, part = collector.pool.records[index], self.frames_per_batch_worker(worker_idx=index)
+                # Parts that ended early have fewer frames; a loaded state has only the frames.
+                batches = max(worker.num_parts, -(-worker.num_frames // part))
+                each = {"frames": worker.num_frames, "batches": batches, "requested_frames_per_batch": part}
                 counters |= {f"worker_{index}/{name}": count for name, count in each.items()}
         return counters
 

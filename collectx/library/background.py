@@ -18,9 +18,9 @@ _Calls: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
 class StepThread:
-    """Calls functions one after another in a daemon thread. The first call starts the thread; it ends when this object
-    is garbage-collected, or after `call_last`, which also closes the envs there: some, such as those with a connection
-    to SQLite, may only be used by one thread."""
+    """Calls functions one after another in a daemon thread, from the first call until `call_last`, or until this object
+    is garbage-collected. `call_last` closes the envs in the thread that stepped them: some, such as those with a
+    connection to SQLite, may only be used by one thread."""
 
     def __init__(self) -> None:
         self._calls: _Calls = SimpleQueue()
@@ -44,19 +44,26 @@ class StepThread:
         return future
 
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
-        """Calls a function in the thread, which then ends; in the calling thread if the thread was never started, or is
-        still busy after `timeout_s` seconds. Blocks until the function returns; raises its error."""
+        """Calls a function in the thread, and ends the thread. If the thread was never started, or is still busy after
+        `timeout_s` seconds, calls the function in the calling thread. Blocks until the function returns; raises its
+        error."""
         if self._thread is None or self.is_current:
             function()
             return
         future = self.submit(function)
-        self._end()
-        wait([future], timeout_s)
+        # At Python's exit, `self._end()` would do nothing.
+        if self._end.detach() is not None:
+            self._calls.put(None)
+        wait([future], _finite(timeout_s))
         if future.cancel():
             function()
         else:
             self._thread.join()
             future.result()
+
+
+def _finite(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
 
 
 def _serve(calls: _Calls) -> None:
@@ -105,7 +112,7 @@ class Background:
         if self._thread.is_current:
             return True
         if self._running is not None:
-            wait([self._running], None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
+            wait([self._running], _finite(timeout_s))
         return not self.is_running
 
     @contextmanager
@@ -122,11 +129,11 @@ class Background:
             return
         with self._changed:
             # A block that follows another lets the thread take a step in between.
-            self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, timeout_s)
+            self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, _finite(timeout_s))
             self._num_holders += 1
         try:
             with self._changed:
-                if not self._changed.wait_for(lambda: not self._is_stepping, timeout_s):
+                if not self._changed.wait_for(lambda: not self._is_stepping, _finite(timeout_s)):
                     raise TimeoutError(
                         f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
                     )
@@ -144,14 +151,22 @@ class Background:
             TimeoutError: the current step takes longer than `timeout_s`.
             Exception: the error that ended the thread, once.
         """
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._stop()
         if not self.ends_within(timeout_s):
             raise TimeoutError(
                 f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
             )
         self.check()
+
+    def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
+        """Makes the current step the last one; then see `StepThread.call_last`."""
+        self._stop()
+        self._thread.call_last(function, timeout_s)
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raises the error that ended the thread, once."""

@@ -38,7 +38,7 @@ from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
-from collectx.library.batch_converter import BatchConverter
+from collectx.library.batch_converter import AllDelivered, BatchConverter
 from collectx.library.configuration import fit_frames, named_in_python, to_config
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
@@ -107,8 +107,8 @@ class BaseCollector(ReadableCollector):
             core = self._start_core(policy)
         keywords, collector = self._keywords, self._cfg.collector
         self._hooks, self._thread = keywords.hooks, StepThread()
-        core.close_by(partial(self._thread.call_last, timeout_s=collector.close_timeout_s))
         self._background = Background(self._thread)
+        core.close_by(partial(self._background.call_last, timeout_s=collector.close_timeout_s))
         self._stream = Stream(core, collector, warnings.warn, "", keywords.post_traj, keywords.is_concatenated)
         self._converter = BatchConverter(keywords, collector, self._stream, self._spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()
@@ -226,9 +226,17 @@ class BaseCollector(ReadableCollector):
         """Publishes the policy's weights if an update interval has passed, then returns the next batch; see
         `BatchConverter.next`."""
         interval, num_collected = self._keywords.publish_interval, self._converter.num_collected
-        if interval > 0 and num_collected and num_collected % interval == 0:
-            self._weights.publish(self.policy, {None: None})
-        return self._converter.next()
+        try:
+            if interval > 0 and num_collected and num_collected % interval == 0:
+                self._weights.publish(self.policy, {None: None})
+            return self._converter.next()
+        except StopIteration as error:
+            raise RuntimeError(
+                "a function that you passed to this collector raised StopIteration, which would end the loop over its "
+                "batches. Catch it in that function"
+            ) from error
+        except AllDelivered:
+            raise StopIteration from None
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.
@@ -550,9 +558,9 @@ class BaseCollector(ReadableCollector):
     # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches and, for each
-        worker, its trajectory ids and the state of its envs, for workers of this machine also their weights and
-        version. Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
+        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, and each
+        worker's trajectory ids and envs. For workers of this machine, it also contains their weights and version.
+        Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
             saved = self._core.state()
@@ -583,8 +591,8 @@ class BaseCollector(ReadableCollector):
 
         Envs continue within their episodes if their state can be saved: by their own `state_dict` and
         `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
-        Pickles execute code: load only states that you trust. Blocks until async workers have completed their granted
-        batches.
+        Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
+        batches, which are delivered before those of the state.
 
         Args:
             state_dict: what `state_dict` returned.

@@ -19,6 +19,10 @@ from collectx.trajectories import split_trajectories
 from collectx.worker.requests import check_forms
 
 
+class AllDelivered(Exception):
+    """All batches were delivered. Not `StopIteration`, because functions of the user may raise that too."""
+
+
 class BatchConverter:
     """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`."""
 
@@ -37,7 +41,7 @@ class BatchConverter:
 
     def next(self) -> Any:
         """Collects a batch, and returns it in the requested form; None if it went to the replay buffer. Blocks. Raises
-        `StopIteration` after `total_frames`."""
+        `AllDelivered` after `total_frames`."""
         keywords = self._keywords
         if keywords.replay_buffer is not None:
             self._write(self._collect())
@@ -45,12 +49,16 @@ class BatchConverter:
         batch = self._stream.next(lambda: self.convert(self._collect(), self._core.filled_steps, self._stacked))
         if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
-                batch = self._reused.copy_(batch)
+                # Also adds new keys, such as the settings version.
+                batch = self._reused.update(batch, inplace=True)
             self._reused = batch
         return batch
 
     def _collect(self) -> Any:
-        batch = self._stream.collect()
+        try:
+            batch = self._stream.collect()
+        except StopIteration:
+            raise AllDelivered from None
         self.num_collected += 1
         added = [part.report.added for part in self._core.last_batch_info.parts]
         if any(added) and not isinstance(batch, WrittenBatch):
@@ -76,6 +84,8 @@ class BatchConverter:
         if self._keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
+        if self._core.settings.version:
+            batch[SETTINGS_VERSION] = torch.zeros(batch.shape, dtype=torch.int64)
         steps = [each or batch.shape[-1] for each in steps_of_workers]
         self._stream.mark_gaps(batch, steps)
         return self.convert(batch, steps, self._stacked)

@@ -79,12 +79,13 @@ def _overrides(
         hooks = replace(hooks, post_collect_hook=None)
     collector, buffer = user_collector(keywords, cfg, worker, kwargs), keywords.replay_buffer
     needs_batches = keywords.changes_batches or collector is not None
+    exploration = kwargs.get("exploration_type")
     if isinstance(buffer, ReplayBuffer) and workers_can_write(cfg, needs_batches):
         hooks = replace(hooks, write_batch=buffer.extend)
     return ConfigOverrides(
         env=replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {})),
         devices=DevicesConfig(device=None, storing_device=None, policy_device=device, env_device=None),
-        exploration_type=exploration_name(kwargs["exploration_type"]) if "exploration_type" in kwargs else None,
+        exploration_type=None if exploration is None else exploration_name(exploration),
         hooks=hooks,
         user_collector=collector,
     )
@@ -114,7 +115,7 @@ def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
 
 
 def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
-    """Returns the policy of this process, which workers without their own use too."""
+    """Returns the policy of this process, with which workers without a policy of their own act too."""
     factory = for_each(keywords.policy_factory, num_workers)[0]
     return _policy(keywords, keywords.policy, None if keywords.policy is not None else factory)
 

@@ -14,9 +14,9 @@ from torch import nn
 
 
 class WeightUpdaterBase:
-    """Base class of weight updaters, for the keyword `weight_updater`. Override `_get_server_weights`, which supplies
-    the weights when none are passed, or `_maybe_map_weights`, which maps all weights before they are sent. TorchRL's
-    `_sync_weights_with_worker` and `all_worker_ids` are never called.
+    """Base class of weight updaters, for the keyword `weight_updater`. Override `_get_server_weights` to supply the
+    weights when none are passed, or `_maybe_map_weights` to map all weights before they are sent. The collector never
+    calls TorchRL's `_sync_weights_with_worker` and `all_worker_ids`.
     """
 
     _registered: Callable[[], Any] | None = None

@@ -106,8 +106,8 @@ def weights_by_model(
 def weights_by_worker(
     weights: Any, worker_ids: int | Sequence[int] | None, num_workers: int
 ) -> dict[int | None, WeightsLike]:
-    """Returns the weights of one model by worker index, if they are not a dict by worker index already. The key None
-    stands for all workers. Raises ValueError if a worker does not exist."""
+    """Returns the weights of one model by worker index; `weights` may be such a dict already. The key None stands for
+    all workers. Raises ValueError if a worker does not exist."""
     # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
     if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
         if worker_ids is not None:

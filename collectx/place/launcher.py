@@ -24,8 +24,8 @@ _NO_LOG = ", which does not exist: the run folder must be on a file system that 
 
 
 class Launcher:
-    """Starts the workers of one collector. The base class is for workers that other programs start: they wait, in a
-    scheduler's queue or for the file with the trainer's endpoint, and are never replaced.
+    """Starts the workers of one collector. The base class serves workers that other programs start. These wait in a
+    scheduler's queue, or for the file with the trainer's endpoint, and are never replaced.
 
     Args:
         log: returns the log file of a worker; None: there are no logs.
@@ -165,7 +165,7 @@ class RemoteHandle:
 
 def _ending(log: Path, is_expected: bool) -> str:
     """Returns the last informative line of a log, as the end of a message that names the log. Reports a missing log
-    only if it `is_expected`, as SLURM or the job's shell creates it."""
+    only if it `is_expected`, because SLURM or the job's shell must have created it."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))

@@ -37,8 +37,8 @@ from collectx.place.launcher import AnyHandle, Entry, Launcher
 from collectx.transport.handles import Handle
 from collectx.transport.tracebacks import write_on_signal
 
-# How many file descriptors libraries may need; workers while they join; each worker for its connections; and each
-# worker including those of its process.
+# Numbers of file descriptors: for libraries, for workers that are joining, for a worker's connections, and for a worker
+# with its process.
 _DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
 # The pauses before another attempt to start a worker, if the fork server ended meanwhile.
 _RETRY_S = (0.1, 1.0)
@@ -52,7 +52,7 @@ def descriptors(num_workers: int) -> int:
 def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool = False) -> None:
     """Checks the hard limit of open files of this process for `num_workers` more workers: two connections each, and two
     descriptors of its process, if it `is_local`; twice as many with an inference server. Raises `LauncherError` if the
-    hard limit is too low for the workers; gloo would abort this process."""
+    hard limit is too low for the workers, because gloo would abort this process later."""
     import resource
 
     used = psutil.Process().num_fds()
@@ -205,7 +205,7 @@ def _run(
     write_on_signal()
     _die_with_parent()
     try:
-        with descendants.ended(mark):
+        with descendants.marked(mark):
             function(*arguments)
     except Exception as error:
         if prints_errors or not getattr(error, "is_reported", False):
@@ -246,8 +246,8 @@ def set_up_process(
 
 
 def leave_signals_to_trainer(*signums: int) -> None:
-    """Ignores signals in this process, which ends when the trainer closes its connection, also after user code has
-    installed handlers (`signal_handlers`). Processes that an env forks keep the default action."""
+    """Ignores signals in this process, even if user code installs handlers (`signal_handlers`): the process ends when
+    the trainer closes its connection. Processes that an env forks keep the default action."""
     worker = os.getpid()
 
     def ignore(signum: int, frame: object) -> None:
@@ -266,7 +266,7 @@ def leave_signals_to_trainer(*signums: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Makes Linux kill this process when the fork server ends, which ends with the trainer. On other systems a worker
+    """Makes Linux kill this process when the fork server ends; that ends with the trainer. On other systems, a worker
     notices at its next grant that the trainer is gone."""
     # The server lives while any process holds this pipe, which multiprocessing passes to every worker.
     server: Any = forkserver._forkserver

@@ -27,9 +27,9 @@ _PREFIXES = ("node:", "object_store_memory")
 
 def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     """Connects this process to a Ray cluster by `ray.init(**options)`, unless it is connected already. Without an
-    address in `options` or the environment variable RAY_ADDRESS, starts a cluster for this process. `timeout_s` is
-    `collector.start_timeout_s`; has no effect outside the main thread. Raises `LauncherError` if no cluster answers at
-    the address in time, or Ray refuses the arguments."""
+    address in `options` or the environment variable RAY_ADDRESS, starts a cluster for this process. `timeout_s`, which
+    is `collector.start_timeout_s`, has no effect outside the main thread. Raises `LauncherError` if no cluster answers
+    at the address in time, or Ray refuses the arguments."""
     if ray.is_initialized():
         return
     sigterm = signal.getsignal(signal.SIGTERM)
@@ -103,9 +103,9 @@ def is_single_host(timeout_s: float) -> bool:
 
 def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
     """Checks that an otherwise idle cluster has room for the actors of `configs`, arguments of `ray.remote`. Ignores
-    placement options. `name` is the option that messages name. `timeout_s` is how long Ray may take to answer;
-    `collector.start_timeout_s`. Raises `LauncherError` if one actor requests more than any node has, or all actors
-    together more than the cluster has; or Ray does not answer."""
+    placement options. `name` is the option that messages name. `timeout_s` is how long Ray may take to answer, by
+    `collector.start_timeout_s`. Raises `LauncherError` if one actor requests more than any node has, all actors
+    together request more than the cluster has, or Ray does not answer."""
     nodes = [node["Resources"] for node in _alive_nodes(timeout_s)]
     requested = [_requested(config) for config in configs]
     for each in requested:

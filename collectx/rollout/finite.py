@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError, summary_of
+from collectx.progress import STEPS
 
 
 class FiniteCheck:
@@ -38,6 +40,8 @@ class FiniteCheck:
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots: PerSlot[Mapping[Key, Any]] = PerSlot(lambda index: self._values(slots[index]))
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
+        # A ragged group fills its slot at the end of the batch.
+        self._fills_slots = not spec.ragged
         # In the order in which the values of a step arise.
         keys = (*(leaf.key for leaf in observed), *self._actions, *(leaf.key for leaf in produced))
         self._keys = [key for key in keys if key in self._slots[0]]
@@ -58,9 +62,10 @@ class FiniteCheck:
     def explain(self, slot: int, error: Exception) -> None:
         """Raises a `ShapeError` if an action of the batch that `error` ended is not finite, because some envs raise
         errors of their own for such an action. Otherwise does nothing."""
-        for key in self._actions:
-            # The slot's later steps belong to an earlier batch, which was checked.
-            values = self._arrays(slot)[key]
+        # Later steps belong to an earlier batch, which its consumer may have changed.
+        steps = progress.counts[STEPS] + 1
+        for key in self._actions if self._fills_slots else ():
+            values = self._arrays(slot)[key][:, :steps]
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(

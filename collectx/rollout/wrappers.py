@@ -98,8 +98,8 @@ class TimeLimitEnv(_Wrapper):
 
 
 class OwnGeneratorsEnv(_Wrapper):
-    """Calls envs with their own states of the global generators, for envs that seed these. `held` are the states of the
-    generators, in use within every call."""
+    """Gives envs that seed the global generators their own states of these: those of `held`, in use within every call
+    of the envs."""
 
     def __init__(self, env: Env, held: HeldGenerators):
         super().__init__(env, env.spec)

@@ -10,8 +10,9 @@ from collectx.transport.base import Arrival
 
 
 class AsyncSchedule(Schedule):
-    """Delivers slots in the order in which they are filled. Grants no more slots than batches will be delivered; but so
-    that the end of a run does not wait for workers that have never delivered, others may then fill more.
+    """Delivers slots in the order in which they are filled. Grants no more slots than batches will be delivered, until
+    only workers that have never delivered are missing at the end of a run: then others may fill more slots, so that the
+    run does not wait for these workers.
 
     Args:
         num_slots: slots of each worker; it fills one of them at a time.

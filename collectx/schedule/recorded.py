@@ -32,13 +32,13 @@ class RecordedBatch:
     newest_settings: int = 0
 
     @property
-    def can_begin(self) -> int:
-        """The number of versions, of weights and settings, that must exist before it can begin."""
+    def num_needed(self) -> int:
+        """Number of versions, of weights and settings, that must exist before it can begin."""
         return self.acted + self.acted_settings
 
     @property
-    def at_delivery(self) -> int:
-        """The number of versions, of weights and settings, that existed at its delivery."""
+    def num_at_delivery(self) -> int:
+        """Number of versions, of weights and settings, that existed at its delivery."""
         return self.newest + self.newest_settings
 
 
@@ -134,14 +134,14 @@ def slots_needed(record: Sequence[RecordedBatch]) -> int:
     """Returns the number of slots per worker that the record needs: the largest number of one worker's batches that are
     full when weights are published, or settings made, and delivered later."""
     most, pending = 1, Counter[int]()
-    ahead = deque(sorted(range(len(record)), key=lambda index: record[index].can_begin))
+    ahead = deque(sorted(range(len(record)), key=lambda index: record[index].num_needed))
     for index, batch in enumerate(record):
-        while ahead and record[ahead[0]].can_begin < batch.at_delivery:
+        while ahead and record[ahead[0]].num_needed < batch.num_at_delivery:
             filled = ahead.popleft()
             if filled >= index:
                 worker = record[filled].worker
                 pending[worker] += 1
                 most = max(most, pending[worker])
-        if batch.can_begin < batch.at_delivery:
+        if batch.num_needed < batch.num_at_delivery:
             pending[batch.worker] -= 1
     return most

@@ -6,7 +6,7 @@ still uses.
     3. S is released: it moves to a free region, where a worker fills it again.
     4. The last tensor of the batch is gone: R is free.
 
-A batch that cannot be leased, because no region is free, is copied: its consumer keeps earlier batches.
+If no region is free, because the consumer keeps earlier batches, the batch is copied instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Packs control messages into bytes. Nothing that arrives over a network is unpickled here. Requests and replies over a
 network are signed, because they carry states of envs, which a resuming worker unpickles (`collectx.state`).
 
-trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to act with, or the oldest that are allowed:
-                             | exactly this version with `SlotSpec.grants_name_version`
+trainer -> worker    GRANT   | slot, reset, version (int64): the oldest weights to act with, or the only ones with
+                             | `SlotSpec.grants_name_version`. In a slab, these are a region and a pointer to weights
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, frames, episodes, metrics (int64), seconds (4 float64)
                              | returns (float64) | lengths (int64) | sums, counts of metrics (float64)

@@ -115,15 +115,15 @@ class Slab:
 
     def region_of(self, worker: int, slot: int) -> int:
         """Returns the index of the region that contains a slot. Only the trainer's process knows it."""
-        return self.leases.region_of(self._slot(worker, slot))
+        return self.leases.region_of(self._key(worker, slot))
 
     def slot_in(self, worker: int, region: int) -> int:
         """Returns the slot of a worker that a region contains. Only the trainer's process knows it."""
         slot = self.leases.slot_in(region)
         return slot if self.spec.stacked else slot[1]
 
-    def _slot(self, worker: int, slot: int) -> Any:
-        """Returns what contains a slot: a region of all workers, or of one."""
+    def _key(self, worker: int, slot: int) -> Any:
+        """Returns the key of a slot in `leases`, for a region with the slots of all workers, or of one."""
         return slot if self.spec.stacked else (worker, slot)
 
     def progress(self, worker: int) -> memoryview:
@@ -134,16 +134,16 @@ class Slab:
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; each part is (worker, slot)."""
         if self._is_region(parts):
-            region = self.leases.memory(self._slot(*parts[0]))
+            region = self.leases.memory(self._key(*parts[0]))
             return batch_memory.copy(region) if copy else region
-        regions = [self.leases.memory(self._slot(*part)) for part in parts]
+        regions = [self.leases.memory(self._key(*part)) for part in parts]
         rows = self.spec.rows
         runs = [self._layout.region.runs(part[0] * rows if self.spec.stacked else 0, rows) for part in parts]
         return concatenate(self.spec, [*zip(regions, runs, strict=True)])
 
     def lease(self, parts: Sequence[tuple[int, int]]) -> torch.Tensor | None:
         """See `Transport.lease`; each part is (worker, slot)."""
-        return self.leases.lease(self._slot(*parts[0])) if self._is_region(parts) else None
+        return self.leases.lease(self._key(*parts[0])) if self._is_region(parts) else None
 
     def _is_region(self, parts: Sequence[tuple[int, int]]) -> bool:
         """Whether the parts are a whole region."""
@@ -151,7 +151,7 @@ class Slab:
 
     def release(self, parts: Sequence[tuple[int, int]]) -> None:
         """See `Transport.release`; each part is (worker, slot)."""
-        for slot in {self._slot(*part) for part in parts}:
+        for slot in {self._key(*part) for part in parts}:
             self.leases.release(slot)
 
     def slot(self, worker: int, region: int) -> Slot:

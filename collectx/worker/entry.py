@@ -23,7 +23,7 @@ from collectx.worker.spec import ProcessSpec
 
 
 def inline_worker(spec: ProcessSpec, link: InlineLink) -> Generator[None]:
-    """Yields a worker in the trainer's process: a generator that fills a slot each time it is advanced."""
+    """Returns a worker in the trainer's process: a generator that fills a slot each time it is advanced."""
     return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True), link.put_back)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -27,7 +28,8 @@ def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[
 def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any) -> list[Any]:
     """Makes a setting in all envs of this worker; returns a result per env for a call, otherwise an empty list. For
     `kind`, `name` and `content`, see `collectx.collector.settings.Setting`."""
-    return _CHANGES[kind](rollout.groups, name, unpacked(content))
+    # A copy, because an inline worker gets the content that the trainer keeps, and envs may change it.
+    return _CHANGES[kind](rollout.groups, name, unpacked(deepcopy(content)))
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
@@ -74,7 +76,8 @@ def _call(group: Env, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
         return list(env.call(name, *args, **kwargs))
     found = [getattr(holder, name) for holder in _holders(group, name)]
     found = [resolve(value, path) for value in found] if path else found
-    return _for_each(group, [value(*args, **kwargs) if callable(value) else value for value in found])
+    calls = [value(*deepcopy(args), **deepcopy(kwargs)) if callable(value) else value for value in found]
+    return _for_each(group, calls)
 
 
 def _get(group: Env, name: str) -> list[Any]:
@@ -88,7 +91,7 @@ def _set(group: Env, name: str, is_each: bool, values: Any) -> None:
     env = _vector(group, "set_attr")
     if env is not None:
         env.get_attr(name)  # raises where Gymnasium would make an attribute of this name
-        env.set_attr(name, values if is_each else [values] * group.spec.num_envs)
+        env.set_attr(name, values if is_each else _copies(values, group.spec.num_envs))
         return
     holders = list(_holders(group, name))
     if is_each and len(holders) != group.spec.num_envs:
@@ -96,8 +99,13 @@ def _set(group: Env, name: str, is_each: bool, values: Any) -> None:
             f"set_attr({name!r}): {type(holders[0]).__name__} steps {group.spec.num_envs} envs in one object, so its "
             "envs have no attributes of their own. Pass one value, not a list"
         )
-    for holder, value in zip(holders, values if is_each else [values] * len(holders), strict=True):
+    for holder, value in zip(holders, values if is_each else _copies(values, len(holders)), strict=True):
         setattr(holder, name, value)
+
+
+def _copies(value: Any, count: int) -> list[Any]:
+    """Returns a copy for each env: an env may change its own in place."""
+    return [deepcopy(value) for _ in range(count)]
 
 
 def _for_each(group: Env, values: list[Any]) -> list[Any]:

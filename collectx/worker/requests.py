@@ -47,7 +47,7 @@ def reply_without_state(link: Link, request: Request) -> None:
 
 
 class RequestHandler:
-    """Answers the requests that a worker gets. The public methods without a link are the requests.
+    """Answers the requests that a worker gets: each public method that takes no link is a request.
 
     Args:
         generators: the worker's random generators, saved and restored with the rollout.
@@ -144,7 +144,8 @@ class RequestHandler:
         self._hooks = replace(self._hooks, **{name: getattr(hooks, name)})
 
     def profile(self, config: ProfileConfig) -> None:
-        """Starts to profile the next batches."""
+        """Starts to profile the next batches, after the end of an earlier profile."""
+        self.end_profile()
         self._profiling = Profiling(self._worker, config)
 
     def end_profile(self) -> None:

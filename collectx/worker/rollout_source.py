@@ -18,7 +18,7 @@ from collectx.config.problem import counted
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
-from collectx.fork_server.descendants import Hosted
+from collectx.fork_server.descendants import EnvProcesses
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
 from collectx.policy.flat_weights import FlatWeights, is_on_device
@@ -68,12 +68,12 @@ class RolloutSource:
         self._own_generators: Callable[[], AbstractContextManager[None]] = (
             HeldGenerators().in_use if is_inline else nullcontext
         )
-        self._hosted = Hosted()
+        self._env_processes = EnvProcesses()
         try:
-            with self._hosted.running(), self._own_generators():
+            with self._env_processes.running(), self._own_generators():
                 self._build()
         except BaseException:
-            self._hosted.end()
+            self._env_processes.end()
             raise
 
     def _build(self) -> None:
@@ -206,7 +206,7 @@ class RolloutSource:
 
     def fill(self, grant: Fill) -> SlotReport:
         slot = grant.slot
-        with self._hosted.running(), self._own_generators(), policies.exploration(self._exploration):
+        with self._env_processes.running(), self._own_generators(), policies.exploration(self._exploration):
             if grant.reset is not None:
                 self._reset(grant.reset)
             self._requests.before_batch()
@@ -235,14 +235,14 @@ class RolloutSource:
         self._generators.after_reset(self._rollout)
 
     def reply(self, request: Request) -> None:
-        with self._hosted.running(), self._own_generators():
+        with self._env_processes.running(), self._own_generators():
             self._requests.reply(self._link, request)
 
     def close(self) -> None:
         try:
             self._rollout.close()
         finally:
-            self._hosted.end()
+            self._env_processes.end()
 
 
 def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:

@@ -131,8 +131,8 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def groups(self) -> list[slice]:
-        """The slot rows of each env group; with central inference, the groups take turns. Envs that one call makes, or
-        that a user's callable makes, form one group."""
+        """The slot rows of each env group; with central inference, the groups take turns. Envs that cannot be made
+        separately, such as a vector env or those of a user's callable, form one group."""
         return split(self.num_envs, 2 if self.cfg.env.are_separate and self.num_envs > 1 else 1)
 
     @property

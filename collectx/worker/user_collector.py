@@ -154,9 +154,8 @@ class _Layout:
         self.frames = self.rows * self.steps
 
     def leaves_of(self, batch: Any) -> dict[Key, torch.Tensor]:
-        """Returns the leaves of a batch, with missing `DONE_KEYS` that follow from others. `TRAJ_IDS` and
-        `POLICY_VERSION` may be missing. Raises `ShapeError` if the batch does not fit the slots.
-        """
+        """Returns the leaves of a batch, and adds missing `DONE_KEYS` that follow from others. `TRAJ_IDS` and
+        `POLICY_VERSION` may be missing. Raises `ShapeError` if the batch does not fit the slots."""
         if not isinstance(batch, TensorDictBase):
             raise ShapeError(f"{self._name} returned {type(batch).__name__}, but must return a TensorDict of frames")
         size = tuple(batch.batch_size)
@@ -189,7 +188,7 @@ _OPTIONAL = (TRAJ_IDS, POLICY_VERSION)
 
 
 def _complete(leaves: dict[Key, torch.Tensor]) -> None:
-    """Adds missing flags: done = terminated | truncated; and those before a step are false."""
+    """Adds missing flags: done is terminated or truncated; the flags before a step are false."""
     done, terminated, truncated = (leaves.get(key) for key in (_DONE, _TERMINATED, _TRUNCATED))
     if done is None and terminated is not None and truncated is not None:
         leaves[_DONE] = done = terminated | truncated

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from collectx.fork_server.descendants import Hosted
+from collectx.fork_server.descendants import EnvProcesses
 
 
 def starts():
@@ -15,16 +15,16 @@ def starts():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no marks")
 def test_only_what_envs_start_ends_with_them():
-    hosted = Hosted(num_looks=0)
+    processes = EnvProcesses(num_looks=0)
     with ThreadPoolExecutor() as trainers:
         before = trainers.submit(starts).result()  # its thread is there before the env runs
-        with hosted.running():
+        with processes.running():
             others = [before, trainers.submit(starts).result()]
             with ThreadPoolExecutor() as the_envs:
                 theirs = [starts(), the_envs.submit(starts).result()]
         others.append(starts())
     try:
-        hosted.end()
+        processes.end()
         assert [process.poll() for process in others] == [None] * 3
         assert None not in [process.poll() for process in theirs]
     finally:

@@ -242,6 +242,16 @@ def test_the_same_tensordict_is_returned_unless_the_shape_changes():
         assert [int(batch["collector", "mask"].sum()) for batch in collector] == [60] * 5
 
 
+def test_the_same_tensordict_gets_the_settings_version():
+    with Collector(cartpole, frames_per_batch=4, return_same_td=True) as collector:
+        first = collector.next()
+        collector.set_attr("gravity", 1.0)
+        assert collector.next() is first
+        assert first["collector", "settings_version"].tolist() == [1] * 4
+        collector.set_attr("gravity", 2.0)
+        assert collector.next()["collector", "settings_version"].tolist() == [2] * 4
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("inner", "size"),

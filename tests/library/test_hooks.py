@@ -4,6 +4,7 @@ import os
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +109,28 @@ def test_a_hook_within_a_batch_cannot_shut_the_collector_down(is_started, wait_u
         with pytest.raises(RuntimeError, match=r"shutdown\(\) was called by a hook, an env or a policy"):
             collector.shutdown() if is_started else collector.fill()
     assert collector.closed
+
+
+@pytest.mark.parametrize("name", ["postproc", "post_collect_hook", "weight_updater", "replay_buffer"])
+def test_a_function_that_raises_stop_iteration_does_not_end_the_loop(name):
+    def function(*arguments):
+        raise StopIteration
+
+    passed = SimpleNamespace(extend=function) if name == "replay_buffer" else function
+    keywords = {"update_at_each_batch": True, name: passed}
+    collector = Collector(cartpole, frames_per_batch=4, total_frames=12, **keywords)
+    with collector, pytest.raises(RuntimeError, match="passed to this collector raised StopIteration"):
+        for _ in collector:
+            pass
+
+
+def test_a_function_that_raises_stop_iteration_is_an_error_of_the_background_too(wait_until):
+    keywords = {"postproc": lambda batch: next(iter(())), "replay_buffer": ReplayBuffer(100)}
+    with Collector(cartpole, frames_per_batch=4, total_frames=12, **keywords) as collector:
+        collector.start()
+        wait_until(lambda: not collector.is_running(), what="the end")
+        with pytest.raises(RuntimeError, match="passed to this collector raised StopIteration"):
+            collector.shutdown()
 
 
 def test_a_hook_after_a_batch_may_shut_the_collector_down(wait_until):

@@ -6,6 +6,7 @@ import signal
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -237,6 +238,16 @@ def test_stats():
             assert collector.stats("both") == told
 
 
+def test_stats_count_parts_that_ended_early():
+    rings = iter([True] * 5)
+    bell = SimpleNamespace(collection_stopped=lambda: next(rings, False))
+    with make(SINGLE, frames_per_batch=20, interruptor=bell) as collector:
+        for _ in range(6):
+            collector.next()
+        told = collector.stats("per_worker")
+    assert (told["worker_0/frames"], told["worker_0/batches"]) == (25, 6)
+
+
 def test_added_workers_count():
     """As `RayCollector.add_collectors` adds them; without its process."""
     with make(INLINE_SYNC, LevelEnv, frames_per_batch=20) as collector:
@@ -370,6 +381,15 @@ def test_a_batch_of_zeros_is_as_one_that_was_collected(way, keywords):
     assert bool(fake["next", "truncated"][..., -1, :].all()) is ("set_truncated" in keywords)
 
 
+@over(INLINE)
+def test_a_batch_of_zeros_has_a_settings_version_after_a_setting(way):
+    with make(way, frames_per_batch=30) as collector:
+        collector.set_attr("gravity", 1.0)
+        fake, batch = collector.fake_tensordict(), collector.next()
+    found, expected = (each["collector", "settings_version"] for each in (fake, batch))
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
 @pytest.mark.parametrize(
     "keywords",
     [{}, {"cat_results": -1}, {"preemptive_threshold": 0.5}, {"frames_per_batch": [8, 12], "cat_results": -1}],
@@ -401,6 +421,17 @@ def test_a_profile_of_the_first_worker_is_written(way, batches, tmp_path):
     (written,) = tmp_path.iterdir()
     assert written.name == "0.json"
     assert "aten::rand" in {event.get("name") for event in json.loads(written.read_text())["traceEvents"]}
+
+
+def test_another_profile_ends_the_first_which_is_written(tmp_path):
+    with make(SINGLE, frames_per_batch=4) as collector:
+        for name in ("first", "second"):
+            collector.enable_profile(num_rollouts=9, save_path=tmp_path / name, activities=["cpu"])
+            for _ in range(2):
+                collector.next()
+        assert [each.name for each in tmp_path.iterdir()] == ["first"]
+        collector.disable_profile()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["first", "second"]
 
 
 def same(one, other):

@@ -486,6 +486,35 @@ for total_frames in (40, -1):
 """
 
 
+LEFT_OPEN = (
+    ONE_THREAD.partition("async def collect")[0]
+    + """
+def collects(collector):
+    collector.start()
+    while collector.replay_buffer.write_count < 40:
+        time.sleep(0.01)
+
+async def iterates(collector):
+    async for batch in collector:
+        return
+
+endless = Collector(Stored, frames_per_batch=4, total_frames=-1, replay_buffer=ReplayBuffer(100))
+complete = Collector(Stored, frames_per_batch=4, total_frames=40, replay_buffer=ReplayBuffer(100))
+iterated = Collector(Stored, frames_per_batch=4, total_frames=40)
+collects(endless)
+collects(complete)
+asyncio.run(iterates(iterated))
+raise ValueError("the end")
+"""
+)
+
+
+def test_a_script_that_does_not_shut_its_collectors_down_ends(script):
+    run = script(LEFT_OPEN)
+    assert (run.returncode, run.stdout) == (1, "closed\n" * 6)
+    assert run.stderr.endswith("ValueError: the end\n")
+
+
 def test_the_thread_that_steps_an_env_closes_it(script):
     run = script(ONE_THREAD)
     assert (run.returncode, run.stderr) == (0, "")

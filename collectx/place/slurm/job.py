@@ -80,6 +80,7 @@ class JobTasksLauncher(Launcher):
         """Returns the handle of the worker's task or, if it is a replacement, of a new step. Kills a replaced task that
         may hang. Does not block."""
         log = self._worker_log(worker)
+        # Later processes of the worker are steps, which their handles kill.
         if num_replaced == 1 and isinstance(previous, RemoteHandle) and previous.exitcode is None:
             self._start_step(lambda: self._kill(worker), log)
         if num_replaced:

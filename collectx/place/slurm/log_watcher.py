@@ -118,7 +118,7 @@ class LogWatcher:
 
     def _task(self, worker: int) -> RemoteHandle:
         # Both threads call this.
-        return self._tasks.setdefault(worker, RemoteHandle())
+        return self._tasks.get(worker) or self._tasks.setdefault(worker, RemoteHandle())
 
     def _watch(self) -> None:
         with open(self._log, "rb") as log:

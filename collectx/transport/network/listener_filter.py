@@ -33,8 +33,8 @@ class _Program(ctypes.Structure):
 
 class ListenerFilter:
     """A filter on the listening sockets of a library. Blocks new connections, except between `allow` and `block`.
-    Thread-safe. `descriptors` are the sockets' file descriptors. One that was reused for another file is ignored
-    later."""
+    Thread-safe. `descriptors` are the sockets' file descriptors. A descriptor that is later reused for another file is
+    left alone."""
 
     def __init__(self, descriptors: Collection[int]):
         self._inodes = {descriptor: _inode(descriptor) for descriptor in descriptors}

@@ -129,8 +129,8 @@ def initialize() -> None:
 
 
 def _finalize() -> None:
-    """Finalizes MPI in ranks of one job, as their launcher expects. Spawned workers and their trainer end without:
-    finalizing waits for all other processes, of which some may have been killed."""
+    """Finalizes MPI in ranks of one job, as their launcher expects. Spawned workers and their trainer end without this,
+    because it would wait for all other processes, some of which may have been killed."""
     _progress.stop()
     if MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
         MPI.Finalize()

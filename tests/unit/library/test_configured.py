@@ -317,6 +317,13 @@ def test_an_added_worker_has_the_device_of_the_first(configured):
     )
 
 
+def test_an_exploration_type_of_none_in_collector_kwargs_changes_nothing(configured):
+    keywords = {"launcher": "mp", "exploration_type": "MODE", "collector_kwargs": {"exploration_type": None}}
+    collector = configured("DistributedCollector", [cartpole, other], policy, **keywords)
+    assert collector._cfg.collector.exploration_type == "mode"
+    assert {each.exploration_type for each in collector._overrides} == {None}
+
+
 def test_whole_configurations(configured, expected, monkeypatch):
     torch.manual_seed(0)
     text, plain = [], {}

@@ -7,9 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from collectx import progress
 from collectx.batch import TRAJ_IDS, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
+from collectx.progress import STEPS
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.tensors import TensorFiniteCheck
 
@@ -17,8 +19,8 @@ OBSERVATION, INFO = Leaf(("observation",), (1,), torch.float32), Leaf(("info", "
 BOX = spaces.Box(-1, 1, (1,), np.float32)
 
 
-def check(*inputs):
-    spec = EnvSpec(1, (OBSERVATION, INFO), (Leaf(("action",), (1,), torch.float32),), BOX, BOX, inputs=inputs)
+def check(*inputs, **fields):
+    spec = EnvSpec(1, (OBSERVATION, INFO), (Leaf(("action",), (1,), torch.float32),), BOX, BOX, inputs=inputs, **fields)
     leaves = (OBSERVATION, INFO, *spec.action, OBSERVATION.under("next"), INFO.under("next"))
     arrays = {leaf.key: np.zeros((1, 3, 1), np.float32) for leaf in leaves} | {TRAJ_IDS: np.zeros((1, 3), np.int64)}
     return FiniteCheck(spec, (), [SimpleNamespace(arrays=lambda: arrays)], 0, 0, 1), arrays
@@ -94,9 +96,26 @@ def test_the_first_value_that_is_not_finite_is_named(kind, places, message):
         assert str(raised.value).endswith("collector.check_finite=false (in Python check_finite=False)")
 
 
-def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite():
+@pytest.fixture
+def steps():
+    """Sets the step of the current batch."""
+    yield lambda step: progress.counts.__setitem__(STEPS, step)
+    progress.counts[STEPS] = 0
+
+
+def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite(steps):
     checked, arrays = check(OBSERVATION)
+    steps(2)
     checked.explain(0, ValueError("mine"))
     arrays[ACTION][0, 1:] = [[np.inf], [np.nan]]
     with pytest.raises(ShapeError, match=r"the policy of worker 0 returned inf in action, and the env raised .*mine"):
         checked.explain(0, ValueError("mine"))
+
+
+@pytest.mark.parametrize(("ragged", "step"), [(False, 0), (True, 2)])
+def test_an_action_of_an_earlier_batch_explains_no_error(ragged, step, steps):
+    """Its consumer may have changed it, and a ragged group writes the slot at the end of its batch."""
+    checked, arrays = check(OBSERVATION, ragged=ragged)
+    arrays[ACTION][0, 1:] = np.nan
+    steps(step)
+    checked.explain(0, ValueError("mine"))

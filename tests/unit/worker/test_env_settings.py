@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from worlds.levels import LevelEnv
 
 from collectx.env.base import Env
@@ -57,6 +58,27 @@ def test_every_env_of_every_group_is_changed_and_read(make):
     assert out[0].tolist() == [[6, 7], [6, 0]]
     with pytest.raises(AttributeError, match="nope"):
         change(groups, "set_attr", "nope", (False, 1))
+
+
+@pytest.mark.parametrize("make", [wrapped, vector])
+@pytest.mark.parametrize("is_each", [False, True])
+def test_an_env_that_changes_its_value_in_place_changes_only_that(make, is_each):
+    groups, values = rollout(make()), [torch.zeros(1), torch.zeros(1)]
+    change(groups, "set_attr", "level", (is_each, values if is_each else values[0]))
+    levels = get_attr(groups, "level")
+    levels[0] += 1
+    assert [each.item() for each in (*levels, *values)] == [1, 0, 0, 0]
+
+
+def test_an_env_that_changes_its_argument_in_place_changes_only_that():
+    class Appends(LevelEnv):
+        def append(self, values):
+            values.append(len(values))
+            return values
+
+    content = (([],), {})
+    assert change(rollout(GymEnv([Appends(), Appends()])), "call", "append", content) == [[0], [0]]
+    assert content == (([],), {})
 
 
 def test_an_attribute_is_that_of_the_wrapper_that_has_it():

@@ -7,6 +7,7 @@ interquartile mean over runs and its 95 % bootstrap percentile interval.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,8 +172,8 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):
-            reason = f"there is no run in or below '{folder}'" if folder.is_dir() else f"'{folder}' is a file"
-            if not folder.exists():
+            reason = f"there is no run in or below '{folder}'" if os.path.isdir(folder) else f"'{folder}' is a file"
+            if not os.path.exists(folder):
                 reason = f"there is no folder '{folder}'"
             raise ConfigError(f"report: {reason}. To list your runs: collectx status")
         found |= {run_folder.path: run_folder for run_folder in below}

@@ -7,6 +7,7 @@ compared.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -168,8 +169,8 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
 def check_folder(run_folder: RunFolder) -> None:
     """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
     `ConfigError` if there is no run, or a newer version wrote it."""
-    if not run_folder.config.is_file():
-        if not run_folder.path.exists():
+    if not os.path.isfile(run_folder.config):
+        if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
         if runs := runs_below(run_folder.path, max_depth=1):
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")

@@ -42,6 +42,7 @@ from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import completed, config_text, saved_text
 from collectx.run.terminal import printing
 
+# The maximum length of a name in bytes.
 _NAME_LENGTH = 120
 # The default of hydra.sweep.subdir, which the name of the point replaces.
 _DEFAULT_SUBDIR = "${hydra.job.num}"
@@ -260,7 +261,7 @@ class PointRunner:
                 folder = self._free_folder(root / (name if is_default else str(hydra.sweep.subdir)), text)
                 if not composed.cfg.run.overwrite:
                     foreign_code.check_checkpoints(RunFolder(folder))
-            hydra.sweep.subdir = str(folder.relative_to(root))
+            hydra.sweep.subdir = str(folder.relative_to(root) if folder.is_relative_to(root) else folder)
         folders.append((name, folder))
         is_done = text in done and composed.cfg.run.resume != "never"
         return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
@@ -304,21 +305,25 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`."""
-    columns = [*zip(*combinations, strict=True)]
-    varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
-    if not varied:
-        return ["0"] * len(combinations)
-    rows = zip(*varied, strict=True)
-    return [_folder_name(",".join(text.lstrip("+") for text in row)) for row in rows]
+    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`. A sweeper that
+    searches may vary other keys in each point."""
+    points = [{(text := word.lstrip("+")).partition("=")[0]: text for word in words} for words in combinations]
+    shared = None if fixed is None else {word.lstrip("+") for word in fixed}
+    varied = [
+        key
+        for key in dict.fromkeys(key for point in points for key in point)
+        if len(texts := {point.get(key) for point in points}) > 1 or (shared is not None and not texts <= shared)
+    ]
+    return [_folder_name(",".join(point[key] for key in varied if key in point)) or "0" for point in points]
 
 
 def _folder_name(text: str) -> str:
     """Returns `text` without characters that a path cannot contain. Long names are cut and end with a hash."""
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
-    if len(safe) <= _NAME_LENGTH:
+    if len(safe.encode()) <= _NAME_LENGTH:
         return safe
-    return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    cut = safe.encode()[: _NAME_LENGTH - 9].decode(errors="ignore")
+    return f"{cut}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:

@@ -21,7 +21,7 @@ from collectx.config.schema.collector import SCHEDULES
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder
-from collectx.run.after.reproduce import compare, recorded_order, why_not_recorded
+from collectx.run.after.reproduce import compare, digests_of, recorded_order, why_not_recorded
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.result import LOSSES
 from collectx.run.terminal import printing
@@ -47,7 +47,7 @@ def _reproduce(arguments: Arguments) -> int:
     path, change = saved_config.repeatable_config(old)
     saved = saved_config.read_config(path)
     # A damaged file is reported before the run, not after it.
-    digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
+    digests = [*digests_of(old.path)][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:

@@ -327,9 +327,9 @@ def _folder_name(text: str) -> str:
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:
-    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. Where
-    the overrides of the points are not known, the names are those of the folders: if `.hydra` of a point cannot be
-    read, or is newer than the result beside it, as Hydra also writes it for a point whose folder was refused."""
+    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. If the
+    overrides of a point are unknown, all points have the names of their folders. They are unknown if `.hydra` cannot be
+    read, or is newer than the result beside it: Hydra writes it even for a point whose folder is then refused."""
     folders = [run.path for run in runs_below(root, includes_root=False)]
     paths = {folder: folder.relative_to(root.absolute()) for folder in folders}
     folders.sort(key=lambda folder: [(len(part), part) for part in paths[folder].parts])
@@ -342,5 +342,5 @@ def run_folders(root: Path) -> list[tuple[str, Path]]:
             overrides.append([str(text) for text in OmegaConf.load(path)])
         except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError):
             break
-    is_known = len(overrides) == len(folders) and len({len(words) for words in overrides}) == 1
+    is_known = len(overrides) == len(folders)
     return list(zip(names(overrides) if is_known else [str(paths[folder]) for folder in folders], folders, strict=True))

@@ -16,8 +16,9 @@ from typing import Any
 
 from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
-from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
-from collectx.config.schema.run import RunConfig
+from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, field_of, marked, schemas
+from collectx.config.schema.fields import default_of
+from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, runs_below
@@ -87,7 +88,10 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
-    return Result.from_json(result, run_folder.path)
+    try:
+        return Result.from_json(result, run_folder.path)
+    except (KeyError, TypeError) as error:
+        raise DamagedFileError(f"{run_folder.result} is damaged: it does not describe a result: {error!r}") from error
 
 
 def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
@@ -158,11 +162,15 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
     except DamagedFileError:
         content = {}
     cfg, problems = check_config(content)
-    for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
-        right = vars(getattr(cfg, group))
-        section = check_group(group, {"kind": right.get("kind") or next(iter(schemas(group)))}, [])
-        vars(section).update(right)
-        setattr(cfg, group, section)
+    for name in {problem.path.partition(".")[0] for problem in problems}.intersection([*GROUPS, *SECTIONS]):
+        right = vars(getattr(cfg, name))
+        if name in GROUPS:
+            complete = check_group(name, {"kind": right.get("kind") or next(iter(schemas(name)))}, [])
+        else:
+            complete = SECTIONS[name]()
+        vars(complete).update(right)
+        setattr(cfg, name, complete)
+    vars(cfg).setdefault("seed", default_of(field_of("seed")))
     return cfg
 
 

@@ -57,12 +57,10 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     with _quiet():
         graph = _Greedy(policy)
         try:
-            torch.onnx.export(
+            program = torch.onnx.export(
                 graph,
                 example,
-                path,
                 dynamo=True,
-                external_data=False,
                 verbose=False,
                 dynamic_shapes=(tuple({0: batch} for _ in example),),
                 input_names=[*(".".join(leaf.key) for leaf in policy.leaves), *states],
@@ -73,6 +71,8 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise ExportError(_why_no_graph(error)) from error
+    assert program is not None
+    write_atomically(path, lambda file: file.write(program.model_proto.SerializeToString()))
     return path
 
 

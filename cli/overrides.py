@@ -18,8 +18,13 @@ from collectx.config.registry import GROUPS
 
 @dataclass(frozen=True)
 class Checked:
-    """The overrides of a command line that Hydra can compose, in the form that accepts any key; a message for each
-    other override; and the groups with a wrong choice, whose keys cannot be checked."""
+    """The overrides of a command line, after `check_overrides`.
+
+    Attributes:
+        overrides: those that Hydra can compose, in the form that accepts any key.
+        problems: a message for each other override.
+        broken: the groups with a wrong choice, whose keys cannot be checked.
+    """
 
     overrides: tuple[str, ...]
     problems: tuple[str, ...]

@@ -195,9 +195,15 @@ class _Point:
 
 
 class PointRunner:
-    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`. Raises `ConfigError` if `task` belongs
-    to another application. `task` is a `Task`, which executes the runs and keeps their outcomes. `master` is the
-    configuration that the points vary."""
+    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`.
+
+    Args:
+        task: a `Task`, which executes the runs and keeps their outcomes.
+        master: the configuration that the points vary.
+
+    Raises:
+        ConfigError: `task` belongs to another application of Hydra.
+    """
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
@@ -211,7 +217,8 @@ class PointRunner:
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended. Returns one job per point, with the
         objective. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
-        Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that run on."""
+        Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that are still
+        running."""
         task = self._task
         # The names must also differ from those of points that come later.
         fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
@@ -239,8 +246,7 @@ class PointRunner:
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
         """Composes and checks a point, unless the command did so already, and chooses its folder: that of a completed
-        earlier attempt; otherwise the folder named like the point, with a number if another configuration uses that
-        one."""
+        earlier attempt, or the folder named like the point, with a number if another configuration uses that one."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))

@@ -128,7 +128,8 @@ def _class_of(group: str, section: Any) -> Any:
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
-    """Returns a section such as `launcher.trainer`, whose omitted options take their defaults."""
+    """Returns a section, such as `launcher.trainer`, as its dataclass, and adds its problems to `problems`. Omitted
+    options take their defaults."""
     names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)

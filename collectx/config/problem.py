@@ -12,7 +12,7 @@ from typing import Any
 from collectx.config.schema.fields import ABSENT, Unset
 from collectx.errors import ConfigError
 
-# The verbs with which a rule begins that is a predicate of its option.
+# A rule that begins with one of these is a predicate of its option.
 _VERBS = ("is ", "has ", "cannot ", "must ", "needs ")
 # More names than these are not listed in a message.
 _MAX_LISTED = 12

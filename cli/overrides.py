@@ -48,6 +48,11 @@ def quoted(value: object) -> str:
     return f"'{text}'"
 
 
+def key_of(override: str) -> str:
+    """Returns the key or group of an override, such as `env` of `env=gym` and of `++env=gym`."""
+    return override.lstrip("+").partition("=")[0]
+
+
 def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
     """Checks `overrides`; `groups` lists the choices of every group."""
     parser = OverridesParser.create()

@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 
 from collectx.cli.arguments import Arguments, UsageError, synopsis
 from collectx.cli.compose import SNAPSHOT, Composer
+from collectx.cli.overrides import key_of
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
@@ -36,7 +37,7 @@ def compose_saved(
     """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
     which code the configuration names. Raises `ConfigError` if the configuration is wrong (the error lists every
     problem), or the folder is another user's, and not trusted."""
-    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    named = set(map(key_of, overrides))
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
     # These options said what to do with an earlier run in the folder.

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
-from collectx.cli.overrides import Checked
+from collectx.cli.overrides import Checked, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
@@ -160,7 +160,7 @@ def _texts(override: Override) -> Iterable[str]:
 def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the overrides of a point without those that a later one replaces: Hydra's basic sweeper passes both if a
     key is in `hydra.sweeper.params` and, with `++` before it, on the command line."""
-    return tuple({word.lstrip("+").partition("=")[0]: word for word in words}.values())
+    return tuple({key_of(word): word for word in words}.values())
 
 
 def sample(overrides: Sequence[Override]) -> list[str]:
@@ -313,7 +313,7 @@ class PointRunner:
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
     """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`. A sweeper that
     searches may vary other keys in each point."""
-    points = [{(text := word.lstrip("+")).partition("=")[0]: text for word in words} for words in combinations]
+    points = [{key_of(word): word.lstrip("+") for word in words} for words in combinations]
     shared = None if fixed is None else {word.lstrip("+") for word in fixed}
     varied = [
         key

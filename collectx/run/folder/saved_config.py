@@ -30,20 +30,20 @@ def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batch
     for before, path in run_folder.configs[1:]:
         if before >= batches:
             path.unlink()
-    if _read(run_folder.newest_config) != _plain(cfg):
+    if _comparable_file(run_folder.newest_config) != _comparable(cfg):
         snapshot.write_config(cfg, run_folder.resumed_config(batches))
     snapshot.write_meta(cfg, run_folder, argv)
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
-    return not _effects(_read(config), _plain(cfg))
+    return not _effects(_comparable_file(config), _comparable(cfg))
 
 
 def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
     """Returns the differences between two saved configurations in the options `keys` and below them, one clause
     each."""
-    before, after = flat(_read(old)), flat(_read(new))
+    before, after = flat(_comparable_file(old)), flat(_comparable_file(new))
     named = tuple(f"{key}." for key in keys)
     return [
         f"{path} (was {YAML.show(before.get(path))}, now {YAML.show(after.get(path))})"
@@ -67,7 +67,7 @@ def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
     (_, path), *others = run_folder.configs
     changes = []
     for batches, other in others:
-        if effects := _effects(_read(path), _read(other)):
+        if effects := _effects(_comparable_file(path), _comparable_file(other)):
             changes.append(Change(batches, f"with {', '.join(effects)}"))
             break
         path = other
@@ -84,7 +84,7 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     result = run_folder.read_result()
     if result is None or result["status"] != Status.COMPLETED or not run_folder.config.is_file():
         return None
-    saved, new = _read(run_folder.newest_config), _plain(cfg)
+    saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
     ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
@@ -98,7 +98,7 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
-    saved, new = _read(run_folder.newest_config), _plain(cfg)
+    saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
     changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
@@ -145,9 +145,8 @@ def config_text(cfg: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
-def saved_config(run_folder: RunFolder) -> RunConfig:
-    """Returns the configuration of the last start or resume of the run in a folder. Raises `ConfigError` if the
-    configuration cannot be read, or breaks a rule."""
+def _checked_config(run_folder: RunFolder) -> RunConfig:
+    """See `run_config`."""
     cfg, problems = check_config(read_config(run_folder.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
@@ -155,7 +154,7 @@ def saved_config(run_folder: RunFolder) -> RunConfig:
 
 
 def readable_config(run_folder: RunFolder) -> RunConfig:
-    """Like `saved_config`, but with the packaged defaults for options that cannot be read, or that this version of
+    """Like `run_config`, but with the packaged defaults for options that cannot be read, or that this version of
     collectx refuses. For commands that watch or end a run of any version."""
     try:
         content = read_config(run_folder.newest_config)
@@ -190,15 +189,16 @@ def check_folder(run_folder: RunFolder) -> None:
 
 
 def run_config(run_folder: RunFolder) -> RunConfig:
-    """Returns the `saved_config` of a folder that the user named, after `check_folder`."""
+    """Returns the configuration of the last start or resume of the run in a folder that the user named. Raises
+    `ConfigError` as `check_folder` does, or if the configuration cannot be read, or breaks a rule."""
     check_folder(run_folder)
-    return saved_config(run_folder)
+    return _checked_config(run_folder)
 
 
 def saved_text(run_folder: RunFolder) -> str | None:
-    """Returns the `config_text` of `saved_config`; None if it cannot be read."""
+    """Returns the `config_text` of the configuration of a run; None if it cannot be read."""
     try:
-        return config_text(saved_config(run_folder))
+        return config_text(_checked_config(run_folder))
     except ConfigError:
         return None
 
@@ -233,7 +233,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return differences
 
 
-def _read(config: Path) -> dict[str, Any]:
+def _comparable_file(config: Path) -> dict[str, Any]:
     """Returns a saved configuration for comparison, with defaults for options that are newer than the file."""
     content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
     complete = {
@@ -244,7 +244,7 @@ def _read(config: Path) -> dict[str, Any]:
     return _relevant(content | complete)
 
 
-def _plain(cfg: RunConfig) -> dict[str, Any]:
+def _comparable(cfg: RunConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     content = OmegaConf.to_container(OmegaConf.create(asdict(cfg)), resolve=True)

@@ -77,7 +77,8 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
 
 
 def _why_no_graph(error: BaseException) -> str:
-    """Five lines: the cause, the user's line that raised it, and what to change. torch's own text takes a screen."""
+    """Returns five lines: the cause, the user's line that raised it, and what to change. torch's own text takes a
+    screen."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = re.sub(r"\x1b\[[\d;]*m", "", text_of(error)).strip().splitlines() or [""]

@@ -17,7 +17,14 @@
     instrumented.py  a run that shows and records everything, and the collector alone, in turns
     sizes.py      shares for growing observations, times from publish to use for growing weights, with their limits
     startup.py    time to the first batch
+    short.py      shares with short batches, through the command
+    slurm.py      time from the command to the first batch of a job
     memory.py     resident memory over many batches, and remaining processes and files
+    handover.py   time from publish to use over gloo, and one raw gloo send
+    leases.py     large observations, by who owns a batch
+    updates.py    processor time of one gradient step of the built-in trainers, and of one written by hand
+    ppo.py        whole scripts of PPO with collectx, CleanRL and TorchRL
+    weights_simulation.py  a simulation of how weights reach many workers (docs/explanation/weights.md)
     overhead.py   the trainer's cost per batch; time from publish to use
     fresh.py      runs every measurement in a new process
     gpu.py        what only a machine with a GPU can show, by gpu.sh

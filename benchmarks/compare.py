@@ -17,7 +17,7 @@ from benchmarks.cases import CASES
 
 _ROOT = Path(__file__).parents[1]
 _TURNS = 4
-# Of fewer rounds, chance makes one side win all too often.
+# With fewer rounds, one side would win all of them by chance too often.
 _LEAST_ROUNDS = 5
 
 

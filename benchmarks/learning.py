@@ -4,7 +4,7 @@ hyperparameters where there is one.
 python -m benchmarks.learning                    # all cases (several nights on two cores)
 python -m benchmarks.learning --only ppo_cartpole dqn_cartpole
 
-A case is a sweep over seeds in `outputs/learning/CASE`; repeating the command runs what is missing. WeightWriters
+A case is a sweep over seeds in `outputs/learning/CASE`; repeating the command runs what is missing. Writes
 `benchmarks/learning.json`, from which `python -m benchmarks.tables` makes the table, and one figure for each case.
 
 Imports neither torch nor collectx before a case has run.

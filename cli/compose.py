@@ -43,8 +43,6 @@ from hydra_plugins import collectx as plugins
 # `hydra.searchpath`.
 _PACKAGED = "config"
 SNAPSHOT = "_collectx_snapshot"
-# The words in a problem with an unknown key, see `collectx.config.check`.
-_UNKNOWN = "an option"
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -217,9 +215,9 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
 def _text(problem: Problem, hydra: DictConfig) -> str:
     """Returns the message of a problem, with the file of a user's choice that causes it; for an unknown key of
     `launcher`, with the same key of Hydra's launcher, if that exists."""
-    text, is_unknown = problem.text(), _UNKNOWN in problem.rule
+    text = problem.text()
     group, _, key = problem.path.partition(".")
-    if group == "launcher" and is_unknown and key in hydra.launcher:
+    if group == "launcher" and problem.is_unknown and key in hydra.launcher:
         text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)
     if group not in GROUPS or choice is None or choice in KINDS[group]:
@@ -232,7 +230,7 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
         word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
     )
-    return text if is_elsewhere or not is_unknown else f"{group}/{choice}.yaml: {text}"
+    return text if is_elsewhere or not problem.is_unknown else f"{group}/{choice}.yaml: {text}"
 
 
 def _two_launchers(hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ programs."""
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -52,7 +53,7 @@ written."""
 
 
 def _export(arguments: Arguments) -> int:
-    options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not Path(word).is_dir())
+    options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not os.path.isdir(word))
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
         raise UsageError(f"export: {unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
@@ -100,7 +101,7 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
     if len(sources) > 1 and target is None:
         raise UsageError("export: you named several folders. Say where to merge them with output=FOLDER.")
     fps = options.get("fps", "30")
-    if not fps.isdigit() or int(fps) < 1:
+    if not fps.isdecimal() or int(fps) < 1:
         raise UsageError(f"export: fps={fps} must be a whole number of at least 1.")
     target = target or Path(sources[0], name)
     # Runs that have recorded to one data set are exported once, with it.
@@ -113,7 +114,7 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
 def _recorded(source: str) -> Path:
     """Returns the data set of the run in a folder, or the folder itself."""
     run_folder = RunFolder(source)
-    if not run_folder.path.is_dir():
+    if not os.path.isdir(source):
         raise ConfigError(f"export: there is no folder '{source}'. To list your runs: collectx status")
     if not run_folder.config.exists():
         return Path(source)

@@ -18,8 +18,13 @@ from collectx.config.registry import GROUPS
 
 @dataclass(frozen=True)
 class Checked:
-    """The overrides of a command line that Hydra can compose, in the form that accepts any key; a message for each
-    other override; and the groups with a wrong choice, whose keys cannot be checked."""
+    """The overrides of a command line, after `check_overrides`.
+
+    Attributes:
+        overrides: those that Hydra can compose, in the form that accepts any key.
+        problems: a message for each other override.
+        broken: the groups with a wrong choice, whose keys cannot be checked.
+    """
 
     overrides: tuple[str, ...]
     problems: tuple[str, ...]
@@ -41,6 +46,11 @@ def quoted(value: object) -> str:
     two values."""
     text = str(value).replace("'", "\\'")
     return f"'{text}'"
+
+
+def key_of(override: str) -> str:
+    """Returns the key or group of an override, such as `env` of `env=gym` and of `++env=gym`."""
+    return override.lstrip("+").partition("=")[0]
 
 
 def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:

@@ -6,22 +6,23 @@ that an override names are composed from the packaged choices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
-from collectx.cli.overrides import quoted
+from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.config.problem import counted
 from collectx.config.schema.collector import SCHEDULES
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder
-from collectx.run.after.reproduce import compare, recorded_order, why_not_recorded
+from collectx.run.after.reproduce import compare, digests_of, recorded_order, why_not_recorded
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.result import LOSSES
 from collectx.run.terminal import printing
@@ -47,7 +48,7 @@ def _reproduce(arguments: Arguments) -> int:
     path, change = saved_config.repeatable_config(old)
     saved = saved_config.read_config(path)
     # A damaged file is reported before the run, not after it.
-    digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
+    digests = [*digests_of(old.path)][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
@@ -62,29 +63,17 @@ def _reproduce(arguments: Arguments) -> int:
             raise ConfigError(f"{override.input_line} names the folder of the run to reproduce. Choose another one.")
     if not had_digest:
         printing.note(f"{old.path} recorded no batch digests, so the run is repeated without comparing.")
-    elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
-        overrides = (*overrides, "trainer.digest=true")
-    if getattr(cfg.trainer, "dir", None) is not None:
-        # The batches are compared; the data set has them already.
-        overrides = (*overrides, "trainer.dir=null")
-    if getattr(cfg.launcher, "wait", True) is False:
-        # Batches are compared when the run has ended.
-        overrides = (*overrides, "launcher.wait=true")
-    collector = saved.get("collector") or {}
     if change is not None:
         first = counted(change.batches, "batch", "batches")
         printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {first} will be repeated.")
-    is_cut = ended != "completed" or change is not None
-    if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
-        overrides = (*overrides, f"run.max_batches={len(digests)}")
+    collector, is_cut = saved.get("collector") or {}, ended != "completed" or change is not None
     reason = _order_problem(old, collector, overrides)
-    if collector.get("min_workers") is not None:
-        # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
-        overrides = ("collector.min_workers=null", *overrides)
-    if reason is None:
-        overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
+    added = _added(cfg, set(map(key_of, overrides)), had_digest, len(digests) if is_cut else None)
+    # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
+    first_words = ["collector.min_workers=null"] if collector.get("min_workers") is not None else []
+    order = [f"++collector.order_of={quoted(old.path)}"] if reason is None else []
     results: list[Outcome] = []
-    status = launch(composer, replace(arguments, words=overrides), results)
+    status = launch(composer, replace(arguments, words=(*first_words, *overrides, *added, *order)), results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
@@ -92,6 +81,19 @@ def _reproduce(arguments: Arguments) -> int:
     return _compared(
         old, path, results[0].folder, len(digests), reason, is_cut, [override.key_or_group for override in typed]
     )
+
+
+def _added(cfg: RunConfig, keys: Collection[str], compares: bool, num_batches: int | None) -> Iterator[str]:
+    """Yields the overrides with which a run of `cfg` can be compared, except for the `keys` that the user has set.
+    `num_batches` is how many batches to repeat; None: all."""
+    if compares and "trainer.digest" not in keys:
+        yield "trainer.digest=true"
+    if getattr(cfg.trainer, "dir", None) is not None:
+        yield "trainer.dir=null"  # the batches are compared; the data set contains them already
+    if getattr(cfg.launcher, "wait", True) is False:
+        yield "launcher.wait=true"  # batches are compared when the run has ended
+    if num_batches is not None and "run.max_batches" not in keys:
+        yield f"run.max_batches={num_batches}"
 
 
 def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collectx.cli.arguments import Arguments, subcommand
-from collectx.cli.overrides import quoted
+from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.errors import ConfigError
@@ -51,12 +51,8 @@ def _resume(arguments: Arguments) -> int:
 
 
 def _contradicts(override: str) -> bool:
-    key, _, value = override.lstrip("+").partition("=")
-    return key == "hydra.run.dir" or (key, value) in (
-        ("resume", "never"),
-        ("run.resume", "never"),
-        ("run.overwrite", "true"),
-    )
+    contradictions = ("resume=never", "run.resume=never", "run.overwrite=true")
+    return key_of(override) == "hydra.run.dir" or override.lstrip("+") in contradictions
 
 
 main = subcommand("resume", _resume, _USAGE, lists_problems=True)

@@ -8,6 +8,7 @@ process.
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import sys
@@ -63,7 +64,7 @@ def launch(
     """
     for word in arguments.words:
         folder = word.removeprefix("resume=")
-        if folder != word and RunFolder(Path(folder)).has_run:
+        if folder != word and os.path.isdir(folder) and RunFolder(folder).has_run:
             advice = f"To continue the run in {folder}: collectx resume {shlex.quote(folder)}"
             raise ConfigError(f"{word} must be never or auto. {advice}")
     # `resume=auto` is short for run.resume=auto.

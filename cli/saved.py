@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
 from collectx.cli.arguments import Arguments, UsageError, synopsis
 from collectx.cli.compose import SNAPSHOT, Composer
+from collectx.cli.overrides import key_of
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
@@ -21,7 +22,7 @@ def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tupl
     """Returns the only run folder among the words of a command line, and the overrides. A folder may look like an
     override: a point of a sweep is called `collector.num_workers=2`. Raises `UsageError` if there is not exactly one
     folder, or there is `--multirun`."""
-    folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
+    folders = [word for word in arguments.words if os.path.isdir(word) or not ("=" in word or word.startswith("~"))]
     if len(folders) != 1:
         problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})." if folders else "which run?"
         raise UsageError(f"{arguments.argv[1]}: {problem} {synopsis(usage)}")
@@ -36,10 +37,10 @@ def compose_saved(
     """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
     which code the configuration names. Raises `ConfigError` if the configuration is wrong (the error lists every
     problem), or the folder is another user's, and not trusted."""
-    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    named = set(map(key_of, overrides))
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
-    # The saved run may have replaced or resumed another.
+    # These options said what to do with an earlier run in the folder.
     if isinstance(content.get("run"), dict):
         content["run"] = content["run"] | {"overwrite": False, "resume": None}
     # The override replaces these choices.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def _status(arguments: Arguments) -> int:
     runs = runs_below(root)
     if not runs:
         listed = f"To list the runs in '{_OUTPUTS}': collectx status"
-        if not root.exists():
+        if not os.path.exists(root):
             if not arguments.words:
                 why = f"there is no folder '{root}'"
                 raise ConfigError(

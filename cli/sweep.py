@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
-from collectx.cli.overrides import Checked
+from collectx.cli.overrides import Checked, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
@@ -42,6 +42,7 @@ from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import completed, config_text, saved_text
 from collectx.run.terminal import printing
 
+# The maximum length of a name in bytes.
 _NAME_LENGTH = 120
 # The default of hydra.sweep.subdir, which the name of the point replaces.
 _DEFAULT_SUBDIR = "${hydra.job.num}"
@@ -159,7 +160,7 @@ def _texts(override: Override) -> Iterable[str]:
 def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the overrides of a point without those that a later one replaces: Hydra's basic sweeper passes both if a
     key is in `hydra.sweeper.params` and, with `++` before it, on the command line."""
-    return tuple({word.lstrip("+").partition("=")[0]: word for word in words}.values())
+    return tuple({key_of(word): word for word in words}.values())
 
 
 def sample(overrides: Sequence[Override]) -> list[str]:
@@ -194,9 +195,15 @@ class _Point:
 
 
 class PointRunner:
-    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`. Raises `ConfigError` if `task` belongs
-    to another application. `task` is a `Task`, which executes the runs and keeps their outcomes. `master` is the
-    configuration that the points vary."""
+    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`.
+
+    Args:
+        task: a `Task`, which executes the runs and keeps their outcomes.
+        master: the configuration that the points vary.
+
+    Raises:
+        ConfigError: `task` belongs to another application of Hydra.
+    """
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
@@ -210,7 +217,8 @@ class PointRunner:
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended. Returns one job per point, with the
         objective. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
-        Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that run on."""
+        Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that are still
+        running."""
         task = self._task
         # The names must also differ from those of points that come later.
         fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
@@ -238,8 +246,7 @@ class PointRunner:
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
         """Composes and checks a point, unless the command did so already, and chooses its folder: that of a completed
-        earlier attempt; otherwise the folder named like the point, with a number if another configuration uses that
-        one."""
+        earlier attempt, or the folder named like the point, with a number if another configuration uses that one."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
@@ -260,7 +267,7 @@ class PointRunner:
                 folder = self._free_folder(root / (name if is_default else str(hydra.sweep.subdir)), text)
                 if not composed.cfg.run.overwrite:
                     foreign_code.check_checkpoints(RunFolder(folder))
-            hydra.sweep.subdir = str(folder.relative_to(root))
+            hydra.sweep.subdir = str(folder.relative_to(root) if folder.is_relative_to(root) else folder)
         folders.append((name, folder))
         is_done = text in done and composed.cfg.run.resume != "never"
         return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
@@ -304,27 +311,31 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`."""
-    columns = [*zip(*combinations, strict=True)]
-    varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
-    if not varied:
-        return ["0"] * len(combinations)
-    rows = zip(*varied, strict=True)
-    return [_folder_name(",".join(text.lstrip("+") for text in row)) for row in rows]
+    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`. A sweeper that
+    searches may vary other keys in each point."""
+    points = [{key_of(word): word.lstrip("+") for word in words} for words in combinations]
+    shared = None if fixed is None else {word.lstrip("+") for word in fixed}
+    varied = [
+        key
+        for key in dict.fromkeys(key for point in points for key in point)
+        if len(texts := {point.get(key) for point in points}) > 1 or (shared is not None and not texts <= shared)
+    ]
+    return [_folder_name(",".join(point[key] for key in varied if key in point)) or "0" for point in points]
 
 
 def _folder_name(text: str) -> str:
     """Returns `text` without characters that a path cannot contain. Long names are cut and end with a hash."""
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
-    if len(safe) <= _NAME_LENGTH:
+    if len(safe.encode()) <= _NAME_LENGTH:
         return safe
-    return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    cut = safe.encode()[: _NAME_LENGTH - 9].decode(errors="ignore")
+    return f"{cut}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:
-    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. Where
-    the overrides of the points are not known, the names are those of the folders: if `.hydra` of a point cannot be
-    read, or is newer than the result beside it, as Hydra also writes it for a point whose folder was refused."""
+    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. If the
+    overrides of a point are unknown, all points have the names of their folders. They are unknown if `.hydra` cannot be
+    read, or is newer than the result beside it: Hydra writes it even for a point whose folder is then refused."""
     folders = [run.path for run in runs_below(root, includes_root=False)]
     paths = {folder: folder.relative_to(root.absolute()) for folder in folders}
     folders.sort(key=lambda folder: [(len(part), part) for part in paths[folder].parts])
@@ -337,5 +348,5 @@ def run_folders(root: Path) -> list[tuple[str, Path]]:
             overrides.append([str(text) for text in OmegaConf.load(path)])
         except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError):
             break
-    is_known = len(overrides) == len(folders) and len({len(words) for words in overrides}) == 1
+    is_known = len(overrides) == len(folders)
     return list(zip(names(overrides) if is_known else [str(paths[folder]) for folder in folders], folders, strict=True))

@@ -1,5 +1,5 @@
 """The task function of `hydra.main`: runs one configuration in the process that Hydra's launcher has chosen, or submits
-it as a job where `launcher` says so.
+it if `launcher` makes it a job.
 
     hydra.main --launcher=collectx--> PointRunner (sweep.py) --> Task.execute, in this process
                --any other----------> Task.__call__, perhaps in another process

@@ -149,10 +149,11 @@ def _output(arguments: Arguments) -> Path:
         raise UsageError(
             f"--output {file} cannot be used: Hydra finds no experiments there. Use {place}/experiment/NAME.yaml."
         )
-    if file.exists() and _WRITTEN_BY not in file.read_text():
+    is_ours = os.path.isfile(file) and _WRITTEN_BY.encode() in file.read_bytes()
+    if os.path.exists(file) and not is_ours:
         raise UsageError(f"'{file}' exists, and was not written by collectx tune. Choose another file: --output FILE")
     # Before anything is measured.
-    place = next(each for each in (file, *file.absolute().parents) if each.exists())
+    place = next(each for each in (file, *file.absolute().parents) if os.path.exists(each))
     if not os.access(place, os.W_OK) or not (place is file or place.is_dir()):
         why = "is not writable" if place is file or place.is_dir() else "is a file"
         raise UsageError(f"'{file}' cannot be written: '{place}' {why}. Choose another file: --output FILE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,9 +47,9 @@ def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder
         raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, type a dot.")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
-    runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)
+    runs = runs_below(folder) if os.path.isfile(folder / "multirun.yaml") else runs_below(folder, max_depth=1)
     if not runs:
-        if not folder.exists():
+        if not os.path.exists(folder):
             raise ConfigError(f"{subcommand}: there is no folder '{words[0]}'. To list your runs: collectx status")
         what = "contains neither a run nor a sweep" if folder.is_dir() else "is a file, not a run folder"
         raise ConfigError(f"{subcommand}: '{words[0]}' {what}. To list your runs: collectx status")

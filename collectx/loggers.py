@@ -90,7 +90,8 @@ class CsvLogger:
 
     def _rows(self) -> list[dict[str, str]]:
         with suppress(FileNotFoundError), open(self._path, newline="") as file:
-            return list(csv.DictReader(file))
+            # A killed process, or a full disk, may have left a part of the last line.
+            return list(csv.DictReader(line for line in file if line.endswith("\n")))
         return []
 
     def _write(self, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -69,7 +69,7 @@ def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
     """Returns trajectory ids, `[frames]` int64: each row of a batch of this size begins a trajectory, and so does each
     frame after one that is done."""
     begins = torch.ones(size, dtype=torch.bool, device=done.device)
-    begins[..., 1:] = done.flatten(len(size)).any(-1)[..., :-1]
+    begins[..., 1:] = (done.flatten(len(size)).any(-1) if done.ndim > len(size) else done)[..., :-1]
     return begins.flatten().cumsum(0) - 1
 
 

@@ -39,9 +39,9 @@ Values = dict[str, Any]
 
 # The maximum number of measurements of a point in one round.
 _MAX_REPEATS = 2
-# How often both sides are measured at the end, and the two-sided 95 % quantile of Student's distribution for each
-# number.
+# How often both sides are measured at the end.
 _MIN_TURNS, _MAX_TURNS = 3, 5
+# The two-sided 95 % quantiles of Student's t distribution, by the number of turns.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
 # Overrides of a measured run.

@@ -24,6 +24,8 @@ from collectx.errors import ConfigError, summary_of
 
 # The extras of collectx, by packages that an env may need.
 _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
+# Names joined by dots, of which a colon may replace one.
+_IMPORT_PATH = re.compile(r"NAME(\.NAME)*[.:]NAME(\.NAME)*".replace("NAME", r"[^\W\d]\w*"))
 
 
 def resolve(name: Any, where: str) -> Callable[..., Any]:
@@ -31,7 +33,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     callable. Raises `ConfigError` if there is no such callable; the message names the option `where`."""
     if callable(name):
         return name
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
+    if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
         raise ConfigError(f"{where}={name} is not an import path. Write it as package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")
     # With a colon, an error inside the module is not mistaken for a missing module.

@@ -32,19 +32,20 @@ if (here := str(Path(__file__).parent)) not in sys.path:
 from expected import Expected  # noqa: E402
 from ways import FOLDERS, TIERS, leave_samples, tier_of  # noqa: E402
 
-# A shell starts what runs in its background deaf to Ctrl-C, and children would inherit that from these tests.
+# A shell's background jobs ignore Ctrl-C, and the processes that these tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The tiers of the tests, where none of them is of the wanted one.
+# The tiers of the collected tests, if none of them belongs to the wanted tier.
 _OTHER_TIERS = pytest.StashKey[list[str]]()
 _SHM = Path("/dev/shm")
 # How long a thread that was told to end may take.
 _THREAD_S = 5.0
-# How the names begin there that Python, torch, Ray, Open MPI, UCX and NCCL give: other programs have files there too.
-# Python's semaphores (`sem.*`) are of an env's own processes; multiprocessing's tracker removes a killed one's late.
+# The files that Python, torch, Ray, Open MPI, UCX and NCCL make there have names that begin with these; other programs
+# have files there too. Not Python's semaphores (`sem.*`): an env's own processes make them, and multiprocessing's
+# tracker removes those of a killed process late.
 _SHM_NAMES = ("psm_", "pym-", "torch_", "plasma", "vader_segment", "sm_segment", "ucx_", "nccl-")
-# What workers of many tests import beside what workers of runs do.
+# What the workers of many tests import, in addition to the imports of every worker.
 PRELOAD = [
     "collectx.worker.entry",
     "collectx.transport.network.link",
@@ -108,7 +109,7 @@ def fork_server():
         # The server of Python 3.11 preloads with the path of its environment only.
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         start.warm_up()
-    # What was imported is no garbage: a collection without it takes milliseconds.
+    # Keeps the garbage collector from visiting everything that was imported: a collection then takes milliseconds.
     gc.freeze()
 
 
@@ -140,7 +141,7 @@ def _shared_files() -> set[str]:
 
 
 def _held_by_others() -> set[str]:
-    """Names in /dev/shm that processes other than this one and its descendants have open or mapped."""
+    """Returns the names in /dev/shm that processes other than this one and its descendants have open or mapped."""
     here = psutil.Process()
     mine = {here.pid, *(child.pid for child in here.children(recursive=True))}
     names = set()
@@ -156,7 +157,7 @@ def _held_by_others() -> set[str]:
 
 
 def _left_in_shm(before: set[str]) -> set[str]:
-    """What is new in /dev/shm and of no other program: those use it too, and keep open what they have there."""
+    """Returns what is new in /dev/shm, without the files that other programs have open."""
     new = _shared_files() - before
     return new - _held_by_others() if new else new
 
@@ -194,7 +195,7 @@ def expected(request):
 
 @pytest.fixture
 def hangups():
-    """A hangup is not ignored in the test, nor by processes that it starts, also where `nohup` runs the tests."""
+    """SIGHUP is not ignored in the test and in the processes that it starts, even if `nohup` runs the tests."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -98,7 +98,7 @@ def over(ways: Iterable[Way], *, smoke: bool = False, name: str = "way") -> pyte
 
 
 def case(way: Way, *values: Any, tier: str | None = None):
-    """Parameters of one test over a way, its own tier unless told otherwise; `values` are further parameters."""
+    """Parameters of one test over a way; `values` are further parameters. `tier` replaces the way's own tier."""
     tier = tier or way.tier
     marks = [getattr(pytest.mark, tier)] if tier != "test" else []
     if way.group is not None:

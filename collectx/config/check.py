@@ -128,7 +128,8 @@ def _class_of(group: str, section: Any) -> Any:
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
-    """Returns a section such as `launcher.trainer`, whose omitted options take their defaults."""
+    """Returns a section, such as `launcher.trainer`, as its dataclass, and adds its problems to `problems`. Omitted
+    options take their defaults."""
     names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
@@ -139,7 +140,7 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     for key in value:
         if key not in names:
             near = did_you_mean(str(key), names, f"{path}.", _how_to_list(path))
-            problems.append(Problem(f"{path}.{key}", f"is not an option{near}"))
+            problems.append(Problem(f"{path}.{key}", f"is not an option{near}", is_unknown=True))
     return incomplete(cls, **_options(f"{path}.", cls, value, problems))
 
 
@@ -199,10 +200,10 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
         group, key = path.split(".", 1)
         others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
         if others and nearest(key, names, 0.8) is None:
-            return Problem(path, f"is an option of {group}={either(others)}, not of {section}", advice="leave it out.")
-        return Problem(
-            path, f"is not an option of {section}{did_you_mean(key, names, f'{group}.', _how_to_list(path))}"
-        )
+            rule = f"is an option of {group}={either(others)}, not of {section}"
+            return Problem(path, rule, advice="leave it out.", is_unknown=True)
+        near = did_you_mean(key, names, f"{group}.", _how_to_list(path))
+        return Problem(path, f"is not an option of {section}{near}", is_unknown=True)
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
@@ -211,12 +212,12 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
         # As in "environment".
         same = same or [f"{group}=NAME" for group in GROUPS if path.startswith(group)]
         leaves = {known.rpartition(".")[2] for known in known_paths()}
-        near = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
-        same += [known for known in known_paths() if known.rpartition(".")[2] == near]
+        similar = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
+        same += [known for known in known_paths() if known.rpartition(".")[2] == similar]
     if len(same) == 1 or (same and "." not in path):
-        return Problem(path, f"is not an option. Did you mean {either(same[:3])}?")
+        return Problem(path, f"is not an option. Did you mean {either(same[:3])}?", is_unknown=True)
     groups = did_you_mean(path.partition(".")[0], _TOP_LEVEL, more="To list all groups: collectx list")
-    return Problem(path, f"is not an option{groups}")
+    return Problem(path, f"is not an option{groups}", is_unknown=True)
 
 
 def _how_to_list(path: str) -> str:

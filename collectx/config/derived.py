@@ -30,25 +30,25 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
 
 
 def total_batches(collector: CollectorConfig) -> int | None:
-    """Number of batches that contain `total_frames`; None: no limit."""
+    """Returns the number of batches that contain `total_frames`; None: no limit."""
     total, frames = collector.total_frames, collector.frames_per_batch
     return None if total < 0 else -(-total // frames)
 
 
 def expected_batches(cfg: RunConfig) -> int | None:
-    """Number of batches of a run unless its trainer ends it: those of `total_frames`, at most `run.max_batches`; None:
-    no limit."""
+    """Returns the number of batches of a run unless its trainer ends it: those of `total_frames`, at most
+    `run.max_batches`; None: no limit."""
     return min((each for each in (total_batches(cfg.collector), cfg.run.max_batches) if each is not None), default=None)
 
 
 def expected_frames(cfg: RunConfig) -> int:
-    """Frames of a run unless its trainer ends it; -1: no limit."""
+    """Returns the frames of a run unless its trainer ends it; -1: no limit."""
     num_batches = expected_batches(cfg)
     return -1 if num_batches is None else num_batches * cfg.collector.frames_per_batch
 
 
 def env_option(env: EnvConfig) -> str:
-    """The option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
+    """Returns the option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
     names = ((name, getattr(env, name, None)) for name in ("id", "entry_point", "target"))
     return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={env.kind}")
 

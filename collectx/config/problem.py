@@ -12,7 +12,7 @@ from typing import Any
 from collectx.config.schema.fields import ABSENT, Unset
 from collectx.errors import ConfigError
 
-# The verbs with which a rule begins that is a predicate of its option.
+# A rule that begins with one of these is a predicate of its option.
 _VERBS = ("is ", "has ", "cannot ", "must ", "needs ")
 # More names than these are not listed in a message.
 _MAX_LISTED = 12
@@ -89,12 +89,14 @@ class Problem:
             own way.
         value: what the option was set to; ABSENT: the message names the option alone.
         advice: what to do, a sentence that begins with a verb. Ends with a full stop, as does a rule without advice.
+        is_unknown: whether there is no such option.
     """
 
     path: str
     rule: str
     value: Any = ABSENT
     advice: str = ""
+    is_unknown: bool = False
 
     def text(self, language: Language = YAML) -> str:
         """Returns the message to the user: what is wrong, then what to do."""

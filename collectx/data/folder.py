@@ -40,7 +40,7 @@ class RecordedRun:
     """A run that records to a data set.
 
     Attributes:
-        name: the name in those of its file in `_runs` and of its shards.
+        name: the name of its file in `_runs`, and the beginning of the names of its shards.
         seed: the seed of the run; with the trajectory id, it identifies an episode.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
@@ -92,8 +92,8 @@ def runs_of(path: Path) -> list[RecordedRun]:
 
 
 class Writer(ABC):
-    """Writes whole episodes of one run to a data set. All methods block for the disk. `position` is the number of
-    shards of the run, or of episodes in the data set; `rewind` takes such a number."""
+    """Writes whole episodes of one run to a data set. All methods block for the disk. `position` is the number of the
+    run's shards (`ShardWriter`), or of episodes in the data set (`SequentialWriter`); `rewind` takes such a number."""
 
     def __init__(self, path: Path, run: RecordedRun):
         self.path = path.absolute()

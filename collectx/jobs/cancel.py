@@ -29,8 +29,8 @@ _MARGIN_S = 60.0
 
 def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
     """Ends runs, and prints how each one ended; blocks until they have ended, or take too long. With `is_now`, ends
-    them at once, without a checkpoint. Returns (may, have): whether this process may end all of the runs, and whether
-    those that it may end have ended."""
+    them at once, without a checkpoint. Returns (may_end_all, have_ended): whether this process may end all of the runs,
+    and whether those that it may end have ended."""
     # Everything is read before the first signal, which may end a run before it writes its configuration.
     living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]
     # Jobs of workers whose trainer is gone.
@@ -110,6 +110,10 @@ def _process(run: RunFolder) -> int | None:
         raise ConfigError(f"{run.path}: no visible process of this host holds its lock: {why}.")
     if pid is None:
         raise ConfigError(f"{run.path}: no process of this host holds its lock. Cancel the run on {host}.")
-    if (user := psutil.Process(pid).uids().real) != os.getuid():
+    try:
+        user = psutil.Process(pid).uids().real
+    except psutil.NoSuchProcess:
+        return None
+    if user != os.getuid():
         raise ConfigError(f"{run.path}: process {pid} belongs to user {user}. Cancel the run as that user.")
     return pid

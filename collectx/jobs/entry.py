@@ -42,7 +42,7 @@ from collectx.user_objects import Sealed, UserObjects
 
 _POLL_S = 0.25
 _ASK_S = 5.0
-# The errors that a worker causes whose node is lost; other causes are possible.
+# The errors of a worker whose node is lost. They may have other causes.
 _SILENT_ENDS = {f"{kind.__module__}.{kind.__qualname__}" for kind in (WorkerDied, WorkerTimeout)}
 
 

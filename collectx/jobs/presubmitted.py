@@ -8,6 +8,7 @@ clusters where a job cannot submit jobs.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import secrets
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -108,23 +110,35 @@ def _script(resources: SubmititLauncherConfig, run_folder: RunFolder, presubmitt
 
 def _follow(jobs: Sequence[str], run_folder: RunFolder) -> None:
     """Copies the trainer's log to standard output until the trainer's job, the first one, ends."""
-    num_printed, pause_s = 0, _MIN_PAUSE_S
+    log, num_read, pause_s = run_folder.log("trainer"), 0, _MIN_PAUSE_S
+    # A read may end within a character.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     gone = commands.JobState("GONE", True, True)
     while True:
         states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]
-        text = run_folder.log("trainer").read_bytes() if run_folder.log("trainer").exists() else b""
-        print(text[num_printed:].decode(errors="replace"), end="", flush=True)
-        pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
-        num_printed = len(text)
+        text = _read_from(log, num_read)
+        num_read += len(text)
+        print(decoder.decode(text, final=trainer.is_over), end="", flush=True)
+        pause_s = _MIN_PAUSE_S if text else min(1.5 * pause_s, _MAX_PAUSE_S)
         if trainer.is_over:
             if trainer.word != "COMPLETED":
-                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {run_folder.log('trainer')}")
+                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {log}")
             return
         # Once a worker has joined, the trainer handles lost workers.
         has_joined = any(event["event"] == "worker_joined" for event in run_folder.read_events())
         for index, state in enumerate(others):
             if state.is_over and state.word != "COMPLETED" and not has_joined:
-                log = run_folder.worker_log(index)
-                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
+                path = run_folder.worker_log(index)
+                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {path}")
         time.sleep(pause_s)
+
+
+def _read_from(path: Path, position: int) -> bytes:
+    """Returns what a file contains from `position` on; nothing if the file does not exist."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(position)
+            return file.read()
+    except FileNotFoundError:
+        return b""

@@ -2,9 +2,9 @@
 converted. The cheapest form that gives the same result is used:
 
     policy                                    steps
-    modules of tensordict's that only call    the functions, with tensors (`collectx.policy.tensor_modules`)
+    modules of tensordict that only call      the functions, with tensors (`collectx.policy.tensor_modules`)
       functions or draw from distributions
-    any other module of tensordict's,         the policy, with a TensorDict of the observation's tensors and of its
+    any other module of tensordict,           the policy, with a TensorDict of the observation's tensors and of its
       forward(td), forward(tensordict)          outputs of the frame before (`TensorDictStep`)
     anything else                             the policy, with the observation's tensors; it returns the action, or a
                                                 tuple of the action and further outputs (`ArgumentsStep`)

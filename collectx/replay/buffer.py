@@ -204,15 +204,20 @@ class ReplayBuffer:
         with self._lock:
             self._attach()
             if isinstance(index, slice):
-                indices = np.arange(*index.indices(self._ring.end))
-                indices = indices[indices >= self._ring.first]
-            elif isinstance(index, int) and not isinstance(index, bool):
+                start, stop, step = index.indices(self._ring.end)
+                # Skips overwritten frames, which may be many more than those in the buffer.
+                if step > 0:
+                    start += -(-max(0, self._ring.first - start) // step) * step
+                else:
+                    stop = max(stop, self._ring.first - 1)
+                indices = np.arange(start, stop, step)
+            elif isinstance(index, numbers.Integral) and not isinstance(index, bool):
                 indices = np.array(index + self._ring.end if index < 0 else index)
             else:
-                numbers = torch.as_tensor(index)
-                if numbers.numel() and (numbers.dtype == torch.bool or numbers.dtype.is_floating_point):
-                    raise TypeError(f"the indices are {numbers.dtype}. Pass whole numbers, as `extend` returns them")
-                indices = numbers.to("cpu", torch.int64).numpy()
+                given = torch.as_tensor(index)
+                if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point):
+                    raise TypeError(f"the indices are {given.dtype}. Pass whole numbers, as `extend` returns them")
+                indices = given.to("cpu", torch.int64).numpy()
             absent = indices[~self._ring.contains(indices)]
             if absent.size:
                 raise IndexError(

@@ -93,7 +93,7 @@ def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> 
 
 
 def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str, str]]]:
-    """Name of the run, its best return and its seconds by part, and names and addresses of its files."""
+    """Returns the name of the run, its best return and its seconds by part, and names and addresses of its files."""
     numbers = number_cell(run.best_return()), *(number_cell(each, ".1f") for each in run.parts_s())
     files = {
         "run folder": run.run_folder.path,

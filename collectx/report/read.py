@@ -7,6 +7,7 @@ interquartile mean over runs and its 95 % bootstrap percentile interval.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +91,8 @@ class Run:
         return _thin(places[is_known], columns[value][is_known]) if is_known.any() else None
 
     def best_return(self) -> float | None:
-        """The highest mean return of `RETURN_WINDOW` episodes; of fewer, the newest mean; None before the first."""
+        """Returns the highest mean return of `RETURN_WINDOW` episodes; of fewer, the newest mean; None before the
+        first."""
         best, num_before = np.nan, 0.0
         columns = (self.columns.get(name, ()) for name in ("mean_return", "num_episodes"))
         for mean, num_episodes in zip(*columns, strict=True):
@@ -99,7 +101,7 @@ class Run:
         return None if np.isnan(best) else best
 
     def parts_s(self) -> tuple[float | None, ...]:
-        """How long starting, waiting, learning and checkpoints took: [s], None where this is not known."""
+        """Returns how long starting, waiting, learning and checkpoints took: [s], None where this is not known."""
         elapsed_s, waited_s = (self.columns.get(name, np.zeros(0)) for name in ("elapsed_s", "waited_s"))
         numbers = self.numbers or {}
         if not len(elapsed_s):
@@ -171,8 +173,8 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):
-            reason = f"there is no run in or below '{folder}'" if folder.is_dir() else f"'{folder}' is a file"
-            if not folder.exists():
+            reason = f"there is no run in or below '{folder}'" if os.path.isdir(folder) else f"'{folder}' is a file"
+            if not os.path.exists(folder):
                 reason = f"there is no folder '{folder}'"
             raise ConfigError(f"report: {reason}. To list your runs: collectx status")
         found |= {run_folder.path: run_folder for run_folder in below}
@@ -205,7 +207,8 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _interruptions(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
-    """Time and reason of what interrupted a run before it was resumed; its result has the reason of its last end."""
+    """Returns time and reason of what interrupted a run before it was resumed; its result has the reason of its last
+    end."""
     resumed = [index for index, event in enumerate(events) if event["event"] == "resumed"]
     before = events[: resumed[-1]] if resumed else []
     return [(float(each["time"]), str(each["reason"])) for each in before if each["event"] == "interrupted"]

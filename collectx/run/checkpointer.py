@@ -95,8 +95,8 @@ class Checkpointer:
     def write(self, wait_for_workers: bool = True) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
         batch, or if there is a checkpoint of this batch. If writing fails, for example on a full disk, the failure is
-        reported and the run continues. Unless `wait_for_workers`, does not wait until the granted slots are filled; if
-        a slot is being filled, the checkpoint then contains no worker states."""
+        reported and the run continues. With `wait_for_workers=False`, workers may still be filling slots; the
+        checkpoint then contains no worker states."""
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return

@@ -58,11 +58,17 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     """Runs `cfg`, blocks until the run has ended, and writes everything about it to `folder`.
 
     A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: the reason is printed to standard error
-    and written to `result.json`, which is always the last file. Raises `ConfigError` before any worker has started: for
-    a mistake that no rule can find (an observation space that cannot be stored, a device that does not exist), a folder
-    that already contains a run (`run.overwrite`), or one that cannot be created. The folder is left unchanged, but a
-    job's folder gets the result of a failed run. `open_launcher` opens the launcher of workers that are SLURM jobs,
-    or tasks of one job; called with a function that shows messages. None: the launcher of `cfg`."""
+    and written to `result.json`, which is always the last file.
+
+    Args:
+        open_launcher: opens the launcher of workers that are SLURM jobs, or tasks of one job; called with a function
+            that shows messages. None: the launcher of `cfg`.
+
+    Raises:
+        ConfigError: before any worker has started, for a mistake that no rule can find (an observation space that
+            cannot be stored, a device that does not exist), or a folder that already contains a run (`run.overwrite`)
+            or cannot be created. Leaves the folder unchanged; only a job's folder gets the result of a failed run.
+    """
     run_folder = RunFolder(folder)
     # The command that submitted the job made the folder, and the job's log is open.
     is_job = place_of(cfg).is_job

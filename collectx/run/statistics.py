@@ -242,8 +242,9 @@ class Curve(list[tuple[float, int, float]]):
 
 class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums the batch times, without the pause before a
-    resume. Times, and so the overall rate, cover the last `_NEWEST_BYTES` of the file at the first `update`, and all
-    later lines; frames, batches and episodes cover the complete run. `curve` is the mean return over the batches."""
+    resume. The first `update` reads only the last `_NEWEST_BYTES` of the file: times and the overall rate cover the
+    lines that were read; frames, batches and episodes cover the complete run. `curve` is the mean return over the
+    batches."""
 
     def __init__(
         self, metrics: Path, total_frames: int, target_return: float | None = None, expected_frames: int | None = None

@@ -44,13 +44,13 @@ LAYERS = [
     {"cli", "library"},
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
-# The contract that a policy is made for: what an env's spaces and leaves are, not the adapters.
+# What a policy may know of envs: their spaces and leaves, not the adapters.
 SEAMS = {("policy", "collectx.env.base"), ("policy", "collectx.env.action_masks")}
 
 
 @functools.cache
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Line and name of every import, anywhere in a file: `collectx.a.b` and `collectx.a.b.name`."""
+    """Returns line and name of every import, anywhere in a file: `collectx.a.b` and `collectx.a.b.name`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -97,7 +97,7 @@ def test_no_circle_of_imports():
 
 def test_the_list_of_packages_is_the_tree():
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    # Where the packages lie whose folder is not named like them.
+    # The folders of packages that are not named like them.
     elsewhere = {package: ROOT / path for package, path in setuptools["package-dir"].items() if package != "collectx"}
     folders = {path.parent for path in (ROOT / "collectx").rglob("*.py")}
     found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}

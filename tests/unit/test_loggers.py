@@ -87,6 +87,8 @@ def test_a_table_gets_its_folder_and_a_column_for_each_new_scalar(tmp_path):
     assert file.read_text() == "step,a,b\n1,1.0,\n2,3.0,2.0\n"  # each row at once
     logger.log({"b": 4.0}, 3)
     logger.close()
+    with open(file, "a") as opened:
+        opened.write("1")  # the begin of a line with a greater step
     resumed = CsvLogger(file, 1)
     resumed.close()
     assert file.read_text() == "step,a,b\n1,1.0,\n"

@@ -190,6 +190,9 @@ def test_a_batch_is_split_by_ids_or_by_ends():
     nested = split_trajectories(whole, as_nested=True)
     assert [each.tolist() for each in nested["observation"].unbind()] == [[3], [0, 1], [2, 4, 5]]
     by_ends = split_trajectories(whole.exclude("collector"))
+    flat = whole.exclude("collector").clone()
+    flat["next", "done"] = flat["next", "done"].squeeze(-1)
+    assert split_trajectories(flat)["mask"].tolist() == by_ends["mask"].tolist()
     assert by_ends["observation"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
     assert by_ends["traj_ids"].unique().tolist() == [*range(by_ends.shape[0])]
     renamed = whole.exclude("collector").set("id", whole["collector", "traj_ids"])

@@ -154,7 +154,7 @@ class EnvStepper:
         return self._env.maybe_reset(self._data)
 
     def _any_agent(self, data: Any, *names: str) -> np.ndarray:
-        """Returns whether any agent of each env has ended in one of these ways, `[E]` bool."""
+        """Returns for each env whether one of its agents has ended in one of these ways, `[E]` bool."""
         num_envs = self.envs.stop - self.envs.start
         ended = np.zeros(num_envs, bool)
         for name in names:

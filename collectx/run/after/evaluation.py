@@ -46,8 +46,12 @@ _RESAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The undiscounted returns, and the lengths in frames, of the evaluated episodes, in the order of their numbers;
-    and the means of `env.metrics` over them."""
+    """The result of an evaluation.
+
+    Attributes:
+        returns, lengths: the undiscounted return of each episode, and its frames, in the order of the episode numbers.
+        metrics: the means of `env.metrics` over all episodes.
+    """
 
     returns: list[float]
     lengths: list[int]

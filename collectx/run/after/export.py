@@ -57,12 +57,10 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     with _quiet():
         graph = _Greedy(policy)
         try:
-            torch.onnx.export(
+            program = torch.onnx.export(
                 graph,
                 example,
-                path,
                 dynamo=True,
-                external_data=False,
                 verbose=False,
                 dynamic_shapes=(tuple({0: batch} for _ in example),),
                 input_names=[*(".".join(leaf.key) for leaf in policy.leaves), *states],
@@ -73,11 +71,14 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise ExportError(_why_no_graph(error)) from error
+    assert program is not None
+    write_atomically(path, lambda file: file.write(program.model_proto.SerializeToString()))
     return path
 
 
 def _why_no_graph(error: BaseException) -> str:
-    """Five lines: the cause, the user's line that raised it, and what to change. torch's own text takes a screen."""
+    """Returns five lines: the cause, the user's line that raised it, and what to change. torch's own text takes a
+    screen."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = re.sub(r"\x1b\[[\d;]*m", "", text_of(error)).strip().splitlines() or [""]

@@ -42,7 +42,7 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
     """Compares the batches of two run folders by their digests, which it reads from `metrics.jsonl`. `limit` is the
     number of batches of `old` to compare; None: all."""
     count = 0
-    for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
+    for index, (before, after) in enumerate(zip_longest(islice(digests_of(old), limit), digests_of(new))):
         if before is None or after is None:
             shorter = old if before is None else new
             before_it = "the batch before it is" if index == 1 else f"the {index} batches before it are"
@@ -70,9 +70,15 @@ def _no_batches(folder: str | Path) -> Comparison:
     return Comparison(Verdict.NOT_COMPARABLE, f"{folder} contains no batch to compare")
 
 
-def _digests(folder: str | Path) -> Iterator[str]:
-    for line in RunFolder(folder).read_metrics():
-        yield line.get("digest", "")
+def digests_of(folder: str | Path) -> Iterator[str]:
+    """Yields the digest of each batch of a run; "" for a batch without one. Raises `DamagedFileError` if the metrics
+    cannot be read."""
+    run_folder = RunFolder(folder)
+    for number, line in enumerate(run_folder.read_metrics(), start=1):
+        digest = line.get("digest") or ""
+        if not isinstance(digest, str):
+            raise DamagedFileError(f"{run_folder.metrics}: line {number}: its digest is {digest!r}")
+        yield digest
 
 
 def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:

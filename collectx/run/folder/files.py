@@ -26,7 +26,11 @@ def write_json(path: Path, value: Any) -> None:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`; blocks until it is on the
     disk. An error leaves `path` as it was."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{INCOMPLETE}{path.name}-")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{INCOMPLETE}{path.name}-")
+    except OSError as error:
+        error.filename = str(path)
+        raise
     try:
         with os.fdopen(handle, "w+b") as file:
             write(file)
@@ -41,6 +45,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         # torch.save raises a RuntimeError, whose context is the OSError of the file.
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         if isinstance(cause, OSError):
+            if cause.filename == temporary:
+                cause = OSError(cause.errno, cause.strerror)
             raise _with_filename(cause, path) from None
         raise
 

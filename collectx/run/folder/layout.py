@@ -158,7 +158,7 @@ class RunFolder(JobFiles):
 
     def restore(self, keep_run: bool) -> None:
         """Undoes `set_aside` and `begin`, after a run failed to start. Without an earlier run, also removes Hydra's
-        run_folder, the lock, and the folder if it is then empty."""
+        files, the lock, and the folder if it is then empty."""
         for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
             _remove(path)
         for path in self._set_aside:
@@ -295,12 +295,13 @@ def holder(run_folder: RunFolder) -> tuple[int | None, str]:
 
 def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
     """Returns the runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False`
-    only those below it, for a sweep folder, which may contain a run too."""
-    runs, folders = [], [root.absolute()]
+    only those below it, for a sweep folder, which may contain a run too. Skips folders that this user cannot read."""
+    # `Path.is_dir` would raise for a folder that this user cannot read, and for a name that is too long.
+    runs, folders = [], [root.absolute()] if os.path.isdir(root) else []
     for depth in range(max_depth + 1):
-        runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]
+        runs += [folder for folder in folders if (depth or includes_root) and os.path.isdir(folder / "snapshot")]
         inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
-        folders = [path for path in inner if path.is_dir()]
+        folders = [path for path in inner if os.path.isdir(path)]
     return [RunFolder(folder) for folder in sorted(runs)]
 
 

@@ -113,7 +113,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
-        """Returns the result in a `result.json`."""
+        """Returns the result in a `result.json`. Raises `KeyError` or `TypeError` if an entry is missing or wrong."""
         failures = tuple(Failure(**failure) for failure in content["failures"])
         names = {each.name for each in fields(cls)}
         metrics = {name: value for name, value in content.items() if name not in names}

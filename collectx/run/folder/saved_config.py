@@ -7,6 +7,7 @@ compared.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,8 +16,9 @@ from typing import Any
 
 from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
-from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
-from collectx.config.schema.run import RunConfig
+from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, field_of, marked, schemas
+from collectx.config.schema.fields import default_of
+from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, runs_below
@@ -28,20 +30,20 @@ def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batch
     for before, path in run_folder.configs[1:]:
         if before >= batches:
             path.unlink()
-    if _read(run_folder.newest_config) != _plain(cfg):
+    if _comparable_file(run_folder.newest_config) != _comparable(cfg):
         snapshot.write_config(cfg, run_folder.resumed_config(batches))
     snapshot.write_meta(cfg, run_folder, argv)
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
-    return not _effects(_read(config), _plain(cfg))
+    return not _effects(_comparable_file(config), _comparable(cfg))
 
 
 def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
     """Returns the differences between two saved configurations in the options `keys` and below them, one clause
     each."""
-    before, after = flat(_read(old)), flat(_read(new))
+    before, after = flat(_comparable_file(old)), flat(_comparable_file(new))
     named = tuple(f"{key}." for key in keys)
     return [
         f"{path} (was {YAML.show(before.get(path))}, now {YAML.show(after.get(path))})"
@@ -65,7 +67,7 @@ def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
     (_, path), *others = run_folder.configs
     changes = []
     for batches, other in others:
-        if effects := _effects(_read(path), _read(other)):
+        if effects := _effects(_comparable_file(path), _comparable_file(other)):
             changes.append(Change(batches, f"with {', '.join(effects)}"))
             break
         path = other
@@ -82,18 +84,21 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     result = run_folder.read_result()
     if result is None or result["status"] != Status.COMPLETED or not run_folder.config.is_file():
         return None
-    saved, new = _read(run_folder.newest_config), _plain(cfg)
+    saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
     ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
-    return Result.from_json(result, run_folder.path)
+    try:
+        return Result.from_json(result, run_folder.path)
+    except (KeyError, TypeError) as error:
+        raise DamagedFileError(f"{run_folder.result} is damaged: it does not describe a result: {error!r}") from error
 
 
 def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
-    saved, new = _read(run_folder.newest_config), _plain(cfg)
+    saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
     changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
@@ -140,9 +145,8 @@ def config_text(cfg: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
-def saved_config(run_folder: RunFolder) -> RunConfig:
-    """Returns the configuration of the last start or resume of the run in a folder. Raises `ConfigError` if the
-    configuration cannot be read, or breaks a rule."""
+def _checked_config(run_folder: RunFolder) -> RunConfig:
+    """See `run_config`."""
     cfg, problems = check_config(read_config(run_folder.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
@@ -150,26 +154,30 @@ def saved_config(run_folder: RunFolder) -> RunConfig:
 
 
 def readable_config(run_folder: RunFolder) -> RunConfig:
-    """Like `saved_config`, but with the packaged defaults for options that cannot be read, or that this version of
+    """Like `run_config`, but with the packaged defaults for options that cannot be read, or that this version of
     collectx refuses. For commands that watch or end a run of any version."""
     try:
         content = read_config(run_folder.newest_config)
     except DamagedFileError:
         content = {}
     cfg, problems = check_config(content)
-    for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
-        right = vars(getattr(cfg, group))
-        section = check_group(group, {"kind": right.get("kind") or next(iter(schemas(group)))}, [])
-        vars(section).update(right)
-        setattr(cfg, group, section)
+    for name in {problem.path.partition(".")[0] for problem in problems}.intersection([*GROUPS, *SECTIONS]):
+        right = vars(getattr(cfg, name))
+        if name in GROUPS:
+            complete = check_group(name, {"kind": right.get("kind") or next(iter(schemas(name)))}, [])
+        else:
+            complete = SECTIONS[name]()
+        vars(complete).update(right)
+        setattr(cfg, name, complete)
+    vars(cfg).setdefault("seed", default_of(field_of("seed")))
     return cfg
 
 
 def check_folder(run_folder: RunFolder) -> None:
     """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
     `ConfigError` if there is no run, or a newer version wrote it."""
-    if not run_folder.config.is_file():
-        if not run_folder.path.exists():
+    if not os.path.isfile(run_folder.config):
+        if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
         if runs := runs_below(run_folder.path, max_depth=1):
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
@@ -181,15 +189,16 @@ def check_folder(run_folder: RunFolder) -> None:
 
 
 def run_config(run_folder: RunFolder) -> RunConfig:
-    """Returns the `saved_config` of a folder that the user named, after `check_folder`."""
+    """Returns the configuration of the last start or resume of the run in a folder that the user named. Raises
+    `ConfigError` as `check_folder` does, or if the configuration cannot be read, or breaks a rule."""
     check_folder(run_folder)
-    return saved_config(run_folder)
+    return _checked_config(run_folder)
 
 
 def saved_text(run_folder: RunFolder) -> str | None:
-    """Returns the `config_text` of `saved_config`; None if it cannot be read."""
+    """Returns the `config_text` of the configuration of a run; None if it cannot be read."""
     try:
-        return config_text(saved_config(run_folder))
+        return config_text(_checked_config(run_folder))
     except ConfigError:
         return None
 
@@ -224,7 +233,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return differences
 
 
-def _read(config: Path) -> dict[str, Any]:
+def _comparable_file(config: Path) -> dict[str, Any]:
     """Returns a saved configuration for comparison, with defaults for options that are newer than the file."""
     content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
     complete = {
@@ -235,7 +244,7 @@ def _read(config: Path) -> dict[str, Any]:
     return _relevant(content | complete)
 
 
-def _plain(cfg: RunConfig) -> dict[str, Any]:
+def _comparable(cfg: RunConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     content = OmegaConf.to_container(OmegaConf.create(asdict(cfg)), resolve=True)

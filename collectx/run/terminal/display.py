@@ -154,7 +154,8 @@ class Lines:
 
 
 def title_of(cfg: RunConfig, folder: Path, argv: Sequence[str]) -> str:
-    """The head of the display: the experiment, if the command line `argv` names one, env, trainer, seed and folder."""
+    """Returns the head of the display: the experiment, if the command line `argv` names one, env, trainer, seed and
+    folder."""
     experiments = [word.partition("=")[2] for word in argv if word.lstrip("+").startswith("experiment=")]
     env = env_option(cfg.env).partition("=")[2]
     parts = [*experiments[-1:], f"{env}, {cfg.trainer.kind}", f"seed {cfg.seed}", printing.typed(folder)]
@@ -162,7 +163,7 @@ def title_of(cfg: RunConfig, folder: Path, argv: Sequence[str]) -> str:
 
 
 def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view: View) -> RenderableType | None:
-    """The curves of return and throughput, where the console has room below the rest of the panel."""
+    """Returns the curves of return and throughput, where the console has room below the rest of the panel."""
     from collectx.run.terminal.charts import charts
 
     width, height = console.size
@@ -185,14 +186,14 @@ def _html(panel: RenderableType) -> Any:
 
 
 def starting_of(ready: tuple[int, int] | None) -> str:
-    """What a run does before its first batch, if so many workers of so many are ready."""
+    """Returns what a run does before its first batch. `ready` is how many workers of how many are ready, if known."""
     if ready is None:
         return _STARTING
     return "collecting the first batch" if ready[0] == ready[1] else f"{_STARTING} ({ready[0]} of {ready[1]} ready)"
 
 
 def format_line(view: View, starting: str = _STARTING) -> str:
-    """One short line for logs and pipes."""
+    """Returns one short line for logs and pipes."""
     now = view.numbers
     if now.started is None:
         return f"[{clock(view.elapsed_s)}] {starting}"
@@ -210,7 +211,7 @@ def format_line(view: View, starting: str = _STARTING) -> str:
 
 
 def format_details(view: View) -> list[str]:
-    """What `format_line` leaves out: shares of the time, and the trainer's scalars; at most two lines."""
+    """Returns what `format_line` leaves out: shares of the time, and the trainer's scalars; at most two lines."""
     now = view.numbers
     if now.started is None:
         return []
@@ -231,8 +232,8 @@ def format_details(view: View) -> list[str]:
 def render_panel(
     view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", starting: str = _STARTING
 ) -> RenderableType:
-    """The live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its scalars,
-    and `foot`; before the first batch, `starting`. Fits in 80 columns."""
+    """Returns the live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its
+    scalars, and `foot`; before the first batch, `starting`. Fits in 80 columns."""
     now = view.numbers
     rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
     dim_foot = [_one_line(foot, "dim")] if foot else []
@@ -276,7 +277,7 @@ def _one_line(text: str, style: str) -> Text:
 
 
 def _frames(now: Statistics, slash: str) -> str:
-    """Delivered frames; of an expected number, with their share."""
+    """Returns the delivered frames; of an expected number, with their share."""
     if now.expected_frames < 0:
         return f"{now.frames:,} frames"
     share = math.floor(100 * min(1.0, now.frames / max(1, now.expected_frames)))
@@ -284,7 +285,7 @@ def _frames(now: Statistics, slash: str) -> str:
 
 
 def _left(view: View) -> str:
-    """The time until all frames are delivered; an upper limit if `trainer.target_return` may end the run earlier."""
+    """Returns the time until all frames are delivered; a limit if `trainer.target_return` may end the run earlier."""
     sign = "" if view.numbers.target_return is None else "<= "
     return f"ETA {sign}{clock(view.left_s or 0)}"
 

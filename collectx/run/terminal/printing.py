@@ -88,14 +88,14 @@ def number_cell(value: Any, form: str | None = None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`75.2` as `1:15`, `3675` as `1:01:15`."""
+    """Formats `75.2` as `1:15`, `3675` as `1:01:15`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def number(value: float | None) -> str:
-    """A number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
+    """Formats a number for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
     if value is None or math.isnan(value):
         return "-"
     if abs(value) >= 1000:
@@ -104,7 +104,7 @@ def number(value: float | None) -> str:
 
 
 def typed(folder: Path) -> str:
-    """A path as the user would type it: relative if it is below the current folder."""
+    """Returns a path as the user would type it: relative if it is below the current folder."""
     with suppress(OSError, ValueError):  # the current folder was deleted, or is another one
         return str(folder.relative_to(Path.cwd()))
     return str(folder)

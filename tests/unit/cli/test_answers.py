@@ -154,6 +154,9 @@ def test_whole_sweeps(expected):
         points = sweep.product(swept)
         for point, name, longer in zip(points, sweep.names(points), sweep.names(points, {"seed=0"}), strict=True):
             text.append(f"  {name} | {longer} | {' '.join(sweep.last_of_each_key(point))}")
+    searched = [["a=1", "c=0"], ["a=2", "b=1", "c=0"], ["c=0"]]
+    text += ["points of a search", *(f"  {name}" for name in sweep.names(searched, {"c=0"}))]
+    text += ["a name of 182 bytes", f"  {sweep.names([['a=' + 'é' * 90], ['a=1']])[0]}"]
     expected("sweeps", "\n".join(text))
 
 

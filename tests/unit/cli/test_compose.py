@@ -150,12 +150,13 @@ def test_points_of_another_launcher_are_named_by_what_differs(tmp_path):
     for number in (0, 1, 2, 10):
         _point(tmp_path, f"{number}", ["env=counting", f"seed={number}"])
     assert run_folders(tmp_path) == [(f"seed={number}", tmp_path / f"{number}") for number in (0, 1, 2, 10)]
+    _point(tmp_path, "11", ["seed=11"])  # as in a search that varies other keys at each point
+    assert run_folders(tmp_path)[-1] == ("seed=11", tmp_path / "11")
 
 
 @pytest.mark.parametrize(
     ("words", "age_s"),
     [
-        (["seed=1", "env=counting"], 10),  # not as many as of the other
         (["seed=1"], -10),  # a later point whose folder was refused
         (["seed: [1"], 10),
     ],

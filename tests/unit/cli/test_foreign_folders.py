@@ -2,12 +2,14 @@
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from composed_overrides import composed
 
-from collectx.cli import cancel, logs, status, watch
+from collectx.cli import cancel, eval, export, logs, report, reproduce, resume, run, status, watch
 from collectx.jobs import cancel as jobs_cancel
 from collectx.run import RunFolder
 from collectx.run.folder import snapshot
@@ -49,6 +51,43 @@ def test_an_empty_name_is_no_folder(hostile, monkeypatch, capsys, main):
     monkeypatch.chdir(hostile.path)
     assert main([""]) == 2
     assert "the folder name is empty" in capsys.readouterr().err
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "said"),
+    [
+        *((main, [LONG], "there is no folder 'x") for main in (status.main, cancel.main, logs.main, watch.main)),
+        *((main, [LONG], "there is no folder '") for main in (report.main, eval.main, resume.main, reproduce.main)),
+        (resume.main, [f"logger.wandb.name={LONG}"], "which run?"),
+        (export.main, [LONG, "format=lerobot"], "there is no folder 'x"),
+        (export.main, ["format=lerobot", f"task={LONG}"], "which run?"),
+        (run.main, [f"resume={LONG}"], "run.resume="),
+    ],
+)
+def test_a_word_may_be_longer_than_a_file_name(tmp_path, monkeypatch, capsys, main, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_that_this_user_cannot_read_is_skipped(capsys):
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        files = RunFolder(Path(root, "readable"))
+        files.begin()
+        snapshot.write(composed("trainer=meter"), files, [])
+        Path(root, "private").mkdir(mode=0o700)
+        os.seteuid(65534)
+        try:
+            assert status.main([root]) == 0
+        finally:
+            os.seteuid(0)
+    assert "readable" in (said := capsys.readouterr().out)
+    assert "private" not in said
 
 
 @pytest.fixture

@@ -137,6 +137,7 @@ RUNS = [
     ("-m hydra.sweeper.max_batch_size=1 seed=1,2", SEED, [1, 2]),
     ("-m hydra.sweep.dir=s seed=1,2", _folder, ["s/seed=1", "s/seed=2"]),
     ("-m hydra.sweep.dir=s hydra.sweep.subdir=p${hydra.job.num} seed=1,2", _folder, ["s/p0", "s/p1"]),
+    ("-m hydra.sweep.dir=s hydra.sweep.subdir=${hydra.runtime.cwd}/o/${seed} seed=1,2", _folder, ["o/1", "o/2"]),
     ("-m hydra.sweep.dir=s", _folder, ["s/0"]),
 ]
 

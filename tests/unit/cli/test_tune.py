@@ -126,6 +126,7 @@ def test_batches_that_take_too_long_are_refused_before_anything_is_measured(meas
         (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
         (["--output", "other/experiment/here.yaml", "--config-dir", "."], "Use ./experiment/NAME.yaml"),
         (["--output", "file/experiment/here.yaml"], "cannot be written: "),
+        (["--output", "folder.yaml/experiment/folder.yaml"], "was not written by collectx tune"),
         (["launcher=slurm"], "launcher=slurm"),
         ([], "your settings cannot be measured: failed: no memory"),
     ],
@@ -133,9 +134,12 @@ def test_batches_that_take_too_long_are_refused_before_anything_is_measured(meas
 def test_a_refusal_writes_nothing(measured, capsys, tmp_path, words, said):
     measured(unmeasured)
     (tmp_path / "file").touch()
+    folder = tmp_path / "folder.yaml" / "experiment" / "folder.yaml"
+    folder.mkdir(parents=True)
     assert command.main([*LINE, "env.num_envs=8", *words]) == 2
     assert said in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.yaml"}
+    assert not [*folder.iterdir()]
 
 
 class Process:

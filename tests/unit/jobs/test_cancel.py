@@ -5,6 +5,7 @@ import signal
 import socket
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from collectx.errors import ConfigError, LauncherError
@@ -116,6 +117,15 @@ def test_a_run_that_is_not_to_be_ended_from_here_is_named_and_the_others_end(wor
     else:
         with pytest.raises(ConfigError):
             cancel._process(runs[0])
+
+
+def test_a_process_that_ends_meanwhile_is_not_signalled(world, within):
+    def gone(pid):
+        raise psutil.NoSuchProcess(pid)
+
+    within(cancel, "psutil", Process=gone)
+    assert cancel.cancel([world.add("a", 2.0, pid=7)], False) == (True, True)
+    assert world.calls == []
 
 
 def test_jobs_that_take_too_long_are_cancelled_and_then_given_up(world, tmp_path, capsys):

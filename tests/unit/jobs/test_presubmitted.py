@@ -36,7 +36,8 @@ def jobs(monkeypatch, within, tmp_path):
             if joined:
                 files.events.write_text(json.dumps({"event": "worker_joined", "worker": 0}) + "\n")
             if log:
-                files.log("trainer").write_text(log[: -len(left)] if left else log)
+                text = log.encode()
+                files.log("trainer").write_bytes(text[: -len(left)] if left else text)
             return {job: state for job, state in found.items() if state is not None}
 
         monkeypatch.setattr(presubmitted.commands, "submit", submit)
@@ -66,11 +67,11 @@ def jobs(monkeypatch, within, tmp_path):
 
 def test_the_trainers_output_is_copied_until_its_job_has_completed(jobs, capsys):
     pauses = jobs(
-        [QUEUED, QUEUED, QUEUED], [RUNNING, RUNNING, QUEUED], [COMPLETED, RUNNING, FAILED], log="a line\nthe last\n"
+        [QUEUED, QUEUED, QUEUED], [RUNNING, RUNNING, QUEUED], [COMPLETED, RUNNING, FAILED], log="a line\nthe last é\n"
     )
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("collectx: job 7, its workers 8_0, 8_1; log: ")
-    assert rest == ["a line", "the last"]
+    assert rest == ["a line", "the last é"]
     assert pauses == [1.0, 1.0]
 
 

@@ -231,7 +231,7 @@ def test_frames_by_number():
     assert buffer[20:].batch_size == buffer[:2].batch_size == (0,)
     assert clocks(buffer[[4, 3]]) == clocks(buffer[torch.tensor([4, 3])]) == [4, 3]
     assert buffer[torch.tensor([[4], [3]])].batch_size == (2, 1)
-    assert clocks(buffer[5]) == clocks(buffer[-8]) == [5]
+    assert clocks(buffer[5]) == clocks(buffer[-8]) == clocks(buffer[np.int64(-8)]) == [5]
     assert buffer[5].batch_size == ()
     for absent in (2, 13, -11, [3, 2]):
         with pytest.raises(IndexError, match="which contains 3 to 12"):
@@ -242,6 +242,14 @@ def test_frames_by_number():
     assert buffer[[]].batch_size == (0,)
     with pytest.raises(TypeError, match=r"cannot be iterated. Use buffer\[:\]"):
         iter(buffer)
+
+
+def test_a_slice_takes_no_memory_for_frames_that_were_overwritten():
+    buffer = ReplayBuffer(10)
+    buffer.extend(numbered(0, [13]))
+    buffer.load_state_dict(buffer.state_dict() | {"first": 10**12, "write_count": 10**12 + 10})
+    assert buffer[:].batch_size == (10,)
+    assert clocks(buffer[::-1]) == clocks(buffer[10**12 :: 1])[::-1]
 
 
 def test_threads_that_unpickle_a_lock_at_once_get_one_object(monkeypatch):

@@ -1,13 +1,16 @@
 """Files of a run folder that are truncated, altered or missing: one message that names the file, and no traceback."""
 
+import json
 import random
 import re
 import shutil
+from dataclasses import asdict
 
 import pytest
 
 from collectx.cli import reproduce, resume, run, status
 from collectx.run import RunFolder
+from collectx.run.folder.saved_config import readable_config
 
 _WORDS = [
     *("env=counting", "env.num_envs=2", "policy=mlp", "collector=single", "collector.frames_per_batch=20"),
@@ -77,3 +80,34 @@ def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, dam
     if "checkpoints/" in name and command == "resume":
         assert re.search(rf"{path.parent}/.*: .*Continuing from the checkpoint before it", said), said
         assert RunFolder("run").read_result()["batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "command", "arguments"),
+    [
+        ("result.json", {"failures": None}, resume, []),
+        ("result.json", {"failures": [{"kind": "x"}]}, resume, []),
+        ("metrics.jsonl", {"digest": 5}, reproduce, ["hydra.run.dir=again"]),
+    ],
+)
+def test_an_entry_of_another_type_is_named_before_anything_runs(
+    whole, tmp_path, monkeypatch, capsys, name, damage, command, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole, "run")
+    path = tmp_path / "run" / name
+    lines = [path.read_text()] if name.endswith(".json") else path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(lines[0]) | damage), *lines[1:], ""]))
+    assert command.main(["run", *arguments]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "seed: x", "seed: 1\nrun: 3\ncheckpoint: {keep: x}"])
+def test_a_run_with_a_damaged_configuration_can_be_watched(tmp_path, content):
+    files = RunFolder(tmp_path)
+    files.begin()
+    files.config.write_text(content)
+    cfg = readable_config(files)
+    assert asdict(cfg)["checkpoint"]["keep"] == 2
+    assert cfg.seed == ("1" in content)

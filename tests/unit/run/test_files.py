@@ -1,6 +1,16 @@
-"""Files that grow while they are read."""
+"""Files that grow while they are read, and files that cannot be written."""
 
-from collectx.run.folder.files import LinesTail
+import pytest
+
+from collectx.run.folder.files import LinesTail, write_atomically
+
+
+@pytest.mark.parametrize("name", ["folder", "missing/file"])
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=f": '{tmp_path / name}'$"):
+        write_atomically(tmp_path / name, lambda file: file.write(b"new"))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_lines_are_read_once_and_the_last_one_when_it_is_complete_or_nothing_follows(tmp_path):

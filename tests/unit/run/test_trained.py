@@ -193,6 +193,14 @@ def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
     assert "export: which run?" in capsys.readouterr().err
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("form", ["state_dict", "torchscript", "onnx"])
+def test_an_output_that_cannot_be_written_is_named(trained, tmp_path, capsys, form):
+    assert export.main([str(trained), f"format={form}", f"output={tmp_path}"]) == 2
+    assert f"export: cannot write to {tmp_path}: Is a directory." in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     best = "checkpoint.keep_best=mean_return checkpoint.every_batches=1"
     files = RunFolder(run(tmp_path / "run", f"{_SHORT} trainer.anneal=false {best}"))

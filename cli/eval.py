@@ -36,7 +36,7 @@ _SHORT = {field.name for field in fields(EvalOptions)}
 
 
 def _eval(arguments: Arguments) -> int:
-    why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs."
+    why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs: collectx eval RUN_DIR"
     run_folder, words = find_run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(run_folder)
     saved = saved_config.read_config(run_folder.newest_config)
@@ -88,7 +88,7 @@ def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str
             printing.note(note_of(name, of_run=False))
         return cfg
     which = f"the {cfg.eval.weights} checkpoint, of the first env of its first worker"
-    printing.note(f"the statistics of {' and '.join(names)} are those of {which}. They stay as they are.")
+    printing.note(f"the statistics of {' and '.join(names)} are those of {which}, and do not change.")
     return evaluation.with_normalizers(cfg, found)
 
 

@@ -64,7 +64,7 @@ def _export(arguments: Arguments) -> int:
         raise UsageError(f"export: which run? {synopsis(_USAGE)}")
     allowed = _OPTIONS_OF.get(name, ())
     if unfit := [key for key in options if key not in allowed]:
-        raise UsageError(f"export: format={name} has no option {unfit[0]}. Leave out {unfit[0]}={options[unfit[0]]}.")
+        raise UsageError(f"export: format={name} has no option '{unfit[0]}'. Leave out {unfit[0]}={options[unfit[0]]}.")
     target = None if output is None else Path(output).expanduser()
     if name in data.FORMATS:
         return _export_episodes(sources, name, target, options)
@@ -87,7 +87,7 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
     except OSError as error:
         place = error.filename or run_folder.path
         raise ConfigError(
-            f"export: cannot write to {place}: {error.strerror or error}. Choose another output=PATH."
+            f"export: cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."
         ) from error
     except Exception as error:
         printing.error(f"export to {name} failed: {summary_of(error)}")
@@ -98,7 +98,7 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
     if len(sources) > 1 and target is None:
-        raise UsageError("export: you named several folders. Say where to merge them with output=FOLDER.")
+        raise UsageError("export: you named several folders. Add output=FOLDER, the folder into which to merge them.")
     fps = options.get("fps", "30")
     if not fps.isdigit() or int(fps) < 1:
         raise UsageError(f"export: fps={fps} must be a whole number of at least 1.")

@@ -37,8 +37,8 @@ def _plan(arguments: Arguments) -> int:
         num_parallel = 1 if prepared.is_ours else None
     else:
         raise ConfigError(
-            "plan cannot plan this sweep, whose sweeper chooses points by the results of others. Plan one of them, "
-            "without -m."
+            "this sweep cannot be planned: its sweeper chooses points by the results of earlier ones. Plan a single "
+            "point, without -m."
         )
     from collectx import plan
 
@@ -54,7 +54,7 @@ def _say_machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Prints why this machine would refuse the run. A plan may be for another machine, so these are not problems."""
     if shows_warnings:
         for text in run.machine_problems(cfg, shows_warnings):
-            printing.note(f"not on this machine: {text}")
+            printing.note(f"this run cannot start on this machine: {text}")
     return []
 
 

@@ -27,7 +27,7 @@ def _watch(arguments: Arguments) -> int:
     runs = runs_of("watch", arguments.words, _USAGE)
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
-            printing.note(f"the state of {run.path} is unknown ({status.detail}), so watch follows its folder.")
+            printing.note(f"the status of {run.path} is unknown ({status.detail}), so watch follows its folder.")
     root = Path(arguments.words[0])
     followed = [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
@@ -43,7 +43,7 @@ def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder
         problem = f"name one folder, not {len(words)} ({', '.join(words)})." if words else "which run?"
         raise ConfigError(f"{subcommand}: {problem} {synopsis(usage)}")
     if not words[0]:
-        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, type a dot.")
+        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder: collectx {subcommand} .")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)

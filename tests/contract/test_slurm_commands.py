@@ -447,7 +447,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     results = []
     assert not submit.run_jobs([NamedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
     assert [each.status for each in results] == ["completed"]
-    assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
+    assert "inside the allocation of job 17, so launcher=slurm runs steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
     assert count == "1"  # SLURM_EXPORT_ENV
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}

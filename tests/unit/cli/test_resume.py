@@ -90,9 +90,9 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
         ("trainer=impala", "change trainer.kind (was ppo, now impala)"),
         ("trainer.gama=1", "Did you mean trainer.gamma?"),
         ("-m", "continues one run"),
-        ("run.resume=never", "so leave out run.resume=never"),
-        ("run.overwrite=true", "so leave out run.overwrite=true"),
-        ("hydra.run.dir=elsewhere", "so leave out hydra.run.dir=elsewhere"),
+        ("run.resume=never", "Leave out run.resume=never"),
+        ("run.overwrite=true", "Leave out run.overwrite=true"),
+        ("hydra.run.dir=elsewhere", "Leave out hydra.run.dir=elsewhere"),
     ],
 )
 def test_what_does_not_fit_the_saved_state_is_refused_before_anything_starts(stub, old, capsys, line, message):
@@ -117,7 +117,7 @@ def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys
     files = old("failed")
     Checkpoints(files.checkpoints).remove_after(0)
     assert resume.main([str(files.path)]) == 2
-    assert "add resume=auto to the command that started it" in capsys.readouterr().err
+    assert "repeat the command that started it, and add resume=auto" in capsys.readouterr().err
     assert run.main([f"hydra.run.dir='{files.path}'", "seed=7", "resume=auto"]) == 1
     assert stub.calls[0][0].seed == 7
 

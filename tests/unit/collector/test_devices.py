@@ -30,7 +30,7 @@ CONFIGURATIONS = [
     (config(**RAY, backend="gloo"), None),
     (
         config(place="ray", backend="mpi"),
-        r"^backend=mpi cannot be used: MPI does not start the workers of launcher=ray",
+        r"^backend=mpi cannot be used: Ray starts the workers of launcher=ray, so MPI cannot connect",
     ),
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs cannot be used: .*cpus"),

@@ -265,7 +265,7 @@ def test_a_worker_that_slurm_requeues_ends(task, capsys):
     """The trainer has submitted another job for it."""
     before = signal.getsignal(signal.SIGTERM)
     assert task(0, "", "--worker", "1", token="t", SLURM_RESTART_COUNT="1") == 1
-    assert "the trainer has submitted another one for this worker" in capsys.readouterr().out
+    assert "the trainer has already submitted another one for this worker" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -84,8 +84,9 @@ def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[s
         kind, _, index = acts.partition(":")
         if kind != "cuda" or int(index or 0) < num_gpus:
             continue
-        reason = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
-        part = "" if int(index or 0) else " or a part of one"
+        sees = f"sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}, numbered from cuda:0"
+        reason = f"it only {sees}" if num_gpus else "Ray may place it on a node without a GPU"
+        part = "" if int(index or 0) else " (or a fraction)"
         other = "cuda" if num_gpus else "the CPU"
         yield Problem(
             "launcher.remote_configs",

@@ -205,9 +205,9 @@ def test_why_batches_may_differ(tmp_path, collector, typed, reason):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["collector=multi_async", "collector.order_of=old"], "that run used at least 4 workers, but"),
-        (["collector.order_of=old"], "collector=multi_sync is sync"),
-        (["collector=multi_async", "collector.order_of=nowhere"], "contains no run that delivered a batch"),
+        (["collector=multi_async", "collector.order_of=old"], "that run had at least 4 workers, but"),
+        (["collector.order_of=old"], "the batches of collector=multi_sync always come in the same order"),
+        (["collector=multi_async", "collector.order_of=nowhere"], "contains no delivered batch"),
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message):
@@ -241,7 +241,7 @@ def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_o
     ("name", "text", "message"),
     [
         ("snapshot/config.yaml", "env: {", "cannot be read"),
-        ("snapshot/config.yaml", "", "is not a configuration"),
+        ("snapshot/config.yaml", "", "is damaged: it contains no configuration"),
         ("metrics.jsonl", "{}\n\0\n", "is damaged: line 2 is not JSON"),
         (
             "metrics.jsonl",

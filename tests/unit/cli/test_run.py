@@ -179,7 +179,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "call_hydra", fail)
     assert run.main([]) == 2
-    assert ": PermissionError. Choose another with" in capsys.readouterr().err
+    assert ": PermissionError. Choose another folder with" in capsys.readouterr().err
 
 
 @pytest.mark.ci

@@ -147,7 +147,7 @@ LOST = Failure(f"{WorkerDied.__module__}.{WorkerDied.__qualname__}", "no answer"
     [
         ("launcher.requeue=true", "all frames delivered", None, 0, "RUNNING", ""),
         ("launcher.requeue=true", TERM, None, 0, "PENDING", f"the job is requeued: {TERM}"),
-        ("launcher.requeue=true", TERM, None, 3, "RUNNING", "requeued launcher.max_requeues=3 times"),
+        ("launcher.requeue=true", TERM, None, 3, "RUNNING", "requeued 3 times (launcher.max_requeues=3)"),
         ("launcher.requeue=false", TERM, None, 0, "RUNNING", ""),
         ("launcher.requeue=true", INT, None, 0, "CANCELLED", ""),
         ("launcher.requeue=true", "WorkerDied", LOST, 0, "PENDING", "requeued: n1, the node of worker 1, is lost"),

@@ -27,7 +27,7 @@ evaluate the newest policy of the run in RUN_DIR, in separate envs with separate
 
 episodes=10 is short for eval.episodes=10, and so on for every key of the section `eval` (see conf/config.yaml). To
 evaluate in a different env, override it: env.kwargs.gravity=5. video=true saves a video of each episode in
-RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the checkpoint that checkpoint.keep_best kept.
+RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
 eval first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""

@@ -35,8 +35,8 @@ RUN_DIR to PATH, by default in RUN_DIR/export/. weights=best takes the checkpoin
   format=torchscript   observations -> greedy actions, for torch.jit.load, also in C++
   format=onnx          the same, for ONNX Runtime and others: pip install 'collectx[onnx]'
 
-The last two take the observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, then the
-states of a recurrent policy; they return the actions, then the next states. export first prints which code the
+The last two take observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, followed by the
+states of a recurrent policy. They return actions, followed by the next states. export first prints which code the
 configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes that trainer=record wrote.
@@ -45,7 +45,7 @@ collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert 
   format  memmap, parquet, minari or lerobot
   output  folder of a new or an existing data set; default: a folder in DIR, named like the format
   fps     frames per second, for format=lerobot; default 30
-  task    what the policy should do, in words, for format=lerobot
+  task    description of the task in words, for format=lerobot
 
 Exit status: 0 written, 1 the policy cannot be exported to this format, 2 wrong usage, or a data set cannot be read or
 written."""

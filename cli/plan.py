@@ -14,9 +14,9 @@ from collectx.jobs.status import NamedRun
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx plan [overrides] [-m] [flags]: show what `collectx run` with the same arguments would do, and start nothing:
-processes, cores, memory, bytes per batch, time, files, and what SLURM is asked for; with -m the totals over all points.
-One env is made in this process to read its spaces, stepped for a moment, and closed.
+collectx plan [overrides] [-m] [flags]: show what `collectx run` with the same arguments would do, without starting it:
+processes, cores, memory, bytes per batch, time, files, and the request to SLURM; with -m, the totals over all points.
+plan creates one env in this process to read its spaces, steps it for a moment, and closes it.
 
   --json   as JSON, sizes in bytes
 

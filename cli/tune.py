@@ -33,10 +33,10 @@ from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx tune [overrides] [tune.minutes=5] [flags]: find the fastest number of workers, envs per worker, torch threads
-and slots, with or without overlap and inference server. Each setting runs for some seconds, slow ones are dropped
-early, and the fastest are measured beside your settings. Options that you override keep their value.
+and slots, and whether overlap and an inference server help. Each setting runs for some seconds, slow ones are dropped
+early, and the fastest are measured next to yours. Options that you override keep their value, and
 collector.frames_per_batch never changes. With tune.exact=true, the default for a trainer that learns, batches also
-keep their rows, steps and lag. `collectx list tune` documents tune.*.
+keep their rows, steps and lag. For the options tune.*: collectx list tune
 
 tune writes an experiment file with your overrides and the fastest values, and prints the command that uses it.
 

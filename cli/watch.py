@@ -16,8 +16,8 @@ from collectx.run.folder.result import exit_status
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they end. For one run, a terminal
-shows the curves of return and throughput, and a row for the trainer and each worker; for several, a row for each run.
+collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they end. For one run, it shows the
+curves of return and throughput, and a row for the trainer and each worker; for several, a row for each run.
 Ctrl-C stops watching; the runs keep going. To stop them: collectx cancel DIR.
 
 Exit status: 0 the runs completed, 1 one failed, 130 one was interrupted or you left with Ctrl-C, 2 wrong usage."""

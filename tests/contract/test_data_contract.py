@@ -322,7 +322,7 @@ def test_what_a_format_cannot_hold_is_refused_before_a_worker_starts(tmp_path):
     ):
         trainer("lerobot", tmp_path / "set", image)
     unequal = spaces.Dict({"two": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])})
-    with pytest.raises(ConfigError, match=r"format=minari: it cannot store Tuple.*env.exclude_keys"):
+    with pytest.raises(ConfigError, match=r"format=minari cannot be used: it cannot store Tuple.*env.exclude_keys"):
         trainer("minari", tmp_path / "set", gym(1, observation_space=unequal, **kinds))
 
 
@@ -344,7 +344,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "lost").mkdir()
     recorder = trainer("memmap", tmp_path / "lost")
     recorder.load_state_dict({"run": "x", "position": 3} | EMPTY)
-    with pytest.raises(ConfigError, match="3 were recorded before the checkpoint, but the data set contains 0"):
+    with pytest.raises(
+        ConfigError, match="3 episodes were recorded before the checkpoint, but the data set only contains 0"
+    ):
         recorder.train(Batches(batches, tmp_path))
 
 

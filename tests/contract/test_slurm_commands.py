@@ -160,7 +160,7 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    advice = "This machine is not part of a SLURM cluster. Use launcher=local, in Python launcher='mp'."
+    advice = "This machine is not part of a SLURM cluster. Use launcher=local (in Python, launcher='mp')."
     assert str(caught.value) == f"the job could not be submitted: {fatal}. {advice}"
 
 

@@ -48,4 +48,4 @@ def test_a_folder_of_a_newer_format_is_refused(folder):
     for command in ("reproduce", "resume"):
         said = forked(command, "run", cwd=folder.parent, status=2).stderr
         assert "has format 99, but collectx 0.1.0 only reads formats up to 2" in said
-        assert "Use the version that wrote it, 9.8" in said
+        assert "Use the version of collectx that wrote it, 9.8" in said

@@ -47,7 +47,7 @@ def arm(tmp_path):
 def test_only_an_env_of_the_trainer_is_stepped_to_learn_infos(arm):
     done = collectx("run", *ARM, "collector=multi_sync", "env.info_keys=[height,is_success]", cwd=arm)
     declared = "env.info_keys=[{height: [float64, 2]}, {is_success: bool}]"
-    assert f"To avoid this, declare them: '{declared}'" in done.stdout + done.stderr
+    assert f"To avoid this, declare the shapes: '{declared}'" in done.stdout + done.stderr
     counts = sorted(len(path.read_text().split()) for path in arm.glob("steps-*"))
     assert counts == [7, 64, 64]  # 128 frames of two workers, and one episode
     done = collectx("run", *ARM, "collector=multi_sync", declared, "run.overwrite=true", cwd=arm)

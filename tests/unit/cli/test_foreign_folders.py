@@ -71,7 +71,7 @@ def test_only_the_process_that_holds_the_lock_is_signalled(hostile, signals, cap
     expected, err = [os.getpid()] if pid == "of the holder" else [], capsys.readouterr().err
     assert ([each for each, _ in signals], done) == (expected, 0 if expected else 2), err
     told = "because its process is not visible here, or"
-    assert (told in err, "Cancel the run on" in err) == (not expected, False)
+    assert (told in err, "Use collectx cancel on" in err) == (not expected, False)
 
 
 def test_a_process_of_another_user_is_not_signalled(hostile, signals, within, capsys):

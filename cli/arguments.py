@@ -39,9 +39,9 @@ _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "packa
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _VALUES = {"cfg": ("job", "hydra", "all")}
 _BLOCKED = {
-    "--experimental-rerun": "cannot be used: it executes a pickle and writes into the old run folder. Use "
-    "`collectx reproduce RUN_DIR [overrides]`.",
-    "--config-path": "cannot be used: it would replace the choices of collectx. Add your own with --config-dir DIR.",
+    "--experimental-rerun": "cannot be used: it executes a pickle, and writes into the old run folder. To repeat a "
+    "run: collectx reproduce RUN_DIR",
+    "--config-path": "cannot be used: it would replace the choices of collectx. To add your own: --config-dir DIR",
 }
 
 
@@ -97,6 +97,8 @@ class _Parser(argparse.ArgumentParser):
             raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid names: {choices}.")
         if wrong := re.fullmatch(r"argument .*(--\S+): ignored explicit argument '(.*)'", message):
             raise UsageError(f"{wrong[1]} takes no value, but got '{wrong[2]}'. Write the flag alone: {wrong[1]}")
+        if wrong := re.fullmatch(r"argument .*(--\S+): expected one argument", message):
+            raise UsageError(f"{wrong[1]} needs a value. Write it after the flag: {wrong[1]} VALUE")
         raise UsageError(f"{message}.")
 
 
@@ -193,7 +195,9 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
             f"{subcommand}: there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}"
         )
     if len(words) > 1:
-        raise ConfigError(f"{subcommand}: name one group, not {len(words)} ({', '.join(words)}), or none to list all.")
+        raise ConfigError(
+            f"{subcommand}: name one group, not {len(words)} ({', '.join(words)}), or none for all groups."
+        )
     return next(iter(words), None)
 
 

@@ -176,7 +176,7 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
 # What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
 _SENTENCES = {
     r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. To "
-    "run collectx as a SLURM job, use launcher=slurm launcher.{key}=VALUE. To sweep with submitit, use -m "
+    "run collectx as a SLURM job, use launcher=slurm launcher.{key}=VALUE. To sweep with submitit, add -m "
     "hydra/launcher=submitit_slurm.",
     r"Could not (override|delete from config\.) '(?P<key>.+?)'": "{key} is not an option. To list all: collectx run "
     "--cfg all",
@@ -194,7 +194,9 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and (path := error.missing_cfg_file) is not None:
         file, (group, _, name) = re.match(r"In '(.+?)': ", text), path.rpartition("/")
         if file is None:
-            return f"there is no '{path}.yaml' for --config-name {path}. Name its folder: --config-dir DIR"
+            return (
+                f"--config-name {path} needs a file '{path}.yaml'. Name the folder that contains it: --config-dir DIR"
+            )
         more = f"To list all: collectx list {group}" if group in GROUPS else ""
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
@@ -222,10 +224,10 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     choice = hydra.runtime.choices.get(group)
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return text
-    if key == "kind" and problem.rule == "is not set":
+    if key == "kind" and problem.rule == "is missing":
         return (
-            f"{group}={choice} cannot be used: {group}/{choice}.yaml does not name its kind. Begin the file with "
-            f"`defaults: [BASE, _self_]`, where BASE is {either(KINDS[group])}."
+            f"{group}={choice} cannot be used: {group}/{choice}.yaml does not say which kind it extends. Begin the "
+            f"file with `defaults: [BASE, _self_]`, where BASE is {either(KINDS[group])}."
         )
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
         word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
@@ -237,7 +239,8 @@ def _two_launchers(hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
     with suppress(Unset):
         if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):
             theirs = hydra.runtime.choices["hydra/launcher"]
-            yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both submit jobs. Use only one of them."
+            both = f"hydra/launcher={theirs} and launcher={cfg.launcher.kind}"
+            yield f"{both} cannot be used together, because both submit jobs. Leave one out."
 
 
 @contextmanager
@@ -276,7 +279,8 @@ def _why_unresolved(error: OmegaConfBaseException, where: str = "") -> str:
         text = f"the environment variable '{missing[1]}' is not set"
         advice = f". Set it, or write a default: ${{oc.env:{missing[1]},VALUE}}"
     elif missing := re.fullmatch(r"Interpolation key '(.*)' not found", text):
-        text = f"there is no key '{missing[1]}'"
+        text = f"there is no option '{missing[1]}'"
+        advice = ". Write the name in full, as in ${collector.num_workers}."
     return f"cannot be resolved: {text}{where}{advice}"
 
 
@@ -334,7 +338,8 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     if not unused:
         return ""
     named = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
-    return f"{named} ignores {', '.join(unused)} of {' and '.join(presets)}, as it has no such option."
+    options = "option" if len(unused) == 1 else "options"
+    return f"{named} has no {options} {', '.join(unused)}, so the {options} of {' and '.join(presets)} will be ignored."
 
 
 def _plain(node: DictConfig, key: str) -> Any:

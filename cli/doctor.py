@@ -10,7 +10,7 @@ from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx doctor [--json]: check this machine and its cluster: versions, backends, cores, memory, open files, network,
-SLURM, Ray, GPUs, folders, clock. This starts no worker and no job.
+SLURM, Ray, GPUs, folders, clock. It starts no worker and no job.
 
   ok       works
   absent   an optional part that is not here

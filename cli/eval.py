@@ -27,7 +27,7 @@ evaluate the newest policy of the run in RUN_DIR, in separate envs with separate
 
 episodes=10 is short for eval.episodes=10, and so on for every key of the section `eval` (see conf/config.yaml). To
 evaluate in a different env, override it: env.kwargs.gravity=5. video=true saves a video of each episode in
-RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the checkpoint that checkpoint.keep_best kept.
+RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
 eval first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
@@ -36,7 +36,7 @@ _SHORT = {field.name for field in fields(EvalOptions)}
 
 
 def _eval(arguments: Arguments) -> int:
-    why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs."
+    why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs: collectx eval RUN_DIR"
     run_folder, words = find_run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(run_folder)
     saved = saved_config.read_config(run_folder.newest_config)
@@ -88,7 +88,7 @@ def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str
             printing.note(note_of(name, of_run=False))
         return cfg
     which = f"the {cfg.eval.weights} checkpoint, of the first env of its first worker"
-    printing.note(f"the statistics of {' and '.join(names)} are those of {which}. They stay as they are.")
+    printing.note(f"the statistics of {' and '.join(names)} are those of {which}, and do not change.")
     return evaluation.with_normalizers(cfg, found)
 
 

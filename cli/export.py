@@ -36,8 +36,8 @@ RUN_DIR to PATH, by default in RUN_DIR/export/. weights=best takes the checkpoin
   format=torchscript   observations -> greedy actions, for torch.jit.load, also in C++
   format=onnx          the same, for ONNX Runtime and others: pip install 'collectx[onnx]'
 
-The last two take the observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, then the
-states of a recurrent policy; they return the actions, then the next states. export first prints which code the
+The last two take observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, followed by the
+states of a recurrent policy. They return actions, followed by the next states. export first prints which code the
 configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes that trainer=record wrote.
@@ -46,7 +46,7 @@ collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert 
   format  memmap, parquet, minari or lerobot
   output  folder of a new or an existing data set; default: a folder in DIR, named like the format
   fps     frames per second, for format=lerobot; default 30
-  task    what the policy should do, in words, for format=lerobot
+  task    description of the task in words, for format=lerobot
 
 Exit status: 0 written, 1 the policy cannot be exported to this format, 2 wrong usage, or a data set cannot be read or
 written."""
@@ -65,7 +65,7 @@ def _export(arguments: Arguments) -> int:
         raise UsageError(f"export: which run? {synopsis(_USAGE)}")
     allowed = _OPTIONS_OF.get(name, ())
     if unfit := [key for key in options if key not in allowed]:
-        raise UsageError(f"export: format={name} has no option {unfit[0]}. Leave out {unfit[0]}={options[unfit[0]]}.")
+        raise UsageError(f"export: format={name} has no option '{unfit[0]}'. Leave out {unfit[0]}={options[unfit[0]]}.")
     target = None if output is None else Path(output).expanduser()
     if name in data.FORMATS:
         return _export_episodes(sources, name, target, options)
@@ -88,7 +88,7 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
     except OSError as error:
         place = error.filename or run_folder.path
         raise ConfigError(
-            f"export: cannot write to {place}: {error.strerror or error}. Choose another output=PATH."
+            f"export: cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."
         ) from error
     except Exception as error:
         printing.error(f"export to {name} failed: {summary_of(error)}")
@@ -99,7 +99,7 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
     if len(sources) > 1 and target is None:
-        raise UsageError("export: you named several folders. Say where to merge them with output=FOLDER.")
+        raise UsageError("export: you named several folders. Add output=FOLDER, the folder into which to merge them.")
     fps = options.get("fps", "30")
     if not fps.isdecimal() or int(fps) < 1:
         raise UsageError(f"export: fps={fps} must be a whole number of at least 1.")

@@ -19,7 +19,7 @@ from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 _ORDER = (*GROUPS, "logger", "experiment", "debug")
 _USAGE = """\
 collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: list the choices of every group, or of
-one, with a line about each; for run, checkpoint, sweep and tune, which have no choices, their keys.
+one group, with a line about each. For run, checkpoint, sweep and tune, which have no choices, list the keys.
 
   -v, --verbose   also list the keys of each choice, with defaults and documentation"""
 

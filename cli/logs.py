@@ -21,7 +21,7 @@ Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
 def _logs(arguments: Arguments) -> int:
     run, *others = runs_of("logs", arguments.words[:1], _USAGE)
     if others:
-        raise ConfigError(f"logs: {arguments.words[0]} is a sweep. Name one of its runs, such as {run.path}.")
+        raise ConfigError(f"logs: '{arguments.words[0]}' is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1:
         raise ConfigError(f"logs: name one role, not {len(words)} ({', '.join(words)}), or none to see all.")
     role = words[0] if words else None
@@ -30,9 +30,9 @@ def _logs(arguments: Arguments) -> int:
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = "there are no logs" if role is None else f"{role} has no log"
         printing.note(
-            f"{nothing}, because nothing failed and no env printed anything. {run.path} contains {run.metrics.name} (a "
-            f"line for each batch), {run.events.name} (starts, failures, checkpoints) and {run.result.name} (how it "
-            f"ended). To see them: collectx watch {run.path}"
+            f"{nothing}, because nothing failed and no env printed anything. {run.path} contains {run.metrics.name} "
+            f"(one line per batch), {run.events.name} (starts, failures, checkpoints) and {run.result.name} (how the "
+            f"run ended). To see a summary: collectx watch {run.path}"
         )
     return 0
 

@@ -81,7 +81,7 @@ def _limit_exit(status: int) -> None:
 
     def end() -> None:
         left = ", ".join(threads())
-        text = f"note: the command ends, although threads of an env or of other code of yours still run: {left}."
+        text = f"note: the command ends now, although some threads of your code are still running: {left}."
         print(f"{text} Start such threads with daemon=True.", file=sys.stderr)
         sys.stdout.flush()
         atexit._run_exitfuncs()
@@ -143,7 +143,7 @@ def _dispatch(argv: list[str]) -> int:
     try:
         sys.path.insert(0, os.getcwd())
     except FileNotFoundError:
-        print("collectx: the working directory was deleted. Change to another one with cd.", file=sys.stderr)
+        print("collectx: the working directory no longer exists. Change to another one with cd.", file=sys.stderr)
         return 2
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)

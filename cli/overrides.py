@@ -67,15 +67,15 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             continue
         key = override.key_or_group
         if not key:
-            problems.append(f"{text} has no key. Write key=value or group=choice, without spaces around the =.")
+            problems.append(f"'{text}' has no key. Write key=value or group=choice, without spaces around the =.")
             continue
         pattern: object = override.value()
         if key in groups and pattern == "" and not override.is_delete():
-            problems.append(f"{text} is empty. Valid names: {', '.join(groups[key])}.")
+            problems.append(f"{text} names no choice. Valid names: {', '.join(groups[key])}.")
             broken.add(key)
             continue
         if key in _FOLDERS and pattern in ("", None):
-            problems.append(f"{text} names no folder. Name one, or leave the option out for a new folder.")
+            problems.append(f"{text} names no folder. Write {key}=DIR, or leave the option out for a new folder.")
             continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.
@@ -110,13 +110,13 @@ def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]
-    return f"{key}={choice} is unknown. To use your own, type {key}={kind} {key}.{option}={choice}"
+    return f"{key}={choice} is unknown. To use your own: {key}={kind} {key}.{option}={choice}"
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
     if key not in groups:
         return (
-            f"{text} cannot be used: glob() selects choices of a group, and there is no group '{key}'. To list all "
+            f"{text} cannot be used: glob() selects choices of a group, but there is no group '{key}'. To list all "
             "groups: collectx list"
         )
     return f"{text} matches no choice. Valid names: {', '.join(groups[key])}."
@@ -144,7 +144,7 @@ def _forced(override: Override, text: str) -> str:
 
 def _unreadable(text: str) -> str:
     if not text:
-        return "an argument is empty (''). Remove it, or write key=value."
+        return "an argument is empty (''). Leave it out, or write key=value."
     if "=" not in text:
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

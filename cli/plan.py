@@ -14,9 +14,9 @@ from collectx.jobs.status import NamedRun
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx plan [overrides] [-m] [flags]: show what `collectx run` with the same arguments would do, and start nothing:
-processes, cores, memory, bytes per batch, time, files, and what SLURM is asked for; with -m the totals over all points.
-One env is made in this process to read its spaces, stepped for a moment, and closed.
+collectx plan [overrides] [-m] [flags]: show what `collectx run` with the same arguments would do, without starting it:
+processes, cores, memory, bytes per batch, time, files, and the request to SLURM; with -m, the totals over all points.
+plan creates one env in this process to read its spaces, steps it for a moment, and closes it.
 
   --json   as JSON, sizes in bytes
 
@@ -37,8 +37,8 @@ def _plan(arguments: Arguments) -> int:
         num_parallel = 1 if prepared.is_ours else None
     else:
         raise ConfigError(
-            "plan cannot plan this sweep, whose sweeper chooses points by the results of others. Plan one of them, "
-            "without -m."
+            "this sweep cannot be planned: its sweeper chooses points by the results of earlier ones. Plan a single "
+            "point, without -m."
         )
     from collectx import plan
 
@@ -54,7 +54,7 @@ def _say_machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Prints why this machine would refuse the run. A plan may be for another machine, so these are not problems."""
     if shows_warnings:
         for text in run.machine_problems(cfg, shows_warnings):
-            printing.note(f"not on this machine: {text}")
+            printing.note(f"this run cannot start on this machine: {text}")
     return []
 
 

@@ -40,7 +40,7 @@ def _report(arguments: Arguments) -> int:
     objective = options.get("objective") or read.objective_of(runs[0])
     known = (*OBJECTIVES, *dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ()))
     if objective not in known:
-        raise ConfigError(f"report: objective={objective} is not a metric{did_you_mean(objective, known)}")
+        raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     printing.say(str(page.write_report(runs, out, objective)))

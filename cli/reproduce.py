@@ -60,9 +60,9 @@ def _reproduce(arguments: Arguments) -> int:
         printing.note(f"the source of {text} has changed since the run.")
     for override in typed:
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
-            raise ConfigError(f"{override.input_line} names the folder of the run to reproduce. Choose another one.")
+            raise ConfigError(f"{override.input_line} is the folder of the run to reproduce. Choose another folder.")
     if not had_digest:
-        printing.note(f"{old.path} recorded no batch digests, so the run is repeated without comparing.")
+        printing.note(f"{old.path} recorded no batch digests, so the run is repeated without a comparison.")
     if change is not None:
         first = counted(change.batches, "batch", "batches")
         printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {first} will be repeated.")
@@ -104,9 +104,9 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
         if is_preemptive:
             return "with collector.preemptive_threshold, a batch ends when enough workers are ready"
         has_members = collector.get("min_workers") is not None
-        return "with collector.min_workers, a batch contains the parts of ready workers" if has_members else ""
+        return "with collector.min_workers, a batch contains the frames of the workers that are ready" * has_members
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
-        return "you override the collector"
+        return "you overrode options of the collector"
     why = why_not_recorded(
         collector.get("refresh", "batch"), collector.get("num_workers_per_collector", 1), collector.get("inner", "sync")
     )
@@ -131,17 +131,19 @@ def _compared(
     if comparison.identical:
         return 0
     if reason:
-        printing.say(f"note: the order in which workers were ready depends on timing and was not recorded: {reason}.")
+        order = "the order in which workers are ready, which was not repeated"
+        printing.say(f"note: the batches depend on {order}: {reason}.")
     elif lost := {event["worker"] for event in old.read_events() if event.get("event") in LOSSES}:
-        workers = ", ".join(map(str, sorted(lost)))
-        printing.say(f"note: {old.path} lost workers ({workers}), and batches after a loss cannot be repeated.")
+        workers = f"worker{'s' * (len(lost) > 1)} {', '.join(map(str, sorted(lost)))}"
+        printing.say(f"note: {old.path} lost {workers}, and batches after a loss cannot be repeated.")
     if changes := saved_config.changes(config, RunFolder(new).config, typed):
         shown = "; ".join(changes[:_SHOWN]) + ("; ..." if len(changes) > _SHOWN else "")
         printing.say(f"note: you changed {shown}. This may explain the difference.")
     if differences := snapshot.differences(old, RunFolder(new)):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
-        others = "other differences" if changes else "these differences"
-        printing.say("\n  ".join([f"note: {others} between the runs may explain it:", *differences[:_SHOWN]]) + more)
+        others = "these other differences" if changes else "these differences"
+        explained = f"note: {others} between the runs may explain the result:"
+        printing.say("\n  ".join([explained, *differences[:_SHOWN]]) + more)
     return 1
 
 

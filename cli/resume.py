@@ -32,7 +32,7 @@ def _resume(arguments: Arguments) -> int:
     run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         raise ConfigError(
-            f"resume continues the run in {run_folder.path}, so leave out {', '.join(wrong)}, or use collectx run."
+            f"resume continues the run in {run_folder.path}. Leave out {' and '.join(wrong)}, or use collectx run."
         )
     if where := where_running(run_folder):
         raise ConfigError(
@@ -42,8 +42,8 @@ def _resume(arguments: Arguments) -> int:
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):
         raise ConfigError(
-            f"{run_folder.path} contains no checkpoint to continue from. To start over, add resume=auto to the command "
-            "that started it, or run.overwrite=true."
+            f"{run_folder.path} contains no checkpoint to continue from. To start over, repeat the command that "
+            "started it, and add resume=auto."
         )
     composer, _ = compose_saved(run_folder, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")

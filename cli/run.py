@@ -234,7 +234,7 @@ def _check_folder(run_folder: RunFolder, cfg: RunConfig) -> None:
         if place_of(cfg).is_job:
             return  # the command watches this job, unless its configuration differs
         known = f", as far as this host knows ({status.detail})" if status.status is Status.UNKNOWN else ""
-        advice = f"Cancel it with scancel {job}, or choose another folder."
+        advice = f"Cancel it with `scancel {job}`, or choose another folder with hydra.run.dir."
         raise ConfigError(f"job {job} in {run_folder.path} has not ended{known}. {advice}")
     with locked(run_folder, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass

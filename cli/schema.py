@@ -9,7 +9,7 @@ from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS
 
 _USAGE = """\
-collectx schema [GROUP]: print a JSON schema of experiment files, or of the choices of one group, with which editors
+collectx schema [GROUP]: print a JSON schema of experiment files, or of the choices of one group. Editors use it to
 complete and check YAML."""
 
 

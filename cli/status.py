@@ -43,7 +43,7 @@ def _status(arguments: Arguments) -> int:
     if len(arguments.words) > 1:
         raise ConfigError(f"status: name one folder, not {len(arguments.words)}. {synopsis(_USAGE)}")
     if arguments.words and not arguments.words[0]:
-        raise ConfigError("status: the folder name is empty. For the current folder, type a dot.")
+        raise ConfigError("status: the folder name is empty. For the current folder: collectx status .")
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     runs = runs_below(root)
     if not runs:
@@ -52,7 +52,8 @@ def _status(arguments: Arguments) -> int:
             if not arguments.words:
                 why = f"there is no folder '{root}'"
                 raise ConfigError(
-                    f"status: there are no runs here yet: {why}. Name another folder: collectx status DIR"
+                    f"status: there are no runs here yet, because {why}. To list those of another folder: collectx "
+                    "status DIR"
                 )
             raise ConfigError(f"status: there is no folder '{root}'. {listed}")
         raise ConfigError(f"status: there is no run in or below '{root}'. {listed}")
@@ -69,11 +70,11 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     """Prints each run's status with its details, or only their first line; returns the exit status."""
     jobs = [read_job(run) for run in runs]
     submitted = [job for job in jobs if job is not None]
-    states: JobStates = LauncherError("no squeue on PATH")
+    states: JobStates = LauncherError("squeue is not on PATH")
     if shutil.which("squeue") is not None:
         states = query_slurm(submitted)
     if submitted and isinstance(states, LauncherError):
-        printing.note(f"this machine cannot query SLURM ({states}), so the status comes from the run folders.")
+        printing.note(f"this machine cannot query SLURM ({states}), so the status is taken from the run folders.")
     rows, details = [], []
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()

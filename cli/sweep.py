@@ -84,15 +84,15 @@ def prepare(
         raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
-            f"{_text(continuous)} is an interval, which Hydra's basic sweeper cannot enumerate. Use "
-            "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
-            "(pip install hydra-optuna-sweeper)."
+            f"{_text(continuous)} is an interval, which Hydra's basic sweeper cannot enumerate. Use choice(a,b) or "
+            "range(a,b,step). Or use a sweeper that draws values, such as hydra/sweeper=optuna (pip install "
+            "hydra-optuna-sweeper)."
         )
         raise ConfigError(*checked.problems, text)
     if empty := [
         override for override in swept if override.is_discrete_sweep() and next(iter(_texts(override)), None) is None
     ]:
-        text = f"{_text(empty)} has no value, so there is nothing to sweep. Write at least one, as in seed=range(0,3)."
+        text = f"{_text(empty)} contains no value, so there is nothing to sweep. Add one, as in seed=range(0,3)."
         raise ConfigError(*checked.problems, text)
     combinations = product(overrides) if is_basic else [sample(overrides)]
     points = [composer.examine(words, checked.broken, master) for words in combinations]
@@ -111,7 +111,8 @@ def prepare(
         printing.note(text)
     if is_multirun and is_basic and not swept:
         printing.note(
-            "no option has several values, so this is a sweep of one run. To sweep, write for example seed=0,1,2."
+            "no option has several values, so this is a sweep of one run. To sweep over more, write, for example, "
+            "seed=0,1,2."
         )
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
@@ -124,17 +125,17 @@ def _sweeper_problems(point: Composed) -> list[str]:
     direction, names = OmegaConf.select(point.node, "hydra.sweeper.direction"), objectives(point.node)
     count = len(direction) if OmegaConf.is_list(direction) else 1
     if OmegaConf.select(point.node, "sweep.objective") is None:
-        messages.append("sweep.objective is not set. Set sweep.objective=mean_return.")
+        messages.append("sweep.objective is missing. Add it, as in sweep.objective=mean_return.")
     elif count != len(names):
         messages.append(
-            f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}. Name one objective "
-            "per direction, as in sweep.objective=[mean_return,wall_s] with "
-            "hydra.sweeper.direction=[maximize,minimize]."
+            f"sweep.objective has {counted(len(names), 'entry', 'entries')} ({', '.join(names)}), but "
+            f"hydra.sweeper.direction has {count}. Name one objective per direction, as in "
+            "sweep.objective=[mean_return,wall_s] hydra.sweeper.direction=[maximize,minimize]."
         )
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
-            f"launcher.wait=false: {point.node.hydra.sweeper._target_} needs the results of earlier points to choose "
-            "values. Use launcher.wait=true."
+            f"launcher.wait=false cannot be used: {point.node.hydra.sweeper._target_} needs the results of earlier "
+            "points to choose values. Use launcher.wait=true."
         )
     return messages
 
@@ -207,7 +208,7 @@ class PointRunner:
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
-            raise ConfigError("hydra/launcher=collectx only runs sweeps of `collectx run`. Choose another launcher.")
+            raise ConfigError("hydra/launcher=collectx only works with `collectx run`. Choose another hydra/launcher.")
         self._context = context
         self._task = task
         self._master = master

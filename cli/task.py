@@ -26,7 +26,7 @@ from collectx.run.after import foreign_code
 
 _HINTS = {
     "mean_return": "no episode ended. Raise collector.total_frames.",
-    "frames_per_s": "it takes two batches. Raise collector.total_frames.",
+    "frames_per_s": "at least two batches are needed. Raise collector.total_frames.",
     "start_s": "no batch was delivered.",
 }
 
@@ -133,7 +133,7 @@ def objective(run_folder: RunFolder, name: str, keys: Sequence[str], hydra: Any)
     """Returns what a point's job returns to the sweeper: the entries of the result that `keys` name, a number for one
     key, a list for several; None if one is missing and the sweeper only enumerates points. Raises `PointFailed` if the
     run has failed, or an entry is missing that a sweeper which searches needs."""
-    result = run_folder.read_result() or {"status": Status.FAILED, "exit_reason": "it wrote no result"}
+    result = run_folder.read_result() or {"status": Status.FAILED, "exit_reason": "the run wrote no result"}
     advice = " To continue without it, set hydra.sweeper.max_failure_rate=1." * ("max_failure_rate" in hydra.sweeper)
     if result["status"] != Status.COMPLETED:
         raise PointFailed(f"{name}: {result['status']}: {result['exit_reason']}.{advice}")
@@ -141,7 +141,8 @@ def objective(run_folder: RunFolder, name: str, keys: Sequence[str], hydra: Any)
     missing = [key for key, value in values.items() if value is None]
     if missing and not is_enumerated(hydra):
         hint = _HINTS.get(missing[0], "")
-        raise PointFailed(f"{name}: its result contains no {missing[0]} (sweep.objective={missing[0]}): {hint}{advice}")
+        lacks = f"the result contains no {missing[0]}, which sweep.objective names"
+        raise PointFailed(f"{name}: {lacks}: {hint}{advice}")
     if missing:
         return None
     numbers = [float(value) for value in values.values() if value is not None]

@@ -33,10 +33,10 @@ from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx tune [overrides] [tune.minutes=5] [flags]: find the fastest number of workers, envs per worker, torch threads
-and slots, with or without overlap and inference server. Each setting runs for some seconds, slow ones are dropped
-early, and the fastest are measured beside your settings. Options that you override keep their value.
+and slots, and whether overlap and an inference server help. Each setting runs for some seconds, slow ones are dropped
+early, and the fastest are measured next to yours. Options that you override keep their value, and
 collector.frames_per_batch never changes. With tune.exact=true, the default for a trainer that learns, batches also
-keep their rows, steps and lag. `collectx list tune` documents tune.*.
+keep their rows, steps and lag. For the options tune.*: collectx list tune
 
 tune writes an experiment file with your overrides and the fastest values, and prints the command that uses it.
 
@@ -63,10 +63,13 @@ def _tune(arguments: Arguments) -> int:
     exact = cfg.trainer.kind != "meter" if options.exact is None else options.exact
     points = tune.space(cfg, [each.key_or_group for each in overrides], exact)
     if (load := os.getloadavg()[0]) > cores.num_cores() / 2:
-        printing.note(f"other programs use this machine (load {load:.1f}): differences may be within the noise.")
-    more = "; tune.exact=false searches more" if exact else ""
+        printing.note(
+            f"other programs are using this machine (load {load:.1f}), so differences may be within the noise. Close "
+            "them, or measure longer with a higher tune.minutes."
+        )
+    more = ". To search more: tune.exact=false" if exact else ""
     minutes = f"{options.minutes:g} minute{'s' * (options.minutes != 1)}"
-    printing.say(f"searches {', '.join(points[0])}: {counted(len(points), 'point')}, about {minutes}{more}")
+    printing.say(f"searching {', '.join(points[0])}: {counted(len(points), 'point')}, about {minutes}{more}")
 
     def is_valid(values: Mapping[str, Any]) -> bool:
         tried = composer.check([*words, *tune.words(values)])
@@ -82,7 +85,7 @@ def _tune(arguments: Arguments) -> int:
     printing.print_table([_row(point, result) for point in result.points], _HEAD)
     changes = tune.changes(cfg, result.chosen.values)
     verdict = _verdict(result)
-    for text in (verdict, *(f"changes for the trainer: {text}" for text in changes)):
+    for text in (verdict, *(f"this changes training: {text}" for text in changes)):
         printing.say(text)
     where = f"measured on {platform.node()} with {cores.num_cores()} cores"
     text, rest = _experiment(composer, overrides, result.chosen.values, [verdict, *changes, where])
@@ -92,7 +95,7 @@ def _tune(arguments: Arguments) -> int:
     config_dir = os.path.relpath(file.parent.parent)
     named = [f"experiment={file.stem}", "--config-dir", config_dir, *_flag(arguments, "config-name")]
     command = ["collectx", "run", *named, *rest]
-    printing.say(f"written to {os.path.relpath(file)}; run it: {shlex.join(command)}")
+    printing.say(f"written to {os.path.relpath(file)}. To run it: {shlex.join(command)}")
     return 0
 
 
@@ -129,10 +132,10 @@ def _say_batch_time(cfg: RunConfig, options: TuneConfig, limit_s: float) -> None
     if needed_s > limit_s:
         more = math.ceil(options.seconds + (needed_s - limit_s) / 20) + 1
         raise ConfigError(
-            f"{takes}, so a measurement would take {needed_s:,.3g} s, but may take {limit_s:g} s. Lower "
-            f"collector.frames_per_batch, or measure longer, with tune.seconds={more}."
+            f"{takes}, so a measurement would take {needed_s:,.3g} s, but its limit is {limit_s:g} s. Lower "
+            f"collector.frames_per_batch, or measure longer with tune.seconds={more}."
         )
-    printing.say(f"{takes}; measurements wait {limit_s:g} s for two batches")
+    printing.say(f"{takes}. Each measurement waits up to {limit_s:g} s for two batches")
 
 
 def _flag(arguments: Arguments, name: str) -> list[str]:
@@ -147,16 +150,17 @@ def _output(arguments: Arguments) -> Path:
     if file.suffix != ".yaml" or file.absolute().parent.name != "experiment" or not is_found:
         place = "DIR" if arguments.config_dir is None else folder
         raise UsageError(
-            f"--output {file} cannot be used: Hydra finds no experiments there. Use {place}/experiment/NAME.yaml."
+            f"--output {file} cannot be used, because Hydra would not find the experiment there. Write it to "
+            f"{place}/experiment/NAME.yaml."
         )
     is_ours = os.path.isfile(file) and _WRITTEN_BY.encode() in file.read_bytes()
     if os.path.exists(file) and not is_ours:
-        raise UsageError(f"'{file}' exists, and was not written by collectx tune. Choose another file: --output FILE")
+        raise UsageError(f"'{file}' already exists, and tune did not write it. Choose another file: --output FILE")
     # Before anything is measured.
     place = next(each for each in (file, *file.absolute().parents) if os.path.exists(each))
     if not os.access(place, os.W_OK) or not (place is file or place.is_dir()):
-        why = "is not writable" if place is file or place.is_dir() else "is a file"
-        raise UsageError(f"'{file}' cannot be written: '{place}' {why}. Choose another file: --output FILE")
+        why = "is not writable" if place is file or place.is_dir() else "is a file, not a folder"
+        raise UsageError(f"cannot write '{file}': '{place}' {why}. Choose another file: --output FILE")
     return file
 
 
@@ -171,15 +175,15 @@ def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
 def _verdict(result: tune.SearchResult) -> str:
     if result.best is result.points[0]:
         count = sum(bool(point.rates) for point in result.points)
-        return f"keeping your settings: they were the fastest of {count} points"
+        return f"keeping your settings, the fastest of {counted(count, 'point')}"
     if result.gain is None:
-        return f"keeping your settings: {result.best} failed when it was measured beside them"
+        return f"keeping your settings, because {result.best} failed when it was measured again beside them"
     digits = 4 if round(result.gain[1], 2) == 1 else 2  # a gain counts if all of the interval is above 1
     mean, low, high = (f"{each:.{digits}f}" for each in result.gain)
     measured = f"{mean} times as fast as your settings, measured alternately (95 % CI {low} to {high})"
     if result.chosen is result.best:
-        return f"{result.best}: {measured}"
-    return f"keeping your settings: the fastest, {result.best}, was {measured}, which is within the noise"
+        return f"{result.best} was {measured}"
+    return f"keeping your settings: the fastest point, {result.best}, was {measured}, which is within the noise"
 
 
 def _experiment(

@@ -17,8 +17,8 @@ from collectx.run.folder.result import exit_status
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they end. For one run, a terminal
-shows the curves of return and throughput, and a row for the trainer and each worker; for several, a row for each run.
+collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they end. For one run, it shows the
+curves of return and throughput, and a row for the trainer and each worker; for several, a row for each run.
 Ctrl-C stops watching; the runs keep going. To stop them: collectx cancel DIR.
 
 Exit status: 0 the runs completed, 1 one failed, 130 one was interrupted or you left with Ctrl-C, 2 wrong usage."""
@@ -28,7 +28,7 @@ def _watch(arguments: Arguments) -> int:
     runs = runs_of("watch", arguments.words, _USAGE)
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
-            printing.note(f"the state of {run.path} is unknown ({status.detail}), so watch follows its folder.")
+            printing.note(f"the status of {run.path} is unknown ({status.detail}), so watch follows its folder.")
     root = Path(arguments.words[0])
     followed = [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
@@ -44,7 +44,7 @@ def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder
         problem = f"name one folder, not {len(words)} ({', '.join(words)})." if words else "which run?"
         raise ConfigError(f"{subcommand}: {problem} {synopsis(usage)}")
     if not words[0]:
-        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, type a dot.")
+        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder: collectx {subcommand} .")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if os.path.isfile(folder / "multirun.yaml") else runs_below(folder, max_depth=1)

@@ -56,7 +56,7 @@ def examine() -> Iterator[tuple[str, Finding]]:
             for finding in check():
                 yield name, finding
         except Exception as error:
-            yield name, Finding(PROBLEM, f"the check failed: {summary_of(error)}", "report it.")
+            yield name, Finding(PROBLEM, f"the check failed: {summary_of(error)}", "please report this as a bug.")
 
 
 def _python() -> Iterator[Finding]:
@@ -80,12 +80,12 @@ def _packages() -> Iterator[Finding]:
             version = importlib.metadata.version(need.name)
         except importlib.metadata.PackageNotFoundError:
             if not is_optional:
-                yield Finding(PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'.")
+                yield Finding(PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'")
             continue
         if not need.specifier.contains(version, prereleases=True):
             level = WARNING if is_optional else PROBLEM
-            rule = f"{need.name} {version} is not {need.specifier}"
-            yield Finding(level, rule, f"pip install '{need.name}{need.specifier}'.")
+            rule = f"{need.name} {version} is installed, but collectx needs {need.specifier}"
+            yield Finding(level, rule, f"pip install '{need.name}{need.specifier}'")
         elif not is_optional:
             right.append(f"{need.name} {version}")
     yield Finding(OK, ", ".join(right))
@@ -96,7 +96,7 @@ def _backends() -> Iterator[Finding]:
         reason = registry.why_not(name)
         # Every other backend is optional.
         level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT
-        yield Finding(level, name if reason is None else f"{name}: {YAML.words(reason)}")
+        yield Finding(level, name if reason is None else f"backend={name} cannot be used: {YAML.words(reason)}")
 
 
 def _cores() -> Iterator[Finding]:
@@ -105,15 +105,15 @@ def _cores() -> Iterator[Finding]:
     text = f"{usable} usable of {os.cpu_count()} ({listed})"
     enforced = min(limit for name, limit in limits.items() if name != "SLURM")
     if limits.get("SLURM", enforced) < enforced:
-        advice = f"collectx uses {usable} anyway; for other libraries, set OMP_NUM_THREADS={usable}."
-        yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
+        advice = f"set OMP_NUM_THREADS={usable} for other libraries; collectx only uses {usable} in any case."
+        yield Finding(WARNING, f"{text}; SLURM does not bind this task to its cores", advice)
     elif shortage := cores.shortage(_SMALL_RUN):
         yield Finding(WARNING, f"{text}, shared by workers and trainer", shortage)
     else:
         yield Finding(OK, text)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > usable:
-        advice = f"unset it, or use at most {usable}: collectx then gives the trainer the cores that the workers leave."
+        advice = f"unset it, so that the trainer gets the cores that the workers leave, or set it to at most {usable}."
         yield Finding(WARNING, f"OMP_NUM_THREADS={threads} is more than the usable cores", advice)
 
 
@@ -128,7 +128,8 @@ def _memory() -> Iterator[Finding]:
     limit = f", control group {min(limits) / _GB:.1f} GB" if limits else ""
     text = f"{free / _GB:.1f} GB available{limit}"
     few = min([free, *limits]) < _GB
-    yield Finding(WARNING if few else OK, text, "each worker needs about 0.1 GB, plus its envs." if few else "")
+    advice = "use few workers: each needs about 0.1 GB, plus its envs." if few else ""
+    yield Finding(WARNING if few else OK, text, advice)
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -140,11 +141,11 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding(OK, "can be allocated; batches do not need /dev/shm")
     except OSError as error:
         advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
-        yield Finding(PROBLEM, f"cannot map an anonymous file: {error}", advice)
+        yield Finding(PROBLEM, f"cannot be allocated, because memfd_create fails: {error}", advice)
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         text = f"/dev/shm has {free / _MB:,.0f} MB free"
-        advice = "give the container more (--shm-size=1g) for Ray and for env.vectorization_mode=async."
+        advice = "give the container more (--shm-size=1g) if you use Ray or env.vectorization_mode=async."
         yield Finding(OK, text) if free > _SMALL_SHM else Finding(WARNING, text, advice)
 
 
@@ -153,11 +154,11 @@ def _open_files() -> Iterator[Finding]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = descriptors(_NUM_WORKERS)
-    text = f"{soft}, may be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
+    text = f"{soft}, which may be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
     if hard == resource.RLIM_INFINITY or hard >= needed:
         yield Finding(OK, text)
     else:
-        rule = f"{text}: {_NUM_WORKERS} workers need {needed}"
+        rule = f"{text}, but {_NUM_WORKERS} workers need {needed}"
         yield Finding(WARNING, rule, "raise the hard limit (limits.conf, LimitNOFILE of a service, ulimit -Hn).")
 
 
@@ -169,7 +170,7 @@ def _network() -> Iterator[Finding]:
         return
     best, name = addresses[0], socket.gethostname()
     if best == "127.0.0.1":
-        yield Finding(ABSENT, f"{name} only has loopback addresses, so workers on other hosts cannot reach a trainer")
+        yield Finding(ABSENT, f"{name} only has loopback addresses, so workers on other hosts cannot connect to it")
         return
     more = f", then {', '.join(addresses[1:])}" if addresses[1:] else ""
     try:
@@ -180,13 +181,15 @@ def _network() -> Iterator[Finding]:
         ):
             yield Finding(OK, f"workers on other hosts connect to {best}{more}")
     except OSError as error:
-        rule = f"no connection to {best}, the address for workers on other hosts: {error}"
-        yield Finding(PROBLEM, rule, "open the firewall, or choose with backend.interface=NAME.")
+        rule = f"cannot connect to {best}, the address for workers on other hosts: {error}"
+        yield Finding(PROBLEM, rule, "open the firewall, or choose another interface with backend.interface=NAME.")
 
 
 def _slurm() -> Iterator[Finding]:
     if not commands.is_here():
-        yield Finding(ABSENT, "no sbatch on PATH: launcher=slurm, submitit and submitit_delayed do not work here")
+        yield Finding(
+            ABSENT, "sbatch is not on PATH, so launcher=slurm, submitit and submitit_delayed do not work here"
+        )
         return
     try:
         rows = commands.node_states()
@@ -195,13 +198,13 @@ def _slurm() -> Iterator[Finding]:
         is_unset = "configuration source" in str(error)
         level = ABSENT if is_unset else PROBLEM
         advice = "set SLURM_CONF if there is a cluster." if is_unset else "ask the cluster's administrator."
-        yield Finding(level, f"sbatch is here, but {error}", advice)
+        yield Finding(level, f"sbatch is installed, but the cluster does not answer: {error}", advice)
         return
     by_partition: dict[str, list[str]] = {}
     for partition, state, count in rows:
         by_partition.setdefault(partition, []).append(f"{count} {state}")
     if not rows:
-        advice = "check your partitions and account with sinfo and your administrator."
+        advice = "ask your administrator which partitions and accounts you may use."
         yield Finding(WARNING, "sinfo lists no nodes that you can use", advice)
     text = "; ".join(f"{partition} {', '.join(states)}" for partition, states in by_partition.items())
     is_usable = any(state.rstrip("*~#") in ("idle", "mixed", "allocated", "completing") for _, state, _ in rows)
@@ -211,23 +214,23 @@ def _slurm() -> Iterator[Finding]:
     if reason := commands.why_no_accounting():
         yield Finding(
             WARNING,
-            f"no accounting ({reason})",
-            "collectx asks the controller instead, which forgets jobs some minutes after their end. "
-            "hydra/launcher=submitit_slurm may wait forever for a job that died: use launcher=slurm.",
+            f"SLURM has no accounting ({reason})",
+            "use launcher=slurm, which asks the controller instead. hydra/launcher=submitit_slurm may wait forever for "
+            "a job that died, because the controller forgets jobs some minutes after their end.",
         )
     else:
-        yield Finding(OK, "accounting answers")
+        yield Finding(OK, "accounting works")
     if job := os.environ.get("SLURM_JOB_ID"):
         yield Finding(OK, f"inside job {job}, so launcher=slurm runs as its steps")
 
 
 def _ray() -> Iterator[Finding]:
     if reason := registry.why_not("ray", "launcher"):
-        yield Finding(ABSENT, f"launcher=ray: {reason}")
+        yield Finding(ABSENT, f"launcher=ray cannot be used: {reason}")
         return
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
-        yield Finding(OK, "launcher=ray starts a cluster on this machine; to use another one, set RAY_ADDRESS")
+        yield Finding(OK, "launcher=ray starts a cluster on this machine. To use another one, set RAY_ADDRESS")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():  # such as "auto"
@@ -237,7 +240,8 @@ def _ray() -> Iterator[Finding]:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         yield Finding(OK, f"RAY_ADDRESS={address} answers")
     except OSError as error:
-        yield Finding(PROBLEM, f"RAY_ADDRESS={address}: {error}", "start Ray with `ray start --head`, or unset it.")
+        rule = f"no Ray cluster answers at RAY_ADDRESS={address}: {error}"
+        yield Finding(PROBLEM, rule, "start Ray there with `ray start --head`, or unset RAY_ADDRESS.")
 
 
 def _gpus() -> Iterator[Finding]:
@@ -253,7 +257,7 @@ def _gpus() -> Iterator[Finding]:
         advice = "install a CUDA build of torch, and check the driver and CUDA_VISIBLE_DEVICES."
         yield Finding(WARNING, rule, advice)
     else:
-        yield Finding(ABSENT, "torch sees no GPU: use devices=cpu, the default")
+        yield Finding(ABSENT, "torch sees no GPU, so only devices=cpu, the default, works here")
 
 
 def _folders() -> Iterator[Finding]:
@@ -264,17 +268,21 @@ def _folders() -> Iterator[Finding]:
             with tempfile.NamedTemporaryFile(dir=folder) as file:
                 skew_s = os.stat(file.name).st_mtime - time.time()
         except OSError as error:
-            advice = "set TMPDIR." if folder == temporary else "set hydra.run.dir and hydra.sweep.dir."
+            advice = (
+                "set TMPDIR to another folder." if folder == temporary else "set hydra.run.dir and hydra.sweep.dir."
+            )
             yield Finding(PROBLEM, f"cannot write to the {name} {folder}: {error.strerror}", advice)
             continue
         free = shutil.disk_usage(folder).free
         text = f"{name} {folder}, {free / _GB:.1f} GB free"
-        yield (Finding(OK, text) if free > _GB else Finding(WARNING, text, "checkpoints need room: free some."))
+        yield Finding(OK, text) if free > _GB else Finding(WARNING, text, "free some space, which checkpoints need.")
         if abs(skew_s) > _SKEW_S:
-            rule = f"the file system clock of {folder} differs by {skew_s:+.1f} s"
-            yield Finding(WARNING, rule, "synchronise the clocks (NTP): collectx reads run states from file times.")
+            rule = f"the file system clock of {folder} differs from that of this machine by {skew_s:+.1f} s"
+            advice = "synchronise the clocks (NTP), because collectx reads the status of runs from file times."
+            yield Finding(WARNING, rule, advice)
     if len(os.fsencode(temporary)) > MAX_TEMPORARY_PATH:
-        yield Finding(WARNING, f"{temporary} is too long for sockets, which go to /tmp instead", "set a short TMPDIR.")
+        rule = f"the path {temporary} is too long for sockets, so these go to /tmp instead"
+        yield Finding(WARNING, rule, "set TMPDIR to a shorter path.")
 
 
 def _clock() -> Iterator[Finding]:
@@ -282,7 +290,7 @@ def _clock() -> Iterator[Finding]:
     now_s, built_s = time.time(), Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
     is_wrong = now_s + _SKEW_S < built_s
-    wrong = Finding(PROBLEM, f"the clock shows {text}, which is before collectx was installed", "set the clock (NTP).")
+    wrong = Finding(PROBLEM, f"the clock shows {text}, a time before collectx was installed", "set the clock (NTP).")
     yield wrong if is_wrong else Finding(OK, text)
 
 

@@ -101,7 +101,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     `fixed` are options and groups that keep their value."""
     place = place_of(cfg)
     if not place.is_local:
-        advice = "Use launcher=local; to measure a cluster node, start it inside an allocation."
+        advice = "Use launcher=local. To measure a cluster node, run tune on that node, inside an allocation."
         raise ConfigError(
             f"tune cannot use launcher={cfg.launcher.kind}, because it measures on the machine where it runs. {advice}"
         )
@@ -159,12 +159,12 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
     texts = []
     if before != after:
         texts.append(
-            f"a batch has {counted(after, 'row')} of {frames // after} steps, not {before} of {frames // before}"
+            f"a batch has {counted(after, 'row')} of {frames // after} steps, instead of {before} of {frames // before}"
         )
     if "overlap" in changed:
-        texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
+        texts.append(f"the lag of a batch is {values['collector.overlap']}, instead of {cfg.collector.overlap}")
     if cfg.collector.schedule == "async" and changed & {"num_workers", "num_slots"}:
-        texts.append("more or fewer batches are on their way, which changes their lag")
+        texts.append("more or fewer batches are in flight, which changes their lag")
     return texts
 
 
@@ -210,7 +210,7 @@ def search(
 
     yours, *others = map(Point, points)
     if not measured(yours):
-        raise ConfigError(f"your settings cannot be measured: {yours.status}")
+        raise ConfigError(f"your settings cannot be measured: {yours.status.removeprefix('failed: ')}")
     Random(seed).shuffle(others)
     racing = [*others, yours]
     while len(racing) > 1:

@@ -103,7 +103,7 @@ class Queue:
         # A trainer that SIGINT interrupts cancels its job.
         self.states |= dict.fromkeys(jobs - (self.deaf if is_signal else set()), "CANCELLED")
         if has_ended and (states or is_signal):
-            raise commands.NoMessage("scancel: exit status 1")
+            raise commands.NoMessage("scancel failed with exit status 1, and printed no reason")
         return ""
 
 

@@ -17,6 +17,8 @@ from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, R
 
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
+# What a message shows as the value of a missing option, by the last part of its name.
+_EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +116,14 @@ def _class_of(group: str, section: Any) -> Any:
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
-        return Problem(group, "is not chosen", advice=f"set {group}=NAME. To list the names: collectx list {group}")
+        return Problem(group, "is missing", advice=f"add {group}=NAME. To list the names: collectx list {group}")
     if not KINDS[group]:
         return schemas(group)["cpu"]
     path, kind = f"{group}.kind", section.get("kind", UNSET)
     if isinstance(kind, Unresolved):
         return Problem(path, kind.reason)
     if kind is None or kind == UNSET:
-        return Problem(path, "is not set", advice=f"choose {either(KINDS[group])}.")
+        return Problem(path, "is missing", advice=f"choose {either(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
         return Problem(path, f"is unknown{did_you_mean(str(kind), KINDS[group])}", kind)
     return KINDS[group][kind].schema
@@ -176,13 +178,14 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     if isinstance(value, Unresolved):
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
-        form = "MODULE:NAME" if path.endswith(".target") else "VALUE"
-        return Problem(path, "is not set", advice=f"set {path}={form}.")
+        return Problem(
+            path, "is missing", advice=f"add it, as in {path}={_EXAMPLES.get(path.rpartition('.')[2], 'VALUE')}."
+        )
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
         if value == "":
-            return Problem(path, "is empty", advice=f"set it to {describe(hint, language)}.")
+            return Problem(path, f"has no value, but it {wrong_type(hint, language)}")
         rule = out_of_range(str(value), limits, language) if "choices" in limits else None
         has_keys = language is YAML and describe(hint, language) == language.types[dict]
         rule = rule or wrong_type(hint, language)

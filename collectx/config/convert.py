@@ -97,20 +97,16 @@ def _describe(hint: Any, language: Language) -> str:
             return "a list"
         # "an integer" becomes "integers".
         items = " or ".join(f"{_describe(each, language).split(' ', 1)[-1]}s" for each in members(item))
-        example = "[1,2]" if language.reads_text else "[1, 2]"
-        return f"a list of {items}" + (f", such as {example}" if item is int else "")
+        examples = [example for kind, example in ((int, [1, 2]), (str, ["a", "b"])) if kind in members(item)]
+        return f"a list of {items}" + "".join(f", such as {language.show(example)}" for example in examples[:1])
     return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
 
 
 def wrong_type(hint: Any, language: Language = YAML) -> str:
-    """Returns the predicate of a value of another type, such as "is neither an integer nor null."."""
-    names = [name for member in members(hint) for name in _describe(member, language).split(" or ")]
-    if any((typing.get_origin(member) or member) in _LISTS for member in members(hint)):
-        types = [_describe(member, language) for member in members(hint)]
-        return f"is neither {' nor '.join(types)}." if len(types) == 2 else f"is not {either(types)}."
-    if len(names) == 2:
-        return f"is neither {names[0]} nor {names[1]}."
-    return f"is not {either(dict.fromkeys(names))}."
+    """Returns the predicate of a value of another type, such as "must be an integer, or null."."""
+    names = dict.fromkeys(_describe(member, language) for member in members(hint) if member is not type(None))
+    or_null = f", or {language.null}" if type(None) in members(hint) else ""
+    return f"must be {either(names)}{or_null}."
 
 
 def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAML) -> str | None:
@@ -128,17 +124,22 @@ def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAM
             limits = {"bits": BITS} | dict(limits)
         is_right = all(holds(number, limits[name]) for name, holds in _LIMITS.items() if name in limits)
         if not is_right:
-            return f"every entry {_range(limits)}" if isinstance(value, list) else _range(limits)
+            has = "has an entry out of range: every entry " if isinstance(value, list) else ""
+            return f"{has}{_range(limits)}"
     return None
 
 
 def _unknown(value: Any, wrong: Sequence[Any], choices: Sequence[Any], language: Language) -> str:
     if not wrong:
         return f"must be {either(map(language.show, choices))}."
-    has = f"has {language.show(wrong[0])}, which " if isinstance(value, list) and len(value) > 1 else ""
+    has = (
+        f"has the unknown entry {language.show(wrong[0])}"
+        if isinstance(value, list) and len(value) > 1
+        else "is unknown"
+    )
     near = nearest(str(wrong[0]), choices)
     question = f"Did you mean {language.show(near)}? " if near else ""
-    return f"{has}is unknown. {question}Valid names: {', '.join(map(language.show, choices))}."
+    return f"{has}. {question}Valid names: {', '.join(map(language.show, choices))}."
 
 
 def _range(limits: Mapping[str, Any]) -> str:

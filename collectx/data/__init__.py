@@ -89,11 +89,12 @@ def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]
     folder = data_set(path)
     runs = runs_of(folder)
     if not runs:
-        raise ConfigError(f"{folder} contains no recorded episode.")
+        raise ConfigError(f"{folder} contains no recorded episode. Record some with trainer=record.")
     if runs[0].format not in READABLE:
         theirs = {"minari": "minari.MinariDataset", "lerobot": "lerobot's LeRobotDataset"}[runs[0].format]
         raise ConfigError(
-            f"{folder}: collectx reads {', '.join(READABLE)}, not {runs[0].format}. Read it with {theirs}."
+            f"{folder} uses format={runs[0].format}, but collectx only reads {' and '.join(READABLE)}. Read it with "
+            f"{theirs}."
         )
     return folder, runs
 
@@ -142,7 +143,7 @@ def load(path: str | os.PathLike[str]) -> TensorDict:
 
     pieces = list(shards(path))
     if not pieces:
-        raise ConfigError(f"{path} contains no recorded episode.")
+        raise ConfigError(f"{path} contains no recorded episode. Record some with trainer=record.")
     lengths = [len(episode) for piece in pieces for episode in episodes_of(piece)]
     frames: TensorDict = torch.cat(pieces)
     frames["collector", "episode"] = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -166,7 +167,7 @@ def export(
     """
     folder, runs = readable_runs(path)
     if folder.resolve() == Path(target).resolve():
-        raise ConfigError(f"{target} is the data set to export. Choose another output folder.")
+        raise ConfigError(f"{target} is the data set to export. Choose another folder with output=FOLDER.")
     count = 0
     for run in runs:
         with closing(open_writer(Path(target), replace(run, format=format, fps=fps, task=task))) as writer:

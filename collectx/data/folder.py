@@ -28,6 +28,7 @@ from tensordict import TensorDictBase
 
 from collectx.batch import REWARD, Key, Leaf, clashes
 from collectx.checkpoints import sync
+from collectx.config.problem import counted
 from collectx.data.spaces import from_json, to_json
 from collectx.errors import ConfigError
 
@@ -181,7 +182,7 @@ class SequentialWriter(Writer):
 def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None) -> Writer:
     """Opens a data set with the writer class `kind`; see `collectx.data.open_writer`."""
     if problems := kind.refusals(run):
-        raise ConfigError(*[f"format={run.format}: {text}" for text in problems])
+        raise ConfigError(*[f"format={run.format} cannot be used: {text}" for text in problems])
     path.mkdir(parents=True, exist_ok=True)
     known = {each.name: each for each in runs_of(path)}
     names = {each.name for each in path.iterdir()}
@@ -204,13 +205,16 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             later = [each for each in known.values() if earlier and each.time > earlier.time and each.first < end]
             start = first if position is None else position
             if later and start < end:
-                rule = f"contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
+                rule = f"it contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
                 advice = "Choose another folder for the data set" if position is None else "Record another run instead"
-                raise ConfigError(f"{path}: {rule}. {advice}.")
+                raise ConfigError(f"cannot record to {path}: {rule}. {advice}.")
         else:
             first, start = 0, position or 0
         if start > end:
-            raise ConfigError(f"{path}: {start} were recorded before the checkpoint, but the data set contains {end}.")
+            raise ConfigError(
+                f"cannot continue to record to {path}: {counted(start, 'episode')} were recorded before the "
+                f"checkpoint, but the data set only contains {end}. Restore the data set, or start a new run."
+            )
         writer.rewind(start)
         began = earlier.time if earlier is not None and position is not None else time.time()
         writer.run = replace(run, time=began, first=first)
@@ -239,8 +243,8 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
     """Returns messages for a format in which each entry needs its own name, if several entries share a name."""
     return [
-        f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
-        "of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
+        f"{' and '.join(str(key) if key else 'its own column' for key in keys)} would both be called {name!r}. Rename "
+        "a part of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
         for name, keys in clashes(names).items()
     ]
 

@@ -48,10 +48,10 @@ class LeRobotWriter(SequentialWriter):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        problems = [] if run.has_usual_reward else ["each step needs one float32 reward."]
+        problems = [] if run.has_usual_reward else ["it needs one float32 reward for each step. Use format=memmap."]
         for leaf in (*run.observation, *run.action):
             if len(leaf.shape) > 1:
-                rule = f"{'.'.join(leaf.key)} has shape {list(leaf.shape)}, but only vectors can be written"
+                rule = f"it only stores vectors, but {'.'.join(leaf.key)} has shape {list(leaf.shape)}"
                 problems.append(f"{rule}. Leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
         return problems + clash_problems(_names(run))
 

@@ -46,7 +46,7 @@ class MinariWriter(SequentialWriter):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        problems = [] if run.has_usual_reward else ["each step needs one float32 reward."]
+        problems = [] if run.has_usual_reward else ["it needs one float32 reward for each step. Use format=memmap."]
         for name, space in (("observation", run.observation_space), ("action", run.action_space)):
             if (part := _unstored(space)) is not None:
                 rule = f"it cannot store {part} of the {name}. Leave it out with env.exclude_keys"

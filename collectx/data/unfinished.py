@@ -43,7 +43,9 @@ class UnfinishedEpisodes:
             for file, leaf in self._files(index):
                 size = length * _nbytes(leaf)
                 if not file.exists() or file.stat().st_size < size:
-                    raise ConfigError(f"{file} contains fewer than the {length} frames that the checkpoint counts.")
+                    raise ConfigError(
+                        f"{file} is damaged: it contains fewer than the {length} frames that the checkpoint counts."
+                    )
                 os.truncate(file, size)
 
     def append(self, frames: TensorDictBase) -> None:

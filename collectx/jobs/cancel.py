@@ -94,7 +94,7 @@ def _wait(named: Sequence[NamedRun]) -> bool:
         if runs and waited_s > grace_s + _MARGIN_S:
             rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
             for run in runs:
-                printing.error(f"{run.path} has not ended within {rule}. Add --now.")
+                printing.error(f"{run.path} did not end within {rule}. To end it at once, add --now.")
             return False
         time.sleep(_POLL_S if runs else 0)
     return True
@@ -106,14 +106,14 @@ def _process(run: RunFolder) -> int | None:
     if pid is None and statuses([run])[0].has_ended:
         return None
     if pid is None and host == socket.gethostname():
-        why = "its process does not run here, or belongs to another user"
-        raise ConfigError(f"{run.path}: no visible process of this host holds its lock: {why}.")
+        why = "its process is not visible here, or belongs to another user"
+        raise ConfigError(f"cannot cancel {run.path}, because {why}. Cancel it where it runs, as its user.")
     if pid is None:
-        raise ConfigError(f"{run.path}: no process of this host holds its lock. Cancel the run on {host}.")
+        raise ConfigError(f"cannot cancel {run.path} from this host. Use collectx cancel on {host}.")
     try:
         user = psutil.Process(pid).uids().real
     except psutil.NoSuchProcess:
         return None
     if user != os.getuid():
-        raise ConfigError(f"{run.path}: process {pid} belongs to user {user}. Cancel the run as that user.")
+        raise ConfigError(f"cannot cancel {run.path}: process {pid} belongs to user {user}. Cancel it as that user.")
     return pid

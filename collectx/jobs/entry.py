@@ -62,7 +62,9 @@ def main(argv: Sequence[str]) -> int:
     spec = JobSpec.read(run_folder)
     if spec.token is not None:
         if requeue.num_requeues(os.environ):
-            print("SLURM has requeued this job: the trainer has submitted another one for this worker", flush=True)
+            print(
+                "SLURM requeued this job, but the trainer has already submitted another one for this worker", flush=True
+            )
             return 1
         return _run_worker(
             spec.cfg, run_folder, arguments.worker, spec.token, read_objects(run_folder, arguments.worker)
@@ -87,8 +89,8 @@ def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
     if not run_folder.job_spec.exists():
         print(
             f"found no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {run_folder.job_spec} does not "
-            "exist. The trainer's job waits in the queue, failed before it made its collector, or uses another "
-            "file system.",
+            "exist. The trainer's job may be waiting in the queue, have failed before it created its collector, or use "
+            "another file system.",
             file=sys.stderr,
         )
         return False
@@ -147,7 +149,7 @@ def _cancel_job(run_folder: RunFolder) -> None:
     try:
         commands.cancel([job])
     except LauncherError as error:
-        print(f"collectx: job {job} is not cancelled: {error}", file=sys.stderr)
+        print(f"collectx: job {job} could not be cancelled: {error}", file=sys.stderr)
 
 
 def _report(run_folder: RunFolder, name: str, reason: str) -> None:
@@ -245,7 +247,7 @@ def _end_job(run_folder: RunFolder) -> None:
         with suppress(OSError):
             run_folder.note_of_end(requeue.job_id(os.environ)).touch()
     raise JobEnded(
-        "SLURM ends this worker's job (SIGTERM): the job is preempted, cancelled (scancel) or at its time limit."
+        "SLURM is ending this worker's job (SIGTERM), because it was preempted, cancelled, or reached its time limit."
     )
 
 

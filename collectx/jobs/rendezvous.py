@@ -81,13 +81,11 @@ def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s
         if address.get("token") == token:
             return Endpoint(tuple(address["addresses"]), address["port"], read_private(run_folder.secret))
         if time.monotonic() > deadline:
-            reason = (
-                "exists, but the trainer wrote no rendezvous.json" if run_folder.path.is_dir() else "does not exist"
-            )
+            reason = "exists, but contains no address of the trainer" if run_folder.path.is_dir() else "does not exist"
             raise RendezvousError(
                 f"found no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
-                f"folder {run_folder.path} {reason}. It must be on a file system that all nodes share: choose one with "
-                "hydra.run.dir or hydra.sweep.dir. Or the trainer failed before it listened: see its log."
+                f"folder {run_folder.path} {reason}. If the nodes do not share its file system, choose another folder "
+                "with hydra.run.dir or hydra.sweep.dir. Otherwise, the trainer may have failed: see its log."
             )
         time.sleep(_POLL_S)
 

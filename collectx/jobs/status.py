@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFileError, LauncherError
@@ -37,11 +38,11 @@ _EXIT_S = 5.0
 _SNAPSHOT_S = 10.0
 # States of a started job that neither runs nor has ended.
 _TRANSITIONS = {
-    "COMPLETING": "SLURM ends its processes",
-    "SUSPENDED": "SLURM has stopped it for a while",
+    "COMPLETING": "SLURM is ending its processes",
+    "SUSPENDED": "SLURM has suspended it for a while",
     "STOPPED": "SLURM has stopped it for a while",
-    "SIGNALING": "SLURM signals its processes",
-    "STAGE_OUT": "SLURM copies its files",
+    "SIGNALING": "SLURM is signalling its processes",
+    "STAGE_OUT": "SLURM is copying its files",
 }
 _END_REASONS = {
     "TIMEOUT": "it reached its time limit. Ask for more time with launcher.time",
@@ -212,7 +213,8 @@ def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStat
     if state.word == "NODE_FAIL":
         with suppress(LauncherError):
             nodes = commands.down(state.node)
-            reason += f"; SLURM says that {', '.join(nodes)} is down" if nodes else ""
+            verb = "is" if len(nodes) == 1 else "are"
+            reason += f"; SLURM says that {', '.join(nodes)} {verb} down" if nodes else ""
     return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(run_folder, reason)
 
 
@@ -244,18 +246,18 @@ def status_of_process(run_folder: RunFolder) -> RunStatus:
     if (host := run_folder.read_meta().get("host")) is None:
         if is_locked(run_folder):
             return RunStatus(Status.RUNNING, "it is starting")
-        return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
+        return RunStatus(Status.FAILED, "it ended before it wrote a snapshot or a result")
     if host == socket.gethostname():
         if is_locked(run_folder):
             return RunStatus(Status.RUNNING, f"on {host}")
         return _failed(run_folder, "its process ended without a result")
-    unknown = f"it was started on {host} and has no result, so ask on that host"
+    unknown = f"it was started on {host} and has no result, so use collectx status on that host"
     states = query_workers(run_folder)
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not answer: {states}")
     if num_jobs := sum(not state.is_over for state in states.values()):
         where = f"on {host}, {_last_batch(run_folder)}"
-        return RunStatus(Status.RUNNING, f"{where}; worker jobs that have not ended: {num_jobs}")
+        return RunStatus(Status.RUNNING, f"{where}; {counted(num_jobs, 'worker job')} still queued or running")
     return RunStatus(Status.UNKNOWN, unknown)
 
 
@@ -275,13 +277,16 @@ def waiting_workers(run_folder: RunFolder) -> list[str]:
     """Returns a line for each reason why worker jobs wait in the queue. Asks SLURM if the run has worker jobs."""
     states = query_workers(run_folder)
     if isinstance(states, LauncherError):
-        return [f"cannot tell whether worker jobs are waiting: {states}"]
+        return [f"cannot tell whether worker jobs are waiting in the queue: {states}"]
     waiting: dict[str, list[str]] = {}
     workers = _worker_jobs(run_folder)
     for job, state in states.items():
         if not (state.has_started or state.is_over):
             waiting.setdefault(str(state), []).append(workers[job])
-    return [f"worker {', '.join(workers)} is {reason}" for reason, workers in waiting.items()]
+    return [
+        f"worker {workers[0]} is {reason}" if len(workers) == 1 else f"workers {', '.join(workers)} are {reason}"
+        for reason, workers in waiting.items()
+    ]
 
 
 def numbers_of(run_folder: RunFolder) -> dict[str, Any] | None:
@@ -316,11 +321,11 @@ def _log_tail(run_folder: RunFolder) -> str:
             return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
     if not run_folder.job_note.exists() or job.exists():
         return (
-            f"It left no output in {run_folder.logs}, so it was killed: by kill -9, or by the kernel when memory ran "
-            "out."
+            f"It left no output in {run_folder.logs}, so it was probably killed: by kill -9, or by the kernel when "
+            "memory ran out."
         )
     return (
-        f"{job} does not exist, perhaps because not all nodes share that file system. Choose another with "
+        f"{job} does not exist, perhaps because not all nodes share its file system. Choose another folder with "
         "hydra.run.dir or hydra.sweep.dir."
     )
 

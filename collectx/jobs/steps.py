@@ -34,8 +34,8 @@ def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: 
     if problems := [problem for run in runs for problem in _size_problems(run, job)]:
         raise ConfigError(*dict.fromkeys(problems))
     printing.note(
-        f"launcher=slurm inside the allocation of job {job}: runs are steps of that job, with its partition, time and "
-        "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
+        f"you are inside the allocation of job {job}, so launcher=slurm runs steps of that job, with its partition, "
+        "time and nodes. To submit a job of its own instead: env -u SLURM_JOB_ID collectx run ..."
     )
     for run in runs:
         step = _Step(run, job, argv)

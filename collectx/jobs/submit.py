@@ -88,7 +88,7 @@ def _submit_and_watch(
     for text in dict.fromkeys(refusals.values()):
         count = sum(each == text for each in refusals.values())
         verb = "was" if count == 1 else "were"
-        again = f"{count} of {len(runs)} runs {verb} not submitted. Repeat this command to submit what is missing"
+        again = f"{count} of {len(runs)} runs {verb} not submitted. Repeat this command to submit the rest"
         if sweep is not None and not any(word.startswith("hydra.sweep.dir=") for word in argv):
             again += f", with hydra.sweep.dir={shlex.quote(str(sweep.absolute()))}"
         printing.note(f"{again}: {text}")
@@ -102,7 +102,7 @@ def _submit_and_watch(
         is_detached = is_detached or watcher.is_detached
     if is_detached:
         root = running[0].folder if sweep is None else sweep.absolute()
-        print(f"look in later: collectx status {shlex.quote(str(root))}", flush=True)
+        print(f"to see the status later: collectx status {shlex.quote(str(root))}", flush=True)
     return is_detached
 
 
@@ -124,21 +124,21 @@ def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     submitted = {run.folder: job for run in runs if (job := read_job(run.run_folder)) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):
-        raise ConfigError(f"collectx cannot tell whether earlier jobs still run: {states}")
+        raise ConfigError(f"cannot tell whether earlier jobs are still running: {states}")
     unfinished = {}
     for run in runs:
         job = submitted.get(run.folder)
         if job is None or (status := status_of_job(run.run_folder, job, states)).has_ended:
             continue
         if not _has_same_config(run.run_folder, run.cfg):
-            text = f"job {job} has not ended and writes to {run.folder} with another configuration"
-            raise ConfigError(f"{text}. Choose another folder.")
+            text = f"job {job} has not ended, and writes to {run.folder} with another configuration"
+            raise ConfigError(f"{text}. Cancel it with `scancel {job}`, or choose another folder with hydra.run.dir.")
         unfinished[run.folder] = job
         printing.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
         if run.cfg.run.overwrite:
             printing.note(
-                f"{run.name}: run.overwrite=true does not replace job {job}, which has not ended. To replace it: "
-                f"collectx cancel {shlex.quote(str(run.folder))}, then this command again."
+                f"{run.name}: run.overwrite=true does not replace job {job}, which has not ended. To replace it, "
+                f"cancel it (collectx cancel {shlex.quote(str(run.folder))}), then repeat this command."
             )
     return unfinished
 

@@ -99,10 +99,11 @@ class Watcher:
             except KeyboardInterrupt:
                 if not self._is_owner:
                     self.is_detached = True
-                    printing.message(f"left; {self._describe_jobs()} continues")
+                    verb = "continues" if len(self._unfinished()) == 1 else "continue"
+                    printing.message(f"stopped watching; {self._describe_jobs()} {verb}")
                     break
                 if self._is_cancelled:
-                    printing.message(f"left; SLURM is still ending {self._describe_jobs()}")
+                    printing.message(f"stopped watching; SLURM is still ending {self._describe_jobs()}")
                     break
                 if self._interrupted_s is not None:
                     self._cancel()
@@ -128,7 +129,7 @@ class Watcher:
 
     def _foot(self) -> str:
         if not self._is_owner:
-            return "Ctrl-C stops watching; the run continues"
+            return f"Ctrl-C stops watching; the run{'s continue' if len(self._runs) > 1 else ' continues'}"
         return "Ctrl-C asks whether to cancel" if sys.stdin.isatty() and self._may_leave else "Ctrl-C saves and cancels"
 
     def _limit_end(self) -> None:
@@ -169,7 +170,7 @@ class Watcher:
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:
-            display.say(f"cannot tell at the moment whether the jobs are still running ({states})")
+            display.say(f"SLURM does not say at the moment whether the jobs are still running ({states})")
         self._has_outage = isinstance(states, LauncherError)
         for run in runs:
             status = status_of(run.run_folder, run.job, states)

@@ -85,12 +85,12 @@ class Place:
         ends = self._ends()
         for name, device in ends.items():
             if not device.startswith("cuda"):
-                return f"nccl sends batches from GPU to GPU, but `devices.{name}={device}`"
+                return f"nccl only sends batches from GPU to GPU, but `devices.{name}={device}`"
         # On another host the same name is another GPU.
         policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
         if self.is_local and policy == storing:
             return (
-                f"nccl needs one GPU for each end, but with `launcher=local`, `devices.policy_device` and "
+                f"nccl needs a separate GPU at each end, but with `launcher=local`, `devices.policy_device` and "
                 f"`devices.storing_device` are both {storing}"
             )
         return None
@@ -146,7 +146,7 @@ class Place:
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
         kind = self.cfg.launcher.kind
-        raise LauncherError(f"launcher={kind} submits its workers as jobs. Start it with `collectx run`.")
+        raise LauncherError(f"launcher={kind} submits jobs, which only the command does. Use `collectx run`.")
 
     # --- what does not fit ---
 
@@ -169,7 +169,7 @@ class Place:
         elif not collector.has_workers:
             yield from self._without_transport("`collector=single`")
         elif backend == "inline":
-            rule = f"`collector={collector.kind}` with `launcher={launcher}` starts several processes"
+            rule = f"`collector={collector.kind}` with `launcher={launcher}` runs in several processes"
             yield Problem("backend", rule, backend, "use `backend=auto or shared_memory`, or `launcher=inline`.")
         elif backend == "shared_memory" and not self.is_local:
             rule = f"the workers of `launcher={launcher}` may be on other hosts"
@@ -185,13 +185,13 @@ class Place:
 
     def _without_transport(self, choice: str) -> Iterator[Problem]:
         if self.cfg.backend.kind not in ("auto", "inline"):
-            rule = f"{choice} is one process, and sends nothing"
+            rule = f"{choice} runs in one process, so nothing is sent"
             yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto or inline`.")
 
     def _single_problems(self) -> Iterator[Problem]:
         """A launcher that starts workers has workers to start."""
         if self.needs_workers and not self.cfg.collector.has_workers:
-            rule = "it would start workers, and `collector=single` has none"
+            rule = "it starts workers, but `collector=single` has none to start"
             kind = self.cfg.launcher.kind
             yield Problem("launcher", rule, kind, "use `launcher=local`, or `launcher=slurm` for a job.")
 
@@ -242,8 +242,8 @@ class Place:
         problems = [] if reason is None else [f"backend={self.network} cannot be used: {YAML.words(reason)}."]
         if self.has_ranks and self.is_job and "PMIX_NAMESPACE" not in os.environ:
             problems = [
-                f"backend=mpi cannot be used: launcher={self.cfg.launcher.kind} started the job without MPI's PMIx. "
-                "Use launcher.srun.mpi=pmix if `srun --mpi=list` names it, or backend=gloo."
+                f"backend=mpi cannot be used: launcher={self.cfg.launcher.kind} started the job without PMIx, which "
+                "MPI needs. Use launcher.srun.mpi=pmix if `srun --mpi=list` names it, or backend=gloo."
             ]
         try:
             local_addresses(self.cfg.backend.interface)
@@ -264,11 +264,12 @@ class Place:
             ]
         if options.kind != "auto":
             return []
-        anywhere = "loopback" if self.is_local else "the network that connects the workers to the trainer"
+        anywhere = "all interfaces. To listen on one, add backend.interface=NAME"
+        over = options.interface or ("loopback, as all workers run on this machine" if self.is_local else anywhere)
         notes = {
-            "nccl": "nccl, as policies and stored batches are both on GPUs.",
-            "rpc": "rpc. Trainer and workers exchange pickles, so use it on private networks only.",
-            "gloo": f"gloo, over {options.interface or anywhere}.",
+            "nccl": "nccl, because policies and stored batches are both on GPUs.",
+            "rpc": "rpc, which exchanges pickles between trainer and workers. Use it on private networks only.",
+            "gloo": f"gloo, over {over}.",
         }
         return [f"backend=auto chose {notes[self.network]}"]
 

@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 
 from collectx import signal_handlers
+from collectx.config.problem import counted
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.fork_server.inherited import Inherited
@@ -61,12 +62,14 @@ def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool =
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
         fewer = max(1, (hard - used - _JOINING) // each)
         how = (
-            "more envs each (env.num_envs)" if is_served else "several processes (collector.num_workers_per_collector)"
+            "more envs each (env.num_envs)"
+            if is_served
+            else "several processes each (collector.num_workers_per_collector)"
         )
         raise LauncherError(
             f"collector.num_workers={num_workers} needs {used + _JOINING + each * num_workers} open files ({each} per "
             f"worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a service), or use "
-            f"{fewer} workers of {how}."
+            f"at most {counted(fewer, 'worker')}, with {how}."
         )
 
 
@@ -140,9 +143,9 @@ class LocalLauncher(Launcher):
         server takes longer than `collector.start_timeout_s`."""
         if multiprocessing.current_process().daemon:
             raise LauncherError(
-                f"{multiprocessing.current_process().name} is a daemonic process, such as one of multiprocessing.Pool, "
-                "which Python does not allow to start workers. Collect in it (collector=single, in Python Collector), "
-                "or use concurrent.futures.ProcessPoolExecutor."
+                f"{multiprocessing.current_process().name} is a daemonic process (as in multiprocessing.Pool), which "
+                "Python does not allow to start workers. Collect in the process itself (collector=single, in Python "
+                "Collector), or use concurrent.futures.ProcessPoolExecutor."
             )
         mark = descendants.new_mark()
         process: Any = multiprocessing.get_context("forkserver").Process(

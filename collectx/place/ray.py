@@ -49,7 +49,7 @@ class RayCluster(Place):
 
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":
-            rule = "MPI does not start the workers of `launcher=ray`"
+            rule = "Ray starts the workers of `launcher=ray`, so MPI cannot connect them"
             yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
@@ -62,7 +62,7 @@ class RayCluster(Place):
         num_workers = self.cfg.collector.num_workers
         if isinstance(configs, list) and len(configs) != num_workers:
             rule = f"has {counted(len(configs), 'entry', 'entries')} for `collector.num_workers={num_workers}`"
-            yield Problem(path, rule, advice="give one for each, or one mapping for all.")
+            yield Problem(path, rule, advice="write one mapping for each worker, or one for all.")
             return
         yield from gpu_problems(per_worker, [acting] * len(per_worker))
 
@@ -84,8 +84,9 @@ def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[s
         kind, _, index = acts.partition(":")
         if kind != "cuda" or int(index or 0) < num_gpus:
             continue
-        reason = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
-        part = "" if int(index or 0) else " or a part of one"
+        sees = f"sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}, numbered from cuda:0"
+        reason = f"it only {sees}" if num_gpus else "Ray may place it on a node without a GPU"
+        part = "" if int(index or 0) else " (or a fraction)"
         other = "cuda" if num_gpus else "the CPU"
         yield Problem(
             "launcher.remote_configs",

@@ -59,7 +59,7 @@ class RayLauncher(Launcher):
             return super().describe(worker, handle)
         resources = ray_cluster.describe_request(self._remote_config(worker))
         nodes = ray_cluster.describe_resources(self._start_timeout_s)
-        return f"worker {worker} (Ray has not started it: it asks for {resources}. {nodes})"
+        return f"worker {worker} (not yet started by Ray: it asks for {resources}. {nodes})"
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         if self._is_waiting(handle):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import ray
 
+from collectx.config.problem import counted
 from collectx.errors import LauncherError
 from collectx.limits import limited
 
@@ -20,7 +21,10 @@ _T = TypeVar("_T")
 _CONNECT_S = 10.0
 _DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 _AUTH_MODE = "RAY_AUTH_MODE"
-_TOKEN = f"A running cluster may require a token: set {_AUTH_MODE}=token, with its first node's ~/.ray/auth_token here."
+_TOKEN = (
+    f"If the cluster requires a token, set {_AUTH_MODE}=token, and copy ~/.ray/auth_token from its first node to this "
+    "machine."
+)
 # Resources that Ray itself adds to each node.
 _PREFIXES = ("node:", "object_store_memory")
 
@@ -46,8 +50,8 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
-            f"{source}launcher.ray_init_config={dict(options)}: {str(error).rstrip('.')}.{token} Start a cluster "
-            "with `ray start --head`, or leave the address out to start one on this machine."
+            f"cannot connect to Ray ({source}launcher.ray_init_config={dict(options)}): {str(error).rstrip('.')}."
+            f"{token} Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
         ) from error
     finally:
         # `ray.init` replaces it.
@@ -83,8 +87,8 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
         answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
     except Empty:
         raise LauncherError(
-            f"{failure} within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): Ray's client hangs, as in a "
-            "process that was forked after ray.init. Call ray.shutdown() first, or raise that time."
+            f"{failure} within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}), so Ray's client hangs, as in "
+            "a process that was forked after ray.init. Call ray.shutdown() first, or raise collector.start_timeout_s."
         ) from None
     if isinstance(answer, Exception):
         raise answer
@@ -111,27 +115,26 @@ def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: 
     for each in requested:
         if not any(_fits(each, node) for node in nodes):
             raise LauncherError(
-                f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources(timeout_s)}"
+                f"{name} asks for {_format(each)} per worker, but no node of the Ray cluster has that. {_ADVICE} "
+                f"{describe_resources(timeout_s)}"
             )
     total = {name: sum(each.get(name, 0.0) for each in requested) for name in set().union(*requested)}
     capacity = {name: sum(node.get(name, 0.0) for node in nodes) for name in total}
     if not _fits(total, capacity):
         raise LauncherError(
-            f"{name}: {len(requested)} workers ask for {_format(total)} together, more than the Ray cluster has. "
-            f"{_ADVICE} {describe_resources(timeout_s)}"
+            f"{name} asks for {_format(total)} for {counted(len(requested), 'worker')} together, but the Ray cluster "
+            f"has less. {_ADVICE} {describe_resources(timeout_s)}"
         )
 
 
-_ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=true waits for new nodes)."
+_ADVICE = "Ask for less, use fewer workers, or add nodes. (launcher.autoscaling=true waits for new nodes.)"
 
 
 def describe_resources(timeout_s: float) -> str:
     """Returns a sentence that lists the resources of each node, and the free ones."""
     nodes = _alive_nodes(timeout_s)
     free = _ask("Ray did not list its free resources", ray._private.state.available_resources_per_node, timeout_s)
-    lines = Counter(
-        f"{_format(node['Resources'])}, of which are free {_format(free.get(node['NodeID'], {}))}" for node in nodes
-    )
+    lines = Counter(f"{_format(node['Resources'])} (free: {_format(free.get(node['NodeID'], {}))})" for node in nodes)
     return "Nodes: " + "; ".join(f"{count} with {line}" for line, count in lines.items()) + "."
 
 

@@ -43,7 +43,7 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
         if value := getattr(cfg.collector, name, None):
             yield Problem(
                 f"collector.{name}",
-                "with `env.autoreset_mode=next_step`, envs are only reset when their episode has ended",
+                "with `env.autoreset_mode=next_step`, an env is only reset when its episode has ended",
                 value,
                 "use `env.autoreset_mode=disabled or same_step`.",
             )
@@ -68,18 +68,19 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
     if env.id == "":
-        yield Problem("env.id", "is empty", advice="write an id such as `env.id=CartPole-v1`.")
+        yield Problem("env.id", "has no value", advice="add an id, such as `env.id=CartPole-v1`.")
     if env.id is None and env.entry_point is None:
-        advice = "choose a Gymnasium id, such as `env.id=CartPole-v1`, or `env.entry_point=module:Class`."
-        yield Problem("env.id", "is not set", advice=advice)
+        advice = "add a Gymnasium id, such as `env.id=CartPole-v1`, or your own env with `env.entry_point=MODULE:NAME`."
+        yield Problem("env.id", "is missing", advice=advice)
     if env.id is not None and env.entry_point is not None:
-        rule = f"cannot be used with `env.id={env.id}`, as both name an env"
+        rule = f"cannot be used with `env.id={env.id}`, because both name an env"
         yield Problem("env.entry_point", rule, env.entry_point, "to use your entry point, add `env.id=null`.")
     if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
+        rule = "it wraps single envs, but this vector env is made as a whole"
         advice = "use `env.id` with `env.vectorization_mode=sync or async`, or leave out the wrappers."
-        yield Problem("env.wrappers", "this vector env contains no single envs to wrap", advice=advice)
+        yield Problem("env.wrappers", rule, env.wrappers, advice)
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
@@ -87,9 +88,9 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     if not cfg.collector.has_workers and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
-            "`collector=single` runs one worker, in the trainer's process",
+            "`collector=single` has one worker, which runs in the trainer's process",
             cfg.collector.num_workers,
-            "use `collector=multi_sync` or `collector=multi_async`, or `collector.num_workers=1`.",
+            "use `collector=multi_sync or multi_async`, or `collector.num_workers=1`.",
         )
 
 
@@ -98,7 +99,7 @@ def min_workers(cfg: RunConfig) -> Iterator[Problem]:
     minimum, count = cfg.collector.min_workers, cfg.collector.num_workers
     if minimum is not None and minimum > count:
         rule = f"is more than `collector.num_workers={count}`"
-        yield Problem("collector.min_workers", rule, minimum, f"use `collector.min_workers={count}`, or fewer.")
+        yield Problem("collector.min_workers", rule, minimum, f"use `collector.min_workers={count}` or fewer.")
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
@@ -110,10 +111,10 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
         rule, advice = "`collector=single` has only one worker", f"use `collector=multi_sync`, or `{path}=null`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
-        rule = "an async batch comes from one worker, which waits for no other"
+        rule = "an async batch comes from one worker, so it never waits for slow ones"
         yield Problem(path, rule, threshold, f"use `collector=multi_sync`, or `{path}=null`.")
     elif (network := place_of(cfg).network) is not None:
-        rule = f"over `backend={network}`, workers cannot be stopped within a batch"
+        rule = f"over `backend={network}`, workers cannot be told to end a batch early"
         yield Problem(path, rule, threshold, f"use `collector=multi_sync` on one machine, or `{path}=null`.")
 
 
@@ -125,11 +126,11 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
     rule = advice = ""
     if not collector.has_workers:
         rule, advice = (
-            "`collector=single` collects in the trainer's process",
+            "`collector=single` collects in the trainer's process, which cannot learn at the same time",
             "use `collector=multi_sync`, or `collector.overlap=0`.",
         )
     elif collector.schedule == "async":
-        rule = "async workers do not wait between batches"
+        rule = "async workers already collect while the trainer learns"
         advice = "use a sync collector, or `collector.overlap=0`."
     elif collector.refresh == "step":
         rule = "with `collector.refresh=step`, workers load new weights within a batch"
@@ -151,18 +152,18 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = f"workers with several processes (`{path}={count}`) load weights only between batches"
+        rule = f"workers with several processes (`{path}={count}`) only load weights between batches"
         yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
     if collector.inner == "single":
         advice = "use `collector.inner=sync or async`, or `collector.num_workers_per_collector=1`."
-        yield Problem(path, "`collector.inner=single` runs one process per worker", count, advice)
+        yield Problem(path, "with `collector.inner=single`, each worker has one process", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
-        rule = f"workers with several async processes (`{path}={count}`, `collector.inner=async`) add to the lag"
+        rule = f"with `{path}={count}` `collector.inner=async`, the processes in a worker add a lag of their own"
         advice = "use `collector.inner=sync`, or `collector.max_policy_lag=null`."
         yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, advice)
     place = place_of(cfg)
     if place.network is None:
-        rule = f"with `backend={place.backend}`, each process is a worker of its own"
+        rule = f"with `backend={place.backend}`, a worker is always one process"
         advice = f"use `collector.num_workers={collector.num_workers * count}`, or `collector=distributed`."
         yield Problem(path, rule, count, advice)
 
@@ -170,7 +171,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server finds a policy to call."""
     if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.is_random:
-        rule = "`policy=random` needs no policy calls, so there is nothing to serve"
+        rule = "`policy=random` has no network, so there is nothing to serve"
         yield Problem("inference", rule, cfg.inference.kind, "use `inference=local`.")
 
 
@@ -184,12 +185,12 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     if not place.shares_memory:
         rule = f"with `backend={place.backend}`, workers share no memory with the inference server"
         if place.is_inline:
-            rule = "the workers are in the trainer's process, and act one at a time"
+            rule = "the workers are in the trainer's process, where they act one after another"
         advice = f"use `collector=multi_sync or multi_async` with `launcher=local`, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
         rule = f"is too many for `inference=server`, which serves at most {MAX_SERVED_WORKERS} workers"
-        advice = "use a higher `env.num_envs`, or `inference=local`."
+        advice = "use fewer workers with a higher `env.num_envs`, or `inference=local`."
         yield Problem("collector.num_workers", rule, collector.num_workers, advice)
     if collector.preemptive_threshold is not None:
         rule = "with `inference=server`, workers cannot end their part of a batch early"
@@ -212,12 +213,12 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         )
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below `inference.min_batch={options.min_batch}`"
-        advice = f"use `inference.max_batch={options.min_batch}`, or more, or `inference.max_batch=null`."
+        advice = f"use `inference.max_batch={options.min_batch}` or more, or `inference.max_batch=null` for no limit."
         yield Problem("inference.max_batch", rule, options.max_batch, advice)
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
         rule = (
-            f"must be below `collector.worker_timeout_s={limit_s:g}`: the server may wait that long at every step, and "
-            "the worker would be treated as hung"
+            f"must be below `collector.worker_timeout_s={limit_s:g}`: the server may wait that long at every step, so "
+            "its workers would count as hung"
         )
         yield Problem(
             "inference.timeout_s", rule, options.timeout_s, "use a short time, such as `inference.timeout_s=0.01`."

@@ -24,7 +24,7 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
-            f"cannot be used with `trainer={trainer}`, which does not skip missing frames",
+            f"cannot be used with `trainer={trainer}`, which cannot skip missing frames",
             threshold,
             "use `collector.preemptive_threshold=null`, or collect complete trajectories with "
             "`collector.trajs_per_batch=N` `collector.traj_format=cat`.",
@@ -40,22 +40,24 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
         return
     collector = cfg.collector
     reasons = {
-        "compact_obs": "this option drops the last observation of each",
-        "reset_at_each_iter": "this option cuts them",
-        "trajs_per_batch": "it joins their frames itself",
+        "compact_obs": "but this option leaves out the last observation of each",
+        "reset_at_each_iter": "but this option cuts them at the end of each batch",
+        "trajs_per_batch": "and joins their frames itself",
     }
     for name, why in reasons.items():
         if value := getattr(collector, name, None):
             advice = f"use `collector.{name}={'null' if name == 'trajs_per_batch' else 'false'}`."
-            yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes, and {why}", value, advice)
+            separator = " " if why.startswith("and") else ", "
+            yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes{separator}{why}", value, advice)
 
 
 def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     """The metric that ranks checkpoints is one of the run."""
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
-        rule = f"is not a metric of this run, which has only {', '.join(metrics)}"
-        advice = f"use `checkpoint.keep_best=mean_return`, or add the info entry: `env.metrics=[{name}]`."
+        rule = f"is not a metric of this run, which only has {' and '.join(metrics)}"
+        wanted = ",".join([*metrics[1:], str(name)])
+        advice = f"use `checkpoint.keep_best=mean_return`, or add this entry of info with `env.metrics=[{wanted}]`."
         yield Problem("checkpoint.keep_best", rule, name, advice)
 
 
@@ -65,10 +67,10 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
             counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
-            count, advice = lists["channels"], "write one entry per convolution in each of the three"
+            count, advice = lists["channels"], "give each of the three lists one entry per convolution"
             rule = f"has {counted(count, 'entry', 'entries')}, {counts}"
             if not any(lists.values()):
-                rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`, so there is no convolution"
+                rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`, but a CNN needs a convolution"
                 advice += ", such as `policy.channels=[32]` `policy.kernel_sizes=[3]` `policy.strides=[1]`"
             yield Problem("policy.channels", rule, advice=f"{advice}.")
 
@@ -77,7 +79,7 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     """PPO and IMPALA learn an action distribution, DQN learns action values."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
-        rule = f"has no weights that `trainer={trainer}` could train"
+        rule = f"has no weights, so `trainer={trainer}` has nothing to train"
         yield Problem("policy", rule, policy, "use `policy=mlp`, or `trainer=meter`.")
     exploration = cfg.collector.exploration_type
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
@@ -88,7 +90,7 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
             "policy",
             "`trainer=dqn` needs a policy that computes action values",
             policy,
-            "use `policy=q_mlp` or `policy=q_cnn`, which need an env with discrete actions.",
+            "use `policy=q_mlp or q_cnn`, and an env with discrete actions.",
         )
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
         rule = f"`trainer={trainer}` needs a policy that computes action probabilities"

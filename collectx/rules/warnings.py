@@ -20,30 +20,31 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":
         notes.append(
-            f"with collector={collector.kind}, batches are a few updates old, and PPO does not correct for that. Use "
-            "trainer=impala, which does, or collector=multi_sync, which has no lag."
+            f"with collector={collector.kind}, batches lag a few updates behind, and PPO does not correct for that. "
+            "Use trainer=impala, which does, or collector=multi_sync, whose batches do not lag."
         )
     if trainer == "impala" and collector.schedule != "async":
         notes.append(
-            f"with collector={collector.kind}, no batch lags, so IMPALA's V-trace corrects nothing. Try "
-            "collector=multi_async."
+            f"with collector={collector.kind}, batches do not lag, so IMPALA's V-trace has nothing to correct. Use "
+            "collector=multi_async, or trainer=ppo."
         )
     if isinstance(cfg.trainer, PpoTrainerConfig):
         size, batch = cfg.trainer.minibatch_size, collector.frames_per_batch
         if size > max(batch, default_of(field_of("trainer.minibatch_size"))):
             notes.append(
-                f"trainer.minibatch_size={size} is more than collector.frames_per_batch={batch}, so each epoch is one "
-                "gradient step."
+                f"trainer.minibatch_size={size} is more than collector.frames_per_batch={batch}, so each epoch has "
+                "only one gradient step. For more, lower trainer.minibatch_size."
             )
     if collector.min_workers is not None and collector.on_worker_failure != "drop":
         notes.append(
             f"collector.min_workers={collector.min_workers} has no effect with collector.on_worker_failure="
-            f"{collector.on_worker_failure}: the run needs all workers. Use collector.on_worker_failure=drop."
+            f"{collector.on_worker_failure}, because the run then needs all workers. To continue with fewer, add "
+            "collector.on_worker_failure=drop."
         )
     if collector.max_policy_lag is not None and collector.schedule != "async":
         notes.append(
             f"collector.max_policy_lag={collector.max_policy_lag} has no effect with collector={collector.kind}, whose "
-            "workers do not run ahead of the trainer. Use collector=multi_async."
+            "workers never run ahead of the trainer. It limits the lag of collector=multi_async."
         )
     frames, total = collector.init_random_frames, collector.total_frames
     if frames and not cfg.policy.is_random:
@@ -51,12 +52,12 @@ def warnings_of(cfg: RunConfig) -> list[str]:
             notes.append(
                 f"{trainer.upper()} cannot learn correctly from the random actions of "
                 f"collector.init_random_frames={frames}, "
-                "whose log-probability is stored as 0. Use collector.init_random_frames=null."
+                "because their log-probability is stored as 0. Use collector.init_random_frames=null."
             )
         if 0 <= total <= frames:
             notes.append(
                 f"collector.init_random_frames={frames} covers all of collector.total_frames={total}, so the policy "
-                "never acts."
+                "never acts. Use fewer random frames, or more frames."
             )
     notes += _shared_outputs(cfg)
     if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
@@ -92,11 +93,11 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
                 continue
             if _is_shared(value, count, env.num_envs):
                 yield (
-                    f"all {count} envs write to {name}={value} ({where}), and overwrite each other's files. Give each "
-                    f"its own path, such as {value}/{{env_index}}."
+                    f"all {count} envs write to {name}={value} ({where}), so they overwrite each other's files. Give "
+                    f"each its own path, such as {name}={value}/{{env_index}}."
                 )
             elif cfg.collector.on_worker_failure == "restart" and "restart_count" not in value:
                 yield (
                     f"the env of a restarted worker overwrites its earlier files in {name}={value} ({where}). Give "
-                    f"each process its own path, such as {value}-{{restart_count}}."
+                    f"each process its own path, such as {name}={value}-{{restart_count}}."
                 )

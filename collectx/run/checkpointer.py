@@ -101,7 +101,7 @@ class Checkpointer:
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
         if self._core.num_batches != statistics.batches:
-            message = "a signal came during the delivery of a batch"
+            message = "the run was interrupted while a batch was being delivered"
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
         began_s, every_s = time.monotonic(), self._every_s
@@ -182,7 +182,7 @@ def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[E
     def announce(group: Env) -> None:
         reason = group.unsaved or states.reason_not_saved(group, "the group of envs")
         if cfg.collector.num_workers_per_collector > 1:
-            reason = "each worker runs a collector, whose state cannot be read"
+            reason = "the processes within a worker do not report the state of their envs"
         if reason is not None:
             events("envs_not_saved", reason=reason)
 

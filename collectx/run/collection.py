@@ -234,8 +234,8 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"collection.log({name}={value!r:.100}) got {type(value).__name__}. Pass a number, or a tensor or array "
-            "with one element."
+            f"collection.log({name}={value!r:.100}) got an object of type {type(value).__name__}. Pass a number, or a "
+            "tensor or array with one element."
         ) from error
 
 

@@ -383,7 +383,7 @@ class _Execution:
 
     def _report_before_close(self, error: BaseException) -> None:
         """Reports the error of a run whose envs are in this process: closing them may block or end the process."""
-        text = f"{type_name(error)}: {text_of(error)}: closing the envs takes more than {_CLOSE_S:g} s"
+        text = f"{type_name(error)}: {text_of(error)}\n  (closing the envs is taking more than {_CLOSE_S:g} s)"
         self._close_note = threading.Timer(_CLOSE_S, self._event_log.show, [text])
         self._close_note.name, self._close_note.daemon = "collectx-close-note", True
         self._close_note.start()

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from collectx import rules
 from collectx.config.derived import env_option
-from collectx.config.problem import Problem, either
+from collectx.config.problem import Problem, either, nearest
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
@@ -41,7 +41,7 @@ def copies() -> tuple[str, bool]:
         if is_torchrun or count > 1:
             copies = f"{count} cop{'y' if count == 1 else 'ies'}"
             advice = f"Start it without {name}, and set the number with collector.num_workers=N."
-            text = f"{name} runs {copies} of this command, but collectx starts its processes itself. {advice}"
+            text = f"{name} runs {copies} of this command, but collectx starts its own processes. {advice}"
             return text, is_torchrun and count > 1
     return "", False
 
@@ -63,9 +63,13 @@ def env_problems(cfg: RunConfig) -> list[str]:
         if versions:
             latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
             return [f"env.id={env_id} is unknown. Did you mean env.id={latest}?"]
-        advice = f" If a module registers it, name the module too: env.id=MODULE:{env_id}" if is_unknown else ""
+        if is_unknown:
+            near = nearest(env_id, gymnasium.registry)
+            question = f" Did you mean env.id={near}?" if near else ""
+            advice = f"If a module registers it, name the module too: env.id=MODULE:{env_id}"
+            return [f"env.id={env_id} is unknown.{question} {advice}"]
         text = str(error)
-        return [f"env.id={env_id} cannot be made: {text}{'' if text.endswith(('.', '?')) else '.'}{advice}"]
+        return [f"env.id={env_id} cannot be made: {text}{'' if text.endswith(('.', '?')) else '.'}"]
     return []
 
 
@@ -133,7 +137,8 @@ def _loggers(cfg: RunConfig) -> Iterator[Problem]:
         return
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
-            yield Problem("logger", "its package is not installed", name, f"install it: pip install 'collectx[{name}]'")
+            rule = f"the package {name} is not installed"
+            yield Problem("logger", rule, name, f"install it: pip install 'collectx[{name}]'")
         elif name == "wandb" and cfg.logger.wandb is not None:
             mode = cfg.logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
             if mode == "online" and not _has_wandb_key():
@@ -171,7 +176,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         return
     path, advice = "collector.order_of", "use collector.order_of=null."
     if collector.schedule != "async":
-        rule = f"collector={collector.kind} is sync, so its order is always the same"
+        rule = f"the batches of collector={collector.kind} always come in the same order"
         yield Problem(path, rule, folder, advice)
         return
     if reason := why_not_recorded(collector.refresh, collector.num_workers_per_collector, collector.inner):
@@ -182,5 +187,5 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, str(error), folder, advice)
         return
     if highest >= collector.num_workers:
-        rule = f"that run used at least {highest + 1} workers, but collector.num_workers={collector.num_workers}"
-        yield Problem(path, rule, folder, "use as many workers as that run.")
+        rule = f"that run had at least {highest + 1} workers, but collector.num_workers={collector.num_workers}"
+        yield Problem(path, rule, folder, f"use as many workers as that run: collector.num_workers={highest + 1}")

@@ -72,7 +72,7 @@ class ResumePoint:
         )
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
-            text = "{}={} is too few: {} already contains {} {}. Choose more than {}."
+            text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
             raise ConfigError(*[text.format(name, end, path, done, what, done) for name, end, done, what in passed])
 
     def _continue_digest(self, run_folder: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
@@ -140,11 +140,8 @@ class ResumePoint:
         except Exception as error:
             text = f"{name} does not accept its saved state: {summary_of(error)}"
             if not hasattr(trainer, "load_state_dict"):
-                text = (
-                    f"{name} cannot be restored. Give its class a method load_state_dict(state), the inverse of "
-                    "state_dict."
-                )
-            raise ConfigError(f"{self._checkpoint.path}: {text}") from error
+                text = f"{name} has no load_state_dict. Add a method load_state_dict(state), the inverse of state_dict."
+            raise ConfigError(f"cannot continue from {self._checkpoint.path}: {text}") from error
 
     def load_generators(self) -> None:
         """Restores the random generators of this process. Call it right before training."""
@@ -165,7 +162,7 @@ def resume_point(run_folder: RunFolder, cfg: RunConfig, say: Callable[[str], Non
         raise ConfigError(*problems)
     point = ResumePoint(run_folder, cfg)
     for text in point.damaged:
-        say(f"{text}. Continuing from the checkpoint before it")
+        say(f"{text}. The run continues from an earlier checkpoint")
     return point
 
 
@@ -184,7 +181,7 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
             state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
-        raise DamagedFileError(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
+        raise DamagedFileError(f"{checkpoint.path} is not the checkpoint of a run: {error!r}") from error
     if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
         text = f"manifest.json and state.pt belong to different checkpoints: (batches, frames) {counts}"
         raise DamagedFileError(f"{checkpoint.path}: {text}")

@@ -34,9 +34,9 @@ from collectx.trainer.returns import gae, vtrace
 from collectx.trainer.rewards import RewardScale
 
 _ADVICE = (
-    "it does not compute log-probabilities of actions. Use policy=mlp or policy=cnn. Or let your module write "
-    "action_log_prob, and add observation_keys and evaluate(observation, action) as in "
-    "collectx.policy.stochastic.StochasticPolicy."
+    "it does not compute log-probabilities of actions. Use policy=mlp or cnn. Or let your module write "
+    "action_log_prob, and give it observation_keys and evaluate(observation, action), as "
+    "collectx.policy.stochastic.StochasticPolicy has them."
 )
 
 
@@ -257,8 +257,8 @@ class Transitions:
 
         if batch.get("action_log_prob", None) is None:
             raise ConfigError(
-                "this trainer needs action_log_prob in its batches, which only sampled actions have. Use "
-                "collector.exploration_type=random."
+                "the trainer needs action_log_prob, but the batches do not contain it, because only sampled actions "
+                "have one. Use collector.exploration_type=random."
             )
         return cls(
             observation=[get(*key) for key in observation_keys],

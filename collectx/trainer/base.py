@@ -103,13 +103,15 @@ def check_trainable(
             contain no next observation.
     """
     if spec.deltas:
-        raise ConfigError(f"trainer={cfg.kind} needs the next observation, but NextObservationDelta deletes it.")
+        raise ConfigError(
+            f"trainer={cfg.kind} needs the next observation, but NextObservationDelta deletes it. Leave out this "
+            "transform, or use trainer=meter or custom."
+        )
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
-            f"trainer.kind={cfg.kind}: the env returns {rewards}, but the trainer learns from one reward [1] "
-            "torch.float32. Reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
-            "trainer=custom."
+            f"trainer={cfg.kind} learns from one reward with shape [1], torch.float32, but the env returns {rewards}. "
+            "Convert it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"
@@ -129,8 +131,8 @@ def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key
         known_keys = [key for key in below_next if batch.get(key, None) is not None]
         names, known = (", ".join(".".join(key) for key in each) for each in (missing, known_keys))
         raise ConfigError(
-            f"the policy's observation_keys name {names}, but the trainer needs keys that a batch contains for each "
-            f"frame and the next: {known}. Change observation_keys."
+            f"the policy's observation_keys name {names}, but the batches contain no such key. Use keys that they "
+            f"contain for each frame and the next: {known}."
         )
     return keys
 

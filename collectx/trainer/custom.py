@@ -33,7 +33,7 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
         raise ConfigError(
-            f"trainer.target={cfg.target} returned {type(trainer).__name__}, which has no method train(collection). "
-            "Add it."
+            f"trainer.target={cfg.target} returned an object of type {type(trainer).__name__} without a method "
+            "train(collection). Return a trainer that has one."
         )
     return trainer

@@ -43,8 +43,7 @@ def check_finite(
             problems.append((last_step, f"the weight {name} contains {bad[0].item()}"))
     step, what = problems[0]
     raise TrainingDivergedError(
-        f"{what} in gradient step {step} of trainer={cfg.kind}: training diverged, or, with "
-        "collector.check_finite=false, batches contain such values. Lower trainer.learning_rate="
-        f"{cfg.learning_rate:g} or trainer.max_grad_norm={cfg.max_grad_norm:g}, or continue with "
-        "trainer.check_finite=false"
+        f"{what} in gradient step {step} of trainer={cfg.kind}: training diverged, or batches contain such values "
+        f"(possible with collector.check_finite=false). Lower trainer.learning_rate (now {cfg.learning_rate:g}) or "
+        f"trainer.max_grad_norm (now {cfg.max_grad_norm:g}), or continue with trainer.check_finite=false"
     )

@@ -53,7 +53,7 @@ class RecordTrainer:
             task=cfg.task,
         )
         if problems := data.writer_class(cfg.format).refusals(self._run):
-            raise ConfigError(*[f"trainer.format={cfg.format}: {text}" for text in problems])
+            raise ConfigError(*[f"trainer.format={cfg.format} cannot be used: {text}" for text in problems])
         self._assembler = Assembler(1, "cat", ends_with_batch=False)
         self._ended: list[TensorDictBase] = []
         self._writer: Writer | None = None

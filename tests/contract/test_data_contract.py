@@ -317,10 +317,12 @@ def test_nested_spaces_are_held(tmp_path, format):
 def test_what_a_format_cannot_hold_is_refused_before_a_worker_starts(tmp_path):
     kinds = {"entry_point": "user_code.spaceenv:SpaceEnv", "length": 5, "action_space": spaces.Discrete(2)}
     image = gym(1, observation_space=spaces.Dict(SPACES), **kinds)
-    with pytest.raises(ConfigError, match=r"format=lerobot: box has shape \[2, 3\], but only vectors can be written"):
+    with pytest.raises(
+        ConfigError, match=r"format=lerobot cannot be used: it only stores vectors, but box has shape \[2, 3\]"
+    ):
         trainer("lerobot", tmp_path / "set", image)
     unequal = spaces.Dict({"two": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])})
-    with pytest.raises(ConfigError, match=r"format=minari: it cannot store Tuple.*env.exclude_keys"):
+    with pytest.raises(ConfigError, match=r"format=minari cannot be used: it cannot store Tuple.*env.exclude_keys"):
         trainer("minari", tmp_path / "set", gym(1, observation_space=unequal, **kinds))
 
 
@@ -342,7 +344,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "lost").mkdir()
     recorder = trainer("memmap", tmp_path / "lost")
     recorder.load_state_dict({"run": "x", "position": 3} | EMPTY)
-    with pytest.raises(ConfigError, match="3 were recorded before the checkpoint, but the data set contains 0"):
+    with pytest.raises(
+        ConfigError, match="3 episodes were recorded before the checkpoint, but the data set only contains 0"
+    ):
         recorder.train(Batches(batches, tmp_path))
 
 
@@ -397,5 +401,7 @@ def test_an_env_replays_the_episodes_in_recorded_order(tmp_path, format):
     with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or the folder of a run with"):
         envs.read_spec(DatasetEnvConfig(kind="dataset", num_envs=1, dir=str(tmp_path / "nowhere")))
     trainer("minari", tmp_path / "other").train(Batches(batches, tmp_path))
-    with pytest.raises(ConfigError, match=r"collectx reads .*, not minari. Read it with minari.MinariDataset"):
+    with pytest.raises(
+        ConfigError, match=r"uses format=minari, but collectx only reads .*\. Read it with minari.MinariDataset"
+    ):
         data.load(tmp_path / "other")

@@ -121,7 +121,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_an_error_that_says_what_to_do(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (hard, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     expected = (
-        rf"num_workers=100 needs .*the limit is {hard} \(ulimit -Hn\). Raise .*or use \d+ workers of several processes"
+        rf"num_workers=100 needs .*the limit is {hard} \(ulimit -Hn\). Raise .*or use at most \d+ workers, with several"
     )
     with pytest.raises(LauncherError, match=expected):
         allow_descriptors(100)
@@ -130,7 +130,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_an_error_that_says_what_to_do(
     allow_descriptors(100, is_local=False)
     allow_descriptors(50)
     with pytest.raises(
-        LauncherError, match=r"num_workers=50 needs .*\(8 per worker\).*use \d+ workers of more envs each"
+        LauncherError, match=r"num_workers=50 needs .*\(8 per worker\).*use at most \d+ workers, with more envs each"
     ):
         allow_descriptors(50, is_served=True)
 

@@ -82,7 +82,7 @@ def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are
     ends = [line.rpartition(str(files.worker_script))[2].split() for line in called.read_text().splitlines()]
     assert ends == [["0"], ["3"], ["3"]]
     called.write_text("1\n2\n")
-    with pytest.raises(LauncherError, match="only 3 of 4 workers could be submitted, and are cancelled again: "):
+    with pytest.raises(LauncherError, match="only 3 of 4 workers could be submitted, so their jobs are cancelled: "):
         workers.submit(range(4))
     assert cancelled.read_text().split() == ["--quiet", "13_0", "13_1", "13_2"]
     assert len(files.worker_jobs.read_text().splitlines()) == 6
@@ -118,8 +118,8 @@ def test_a_job_that_slurm_has_requeued_too_often_is_not_started_again(folder):
     text = script.script([folder], launcher, 3, False, 1.0)
     assert subprocess.run(["bash"], input=text, env=environment, text=True).returncode == 1
     message = (
-        "collectx: job 17 will not start again: it has been requeued 2 times (launcher.max_requeues=2). Raise the "
-        "limit, or continue it with collectx resume.\n"
+        "collectx: job 17 will not start again, because it was already requeued 2 times (launcher.max_requeues=2). "
+        "Raise the limit, or continue the run with collectx resume.\n"
     )
     assert (folder / "logs" / "job.log").read_text() == message
 
@@ -160,7 +160,7 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    advice = "This machine is not part of a SLURM cluster. Use launcher=local, in Python launcher='mp'."
+    advice = "This machine is not part of a SLURM cluster. Use launcher=local (in Python, launcher='mp')."
     assert str(caught.value) == f"the job could not be submitted: {fatal}. {advice}"
 
 
@@ -379,7 +379,7 @@ def test_a_silent_node_is_lost_when_slurm_says_so(command, tmp_path, monkeypatch
         first.connect(("127.0.0.1", port))
         assert nodes.seems_lost("n2")
         assert nodes.is_lost("n2")
-        assert "n2 is silent: SLURM may take 45 s to say whether it is lost" in capfd.readouterr().out
+        assert "n2 does not answer. SLURM may take up to 45 s to say whether it is lost" in capfd.readouterr().out
         command("scontrol", "echo 'Node n2 not found' >&2; exit 1")
         asked.unlink()
         assert not nodes.is_lost("n2")
@@ -447,7 +447,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     results = []
     assert not submit.run_jobs([NamedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
     assert [each.status for each in results] == ["completed"]
-    assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
+    assert "inside the allocation of job 17, so launcher=slurm runs steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
     assert count == "1"  # SLURM_EXPORT_ENV
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}

@@ -101,7 +101,7 @@ def test_workers_continue_as_the_saved_ones(kind):
 def test_the_reason_why_envs_cannot_be_saved(kind):
     options, words = NOT_RESTORABLE[kind]
     made, (announced,) = _make(options)
-    assert "which begin new episodes after a resume: " in announced
+    assert "so these begin new episodes after a resume: " in announced
     assert words[0] in announced
     with made as collector:
         next(collector)
@@ -113,7 +113,7 @@ def test_the_reason_why_envs_cannot_be_saved(kind):
 def test_workers_that_run_collectors_are_announced():
     cfg, announced = composed("collector=distributed collector.num_workers_per_collector=2"), []
     envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append(reason)))
-    assert announced == ["each worker runs a collector, whose state cannot be read"]
+    assert announced == ["the processes within a worker do not report the state of their envs"]
 
 
 _UNSAVED = {

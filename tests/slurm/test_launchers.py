@@ -59,7 +59,7 @@ def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continu
     words += ["env.step_s=0.003", "launcher=slurm", "-m", "seed=0,1,2"]
     first = run(*words, "launcher.wait=false", "launcher.max_parallel=1")
     assert first.finish() == 0, first.output
-    folder = first.output.rpartition("look in later: collectx status ")[2].strip()
+    folder = first.output.rpartition("to see the status later: collectx status ")[2].strip()
     points = [RunFolder(Path(folder, f"seed={seed}")) for seed in range(3)]
 
     def collectx(*words, status=0):

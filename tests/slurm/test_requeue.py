@@ -69,7 +69,7 @@ def test_a_run_that_was_requeued_often_enough_ends_and_says_so(cluster, run):
             started.wait_until(lambda: cluster.job_states(started.jobs[0]) == ["PENDING"], "the job to be requeued")
             cluster.login(["scontrol", "update", f"JobId={started.jobs[0]}", "StartTime=now"])
     assert started.finish() == 130, started.output
-    reason = f"job {started.jobs[0]} is not requeued: it was requeued launcher.max_requeues=1 times"
+    reason = f"job {started.jobs[0]} is not requeued: it was already requeued 1 time (launcher.max_requeues=1)"
     assert started.result["status"] == "interrupted"
     assert started.result["exit_reason"] == f"interrupted by SIGTERM: {reason}"
     assert reason in started.output

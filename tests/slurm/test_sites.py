@@ -128,8 +128,8 @@ def test_a_sweep_is_arrays_that_slurm_accepts_and_the_rest_is_submitted_by_a_sec
     sweep += ["seed=range(6)"]
     first = run(*SMALL, *sweep, inside=["env", f"PATH={path}"])
     assert first.finish() == 1, first.output
-    assert "2 of 6 runs were not submitted. Repeat this command to submit what is missing: " in first.output
-    assert "accepts no more jobs at a time" in first.output
+    assert "2 of 6 runs were not submitted. Repeat this command to submit the rest: " in first.output
+    assert "allows no more jobs at a time" in first.output
     assert "launcher.account" not in first.output
     assert [job.partition("_")[2] for job in first.jobs] == ["0", "1", "2", "3"]
     second = run(*SMALL, *sweep)
@@ -152,7 +152,7 @@ def test_a_job_whose_node_could_not_start_it_says_what_to_do(cluster, run):
         started.wait_until(lambda: "launch failed requeued held" in started.output, "the job to be held")
     finally:
         flag.unlink()
-    assert "call `scontrol release`" in started.output
+    assert "run `scontrol release`" in started.output
     started.interrupt(signal.SIGINT)
     assert started.output.count(f"job {started.jobs[0]}: job {started.jobs[0]}") == 0
 

@@ -240,5 +240,5 @@ def test_processes_that_are_too_many_or_not_collectxs_own_are_named(tmp_path):
     assert "note: 5 processes share 1 usable core (affinity): use fewer workers" in done.stderr
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "collectx", "run"]
     done = subprocess.run(torchrun, cwd=tmp_path / "outputs", **how)
-    assert "torchrun runs 2 copies of this command, but collectx starts its processes itself" in done.stderr
+    assert "torchrun runs 2 copies of this command, but collectx starts its own processes" in done.stderr
     assert not (tmp_path / "outputs" / "outputs").exists()

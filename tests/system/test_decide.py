@@ -103,7 +103,7 @@ def test_tune_on_top_of_an_experiment_and_into_the_users_folder(tmp_path):
     fixed = ["env.num_envs=4", "launcher.num_threads=1", "inference=local", "collector.num_slots=2"]
     output = ["--output", "mine/experiment/fast.yaml"]
     done = collectx("tune", *words, *fixed, *SMALL, *output, cwd=tmp_path)
-    assert done.stdout.startswith("searches collector.num_workers: ")
+    assert done.stdout.startswith("searching collector.num_workers: ")
     command = last_command(done)
     assert command == ["collectx", "run", "experiment=fast", "--config-dir", "mine"]
     assert "- throughput\n" in (tmp_path / "mine" / "experiment" / "fast.yaml").read_text()
@@ -113,13 +113,13 @@ def test_tune_on_top_of_an_experiment_and_into_the_users_folder(tmp_path):
     )
     # The file is replaced by the command that has written it; another one is not.
     (tmp_path / "mine" / "experiment" / "fast.yaml").write_text("seed: 1\n")
-    assert "was not written by collectx tune" in collectx("tune", *words, *output, cwd=tmp_path, status=2).stderr
+    assert "tune did not write it" in collectx("tune", *words, *output, cwd=tmp_path, status=2).stderr
 
 
 @pytest.mark.parametrize(("words", "said"), [
     (["tune.minute=2"], "Did you mean tune.minutes?"),
     (["tune.minutes=-1"], "tune.minutes=-1 must be greater than 0"),
-    (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
+    (["--output", "here.yaml"], "Write it to DIR/experiment/NAME.yaml"),
     (["-m", "seed=1,2"], "Leave out -m"),
     (["launcher=slurm"], "launcher=slurm"),
     (["collector=single"], "nothing is left to search"),

@@ -78,5 +78,5 @@ def test_a_note_says_that_an_entry_point_gives_all_envs_one_folder(tmp_path, ent
     (tmp_path / "recorded.py").write_text(RECORDED)
     words = ["env=gym", f"env.entry_point=recorded:{entry_point}", "policy=random", "trainer=meter", "debug=tiny"]
     done = collectx("run", *words, "hydra.run.dir=run", cwd=tmp_path)
-    said = f"all 4 envs write to {tmp_path}/videos, and overwrite each other's files"
+    said = f"all 4 envs write to {tmp_path}/videos, so they overwrite each other's files"
     assert (said in done.stdout + done.stderr) == is_said

@@ -47,5 +47,5 @@ def test_a_folder_of_a_newer_format_is_refused(folder):
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 99, "packages": {"collectx": "9.8"}}))
     for command in ("reproduce", "resume"):
         said = forked(command, "run", cwd=folder.parent, status=2).stderr
-        assert "is a run folder of format 99, but collectx 0.1.0 reads formats up to 2" in said
-        assert "Use the version that wrote it, 9.8" in said
+        assert "has format 99, but collectx 0.1.0 only reads formats up to 2" in said
+        assert "Use the version of collectx that wrote it, 9.8" in said

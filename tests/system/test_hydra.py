@@ -103,7 +103,7 @@ def test_another_point_in_the_folder_of_a_run_is_refused_and_its_result_is_not_t
     words = ["-m", f"hydra/launcher={launcher}", *TINY, "launcher=inline", "hydra.sweep.dir=s"]
     forked("run", *words, "seed=0,1", cwd=tmp_path)
     done = forked("run", *words, "seed=7,0", cwd=tmp_path, status=1)
-    assert "you cannot change seed (was 0, now 7)" in done.stderr
+    assert "seed (was 0, now 7) cannot change" in done.stderr
     assert "seed=" not in done.stdout
     assert sorted(line.split()[:2] for line in done.stdout.splitlines()[-3:-1]) == [
         ["0", "completed"],
@@ -142,7 +142,7 @@ def test_optuna_has_several_objectives(tmp_path):
     # No episode ends within a batch of this size.
     endless = ["env=counting", "env.episode_length=100000", "policy=random", "hydra.sweep.dir=none"]
     failed = forked("run", *words[:-1], *endless, cwd=tmp_path, status=1)
-    assert "its result contains no mean_return" in failed.stderr
+    assert "the result contains no mean_return" in failed.stderr
     assert "To continue without it, set hydra.sweeper.max_failure_rate=1" in failed.stderr
 
 

@@ -47,7 +47,7 @@ def arm(tmp_path):
 def test_only_an_env_of_the_trainer_is_stepped_to_learn_infos(arm):
     done = collectx("run", *ARM, "collector=multi_sync", "env.info_keys=[height,is_success]", cwd=arm)
     declared = "env.info_keys=[{height: [float64, 2]}, {is_success: bool}]"
-    assert f"To avoid this, declare them: '{declared}'" in done.stdout + done.stderr
+    assert f"To avoid this, declare the shapes: '{declared}'" in done.stdout + done.stderr
     counts = sorted(len(path.read_text().split()) for path in arm.glob("steps-*"))
     assert counts == [7, 64, 64]  # 128 frames of two workers, and one episode
     done = collectx("run", *ARM, "collector=multi_sync", declared, "run.overwrite=true", cwd=arm)
@@ -75,7 +75,8 @@ def test_the_means_of_infos_are_scalars_of_the_run(arm, way):
     run = collectx if way == "async envs" else forked  # its processes import the main module
     done = run("run", *ARM, "collector.total_frames=448", *WAYS[way], METRICS, "logger.csv={}", cwd=arm)
     assert (
-        "env.metrics names 'nothing', but no step's info contained it. Check the spelling" in done.stdout + done.stderr
+        "env.metrics names 'nothing', but the info of no step contained it. Check the spelling"
+        in done.stdout + done.stderr
     )
     lines = [json.loads(line) for line in (arm / "run/metrics.jsonl").read_text().splitlines()]
     scalars = lines[-1]["scalars"]

@@ -8,7 +8,7 @@ import pytest
 from commands import COMMAND, collectx, environment, forked, result
 
 SHAPE = ["collector=single", "collector.frames_per_batch=20", "collector.total_frames=40", "hydra.run.dir=run"]
-THREAD = "threads of an env or of other code of yours still run: telemetry, telemetry. Start such"
+THREAD = "some threads of your code are still running: telemetry, telemetry. Start such"
 MADE = "making or resetting the trainer's own env (env.entry_point=user_code.lingering:never_made)"
 
 

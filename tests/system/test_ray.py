@@ -41,7 +41,7 @@ def test_a_worker_that_is_added_is_as_the_others_are():
         assert next(collector).shape == (1, 40)
         with pytest.raises(ConfigError, match="cannot be called as Doubling"):
             collector.add_collectors(cartpole, collector_kwargs={"no_such": 1})
-        with pytest.raises(LauncherError, match=r"no node of the Ray cluster has 64 CPU"):
+        with pytest.raises(LauncherError, match=r"asks for 64 CPU per worker, but no node of the Ray cluster has that"):
             collector.add_collectors(cartpole, remote_configs={"num_cpus": 64})
         with pytest.raises(ConfigError, match=r"remote_configs=.*no_such"):
             collector.add_collectors(cartpole, remote_configs={"no_such": 1})
@@ -80,9 +80,9 @@ def test_a_question_waits_for_an_actor():
 @pytest.mark.parametrize(
     ("remote_configs", "num_workers", "message"),
     [
-        ({"num_cpus": 64}, 2, r"no node of the Ray cluster has 64 CPU.*Nodes: 1 with 2 CPU, 2 GPU, .* of which"),
-        ({"resources": {"tpu": 1}}, 2, r"no node of the Ray cluster has 1 tpu"),
-        ({"num_cpus": 1}, 3, r"3 workers ask for 3 CPU together, more than the Ray cluster has"),
+        ({"num_cpus": 64}, 2, r"asks for 64 CPU per worker, but .*Nodes: 1 with 2 CPU, 2 GPU, .* \(free: "),
+        ({"resources": {"tpu": 1}}, 2, r"asks for 1 tpu per worker, but no node of the Ray cluster has that"),
+        ({"num_cpus": 1}, 3, r"asks for 3 CPU for 3 workers together, but the Ray cluster has less"),
     ],
     ids=["of_a_node", "of_another_kind", "of_all_nodes"],
 )
@@ -107,7 +107,7 @@ def test_resources_in_use_or_to_come_are_waited_for_as_long_as_configured():
         next(first)  # it has all that there is
         for autoscaling, cpus in ((False, 1), (True, 64)):
             waits = {"remote_configs": {"num_cpus": cpus}, "autoscaling": autoscaling, "queue_timeout_s": 3.0}
-            why = rf"asks for {cpus} CPU\. Nodes: 1 with 2 CPU, .* of which are free (?!.*CPU).*queue_timeout_s=3\)"
+            why = rf"asks for {cpus} CPU\. Nodes: 1 with 2 CPU, .* \(free: (?!.*CPU).*queue_timeout_s=3\)"
             with start("ray", "ray", num_workers=1, **waits) as second, pytest.raises(WorkerTimeout, match=why):
                 next(second)
         next(first)

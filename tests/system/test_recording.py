@@ -117,18 +117,24 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         (["run", "forma=memmap"], "forma is not an option. Did you mean format?"),
         (["nowhere", "format=memmap"], "there is no folder 'nowhere'"),
         (["format=memmap"], "export: which run?"),
-        (["run", "run", "format=memmap"], "you named several folders. Say where to merge them with output=FOLDER"),
+        (
+            ["run", "run", "format=memmap"],
+            "you named several folders. Add output=FOLDER, the folder into which to merge them",
+        ),
         (["run", "format=lerobot", "fps=0"], "fps=0 must be a whole number of at least 1"),
         ([".", "format=memmap"], "contains no data set"),
     ):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "and it joins their frames itself. Use collector.trajs_per_batch=null"),
-        ("collector.reset_at_each_iter=true", "this option cuts them. Use collector.reset_at_each_iter=false"),
+        ("collector.trajs_per_batch=2", "and joins their frames itself. Use collector.trajs_per_batch=null"),
+        (
+            "collector.reset_at_each_iter=true",
+            "this option cuts them at the end of each batch. Use collector.reset_at_each_iter=false",
+        ),
         (
             "collector.compact_obs=true",
-            "this option drops the last observation of each. Use collector.compact_obs=false",
+            "this option leaves out the last observation of each. Use collector.compact_obs=false",
         ),
         ("trainer.format=hdf5", "memmap"),
     ):

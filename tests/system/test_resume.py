@@ -68,7 +68,7 @@ def test_a_run_that_is_killed_while_it_writes_a_checkpoint_continues_from_the_on
     assert command.wait() == -signal.SIGKILL, (tmp_path / "said.txt").read_text()
     assert any(checkpoints.path.glob(".new-*"))
     batches = int(checkpoints.all()[-1].name)
-    assert f"continues after {batches} batches, " in collectx("resume", "run", cwd=tmp_path).stdout
+    assert f"continues after {batches} batches (" in collectx("resume", "run", cwd=tmp_path).stdout
     assert not any(checkpoints.path.glob(".new-*"))
     collectx("run", *words[:-1], "hydra.run.dir=uncut", cwd=tmp_path)
     assert digests(tmp_path / "uncut") == digests(tmp_path / "run")

@@ -28,8 +28,8 @@ def test_every_finding_has_a_level_and_what_to_do(name):
 
 
 @pytest.mark.parametrize(("requires", "level", "text"), [
-    (["torch>=99"], "problem", "is not >=99"),
-    (["torch>=99; extra == 'fast'"], "warning", "is not >=99"),
+    (["torch>=99"], "problem", "is installed, but collectx needs >=99"),
+    (["torch>=99; extra == 'fast'"], "warning", "is installed, but collectx needs >=99"),
     (["collectx-nothing>=1"], "problem", "collectx-nothing is not installed"),
     (["collectx-nothing>=1; extra == 'fast'"], "ok", ""),
 ])  # fmt: skip
@@ -94,7 +94,7 @@ def test_slurm_in_each_state(queue, monkeypatch):
     queue.sacct = lambda command: ""
     assert [(finding.level, finding.text) for finding in found("slurm")] == [
         ("ok", "nodes: train* 3 idle, 1 down*"),
-        ("ok", "accounting answers"),
+        ("ok", "accounting works"),
     ]
     queue.sinfo = lambda command: "train*|down*|1\n"
     queue.sacct = lambda command: queue.no_such_command
@@ -122,7 +122,7 @@ def test_clocks(within, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("module", "name", "expected"), [
-    ("tempfile", "gettempdir", [("problem", "set TMPDIR."), ("ok", "")]),
+    ("tempfile", "gettempdir", [("problem", "set TMPDIR to another folder."), ("ok", "")]),
     ("os", "getcwd", [("ok", ""), ("problem", "set hydra.run.dir and hydra.sweep.dir.")]),
 ])  # fmt: skip
 def test_a_folder_that_cannot_be_written_to(within, module, name, expected):
@@ -136,7 +136,10 @@ def test_a_machine_that_maps_no_shared_memory(within):
 
     within(memory, "mmap", mmap=refuse)
     first = found("shared memory")[0]
-    assert (first.level, first.text) == ("problem", "cannot map an anonymous file: Operation not permitted")
+    assert (first.level, first.text) == (
+        "problem",
+        "cannot be allocated, because memfd_create fails: Operation not permitted",
+    )
 
 
 def test_a_check_that_fails_is_a_problem_and_the_exit_status_says_so(monkeypatch, capsys):
@@ -146,7 +149,12 @@ def test_a_check_that_fails_is_a_problem_and_the_exit_status_says_so(monkeypatch
     monkeypatch.setattr(doctor, "CHECKS", {"fails": fails})
     assert command.main(["--json"]) == 1
     assert json.loads(capsys.readouterr().out) == [
-        {"check": "fails", "level": "problem", "text": "the check failed: OSError: no /proc", "advice": "report it."}
+        {
+            "check": "fails",
+            "level": "problem",
+            "text": "the check failed: OSError: no /proc",
+            "advice": "please report this as a bug.",
+        }
     ]
     monkeypatch.setattr(doctor, "CHECKS", {"clock": lambda: [doctor.Finding("warning", "it is late", "go home.")]})
     assert command.main([]) == 0

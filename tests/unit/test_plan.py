@@ -185,10 +185,10 @@ def test_wrong_configurations_and_machines_without_slurm(capsys, within):
     within(commands, "shutil", which=lambda name: None)
     assert command.main(["launcher=slurm"]) == 0
     said = capsys.readouterr()
-    assert "not on this machine: launcher=slurm" in said.err
+    assert "cannot start on this machine: launcher=slurm" in said.err
     assert "#SBATCH --ntasks=3" in said.out
     assert command.main(["-m", "hydra/sweeper=optuna", "trainer.gamma=interval(0.9,1)"]) == 2
-    assert "Plan one of them, without -m" in capsys.readouterr().err
+    assert "Plan a single point, without -m" in capsys.readouterr().err
 
 
 def test_numbers_have_units_and_what_is_zero_is_left_out():

@@ -23,8 +23,8 @@ class CollectorConfig(Section):
     num_workers: int = option(2, "Worker processes, at least 1. Each steps env.num_envs envs.", minimum=1, kept=True)
     frames_per_batch: int = option(
         512,
-        """Frames in one batch. Sync workers collect it together, so it is a multiple of num_workers x env.num_envs. An
-        async worker collects it alone, so it is a multiple of env.num_envs.""",
+        """Frames in one batch. Sync workers collect it together, so it must be a multiple of num_workers x
+        env.num_envs. An async worker collects it alone, so it must be a multiple of env.num_envs.""",
         minimum=1,
         kept=True,
     )
@@ -119,9 +119,9 @@ class CollectorConfig(Section):
     )
     check_finite: bool = option(
         True,
-        """`true`: NaN or infinity in an observation, action or reward is an error that names worker, env, key and step,
-        and whether the env or the policy returned it. Each worker checks its batches once, without infos
-        (env.info_keys). `false`: deliver such values; logged returns exclude them.""",
+        """`true`: raise an error if an observation, an action or a reward contains NaN or infinity. The error names the
+        worker, env, key and step, and says whether the env or the policy returned the value. Each worker checks its
+        batches once, without infos (env.info_keys). `false`: deliver such values; logged returns exclude them.""",
     )
     order_of: str | None = option(
         None,
@@ -173,16 +173,17 @@ class CollectorConfig(Section):
     )
     start_timeout_s: float = option(
         60.0,
-        """Maximum seconds, above 0, for a worker to start, including its imports; and then, until it has stepped its
-        envs, the maximum without progress, in place of worker_timeout_s. Also the maximum for making the first env,
-        which only shows its spaces.""",
+        """Maximum seconds, above 0, for a worker to start, including its imports. Until the worker has stepped its
+        envs, it is also the maximum time without progress, instead of worker_timeout_s. It also limits how long the
+        first env, whose spaces the trainer reads, may take to be created.""",
         above=0,
         without_effect=True,
     )
     worker_timeout_s: float = option(
         120.0,
-        """Maximum seconds, above 0, without progress of a worker that owes a batch. An env that is made, a reset, and a
-        step of all its envs are progress. After this time, the worker counts as hung. A batch may take longer.""",
+        """Maximum seconds, above 0, for which a worker may make no progress while the trainer waits for its batch. To
+        create an env, to reset one, and to step all envs count as progress. After this time, the worker counts as hung.
+        A whole batch may take longer.""",
         above=0,
         without_effect=True,
     )

@@ -207,5 +207,5 @@ class DevicesConfig(Section):
     env_device: str | None = option(
         None,
         """Device of the env's observations and actions. `null`: the CPU, or the device of the tensors that the env
-        returns (page Envs).""",
+        returns (see the page Envs).""",
     )

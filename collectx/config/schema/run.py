@@ -48,12 +48,12 @@ class CheckpointOptions(Section):
         when a signal stops it. Checkpoints by time are postponed if they would take more than 1 % of the time.""",
         above=0,
     )
-    keep: int = option(2, "How many checkpoints to keep: the newest ones.", minimum=1)
+    keep: int = option(2, "Number of checkpoints to keep. Older ones are deleted.", minimum=1)
     keep_best: str | None = option(
         None,
-        """Also keep the checkpoint with the greatest value of this metric when it was written: `mean_return`, or an
-        entry of env.metrics. `collectx eval RUN_DIR weights=best` and `collectx export` take its weights. `null`: keep
-        only the newest.""",
+        """Also keep the best checkpoint, the one that was written when this metric had its highest value: `mean_return`
+        or an entry of env.metrics. To use its weights, add weights=best to `collectx eval` or `collectx export`.
+        `null`: only keep the newest.""",
     )
     grace_s: float = option(
         20.0,
@@ -106,20 +106,20 @@ class EvalOptions(Section):
 
 @dataclass(kw_only=True)
 class TensorBoardLoggerConfig(Section):
-    dir: str | None = option(None, "The folder; `null`: `tensorboard` in the run folder.")
+    dir: str | None = option(None, "Folder of the event files. `null`: `tensorboard` in the run folder.")
 
 
 @dataclass(kw_only=True)
 class CsvLoggerConfig(Section):
-    file: str | None = option(None, "The file; `null`: `progress.csv` in the run folder.")
+    file: str | None = option(None, "Path of the table. `null`: `progress.csv` in the run folder.")
 
 
 @dataclass(kw_only=True)
 class WandbLoggerConfig(Section):
-    project: str | None = option("collectx", "The name of the project.")
-    entity: str | None = option(None, "The user or the team; `null`: the default of the account.")
-    name: str | None = option(None, "The name of the run; `null`: the name of the run folder.")
-    group: str | None = option(None, "The name of a group of runs, such as the seeds of one experiment.")
+    project: str | None = option("collectx", "Name of the project.")
+    entity: str | None = option(None, "User or team that owns the run. `null`: the default of the account.")
+    name: str | None = option(None, "Name of the run. `null`: the name of the run folder.")
+    group: str | None = option(None, "Name of a group of runs, such as the seeds of one experiment.")
     tags: list[str] = option([], "Labels of the run.")
     mode: str | None = option(
         None,
@@ -132,11 +132,11 @@ class WandbLoggerConfig(Section):
 class MlflowLoggerConfig(Section):
     tracking_uri: str | None = option(
         None,
-        """The server or the database, such as http://host:5000 or sqlite:///mlflow.db. `null`: the value of
+        """Server or database, such as http://host:5000 or sqlite:///mlflow.db. `null`: the value of
         MLFLOW_TRACKING_URI, or MLflow's default.""",
     )
-    experiment: str | None = option("collectx", "The name of the experiment.")
-    name: str | None = option(None, "The name of the run; `null`: the name of the run folder.")
+    experiment: str | None = option("collectx", "Name of the experiment.")
+    name: str | None = option(None, "Name of the run. `null`: the name of the run folder.")
 
 
 @dataclass(kw_only=True)
@@ -144,7 +144,7 @@ class CustomLoggerConfig(Section):
     target: str = required(
         "`module:name` of the class or function that creates the logger, such as my_project.loggers:Slack."
     )
-    kwargs: dict[str, Any] = option({}, "The keyword arguments of the target.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.")
 
 
 @dataclass(kw_only=True)
@@ -221,8 +221,8 @@ class TuneConfig(Section):
     warmup_s: float = option(1.0, "Seconds after the first batch of a run before the measurement starts.", minimum=0)
     exact: bool | None = option(
         None,
-        """`true`: search only settings that keep the rows and steps of batches, and for sync collectors the lag, so
-        that the trainer learns as before. `false`: also search other rows and steps with the same frames_per_batch,
+        """`true`: only search settings with which the trainer learns as before: batches keep their rows and steps and,
+        with sync collectors, their lag. `false`: also search other rows and steps of the same frames_per_batch,
         collector.overlap and collector.num_slots. `null`: `false` with trainer=meter, otherwise `true`.""",
     )
 

@@ -55,7 +55,7 @@ class LearningTrainerConfig(TrainerConfig):
     max_grad_norm: float = option(0.5, "Maximum norm of the gradients; larger ones are scaled down.", above=0)
     target_return: float | None = option(
         None,
-        "The run ends when the mean return of the last 100 episodes reaches this value. `null`: at total_frames only.",
+        "End the run when the mean return of the last 100 episodes reaches this value. `null`: no such end.",
     )
     check_finite: bool = option(
         True,

@@ -49,17 +49,17 @@ _GUARD = (
 _REASONS = {
     "Priority": "Priority: other jobs are ahead of it",
     "Resources": "Resources: the nodes it needs are in use",
-    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for; ask for less, or choose "
-    "another",
+    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for. Ask for less, or choose "
+    "another partition",
     "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
     "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
     "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
     "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets other jobs go first",
     "JobArrayTaskLimit": "JobArrayTaskLimit: launcher.max_parallel points are already running",
-    "JobHeldUser": "JobHeldUser: it is held until you call `scontrol release`",
-    "JobHeldAdmin": "JobHeldAdmin: an administrator holds it; ask your site",
+    "JobHeldUser": "JobHeldUser: it is held until you run `scontrol release`",
+    "JobHeldAdmin": "JobHeldAdmin: an administrator holds it. Ask your site",
     "launch failed requeued held": "launch failed requeued held: a node could not start it, for example because its "
-    "prolog fails; `sinfo -R` says why. When the node is repaired or drained, call `scontrol release`",
+    "prolog fails. `sinfo -R` says why. When the node is repaired or drained, run `scontrol release`",
     "BeginTime": "BeginTime: it may only start later; SLURM restarts a requeued job after two minutes",
     "None": "",
 }
@@ -69,8 +69,8 @@ _SAYS = re.compile(r"^(\w+: (error|fatal): )?((Batch job submission failed|\w+ e
 # The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
-    "submitjob": "Your account or QOS accepts no more jobs at a time. Wait until some have ended, or submit fewer",
-    "violates accounting": "Your account or QOS does not allow so much. Submit fewer jobs at a time, or ask for less "
+    "submitjob": "Your account or QOS allows no more jobs at a time. Wait until some have ended, or submit fewer",
+    "violates accounting": "Your account or QOS does not allow that much. Submit fewer jobs at a time, or ask for less "
     "time or smaller jobs (`sacctmgr show qos` and `sacctmgr show associations user=$USER` list the limits)",
     "account": "Choose another account with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
     "partition": "Choose another partition with launcher.partition (`sinfo` lists them)",
@@ -78,9 +78,10 @@ _ADVICE = {
     "time limit": "Ask for less time with launcher.time",
     "feature": "Choose other features with launcher.constraint (`sinfo -o %f` lists them)",
     "memory": "Ask for less memory with launcher.mem",
-    "node configuration": "No node has so much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
+    "node configuration": "No node has that much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local, in Python launcher='mp'",
+    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local (in Python, "
+    "launcher='mp')",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }
@@ -177,8 +178,8 @@ def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
     if not ids:
         said = "; ".join(line.strip() for line in output.splitlines()) or "nothing"
         raise LauncherError(
-            f"sbatch printed no job id, so collectx cannot tell whether the job is queued. It printed: {said}. See "
-            "`squeue --me`, and ask your site how `sbatch --parsable` prints the id."
+            f"sbatch printed no job id, so collectx cannot tell whether the job is queued. It printed: {said}. To see "
+            "your jobs, run `squeue --me`, and ask your site how `sbatch --parsable` prints the id."
         )
     return ids[-1]
 
@@ -376,14 +377,14 @@ def _run(command: Sequence[str]) -> str:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise LauncherError(f"{name} did not answer within {COMMAND_S:g} s, so SLURM's controller hangs.") from error
+        raise LauncherError(f"{name} did not answer within {COMMAND_S:g} s. SLURM's controller may hang.") from error
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines()]
         message = "; ".join(_SAYS.sub("", line) for line in [line for line in lines if ": fatal: " in line] or lines)
         if not message:
-            raise NoMessage(f"{name}: exit status {done.returncode}")
+            raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""
         raise LauncherError(f"{what}{message.removesuffix('.')}. {advice}." if advice else f"{what}{message}")

@@ -167,7 +167,7 @@ def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
                 processes.append(process)
             code = process.wait()
         except (OSError, LauncherError) as error:
-            print(f"collectx: srun was not called: {error}", file=sys.stderr)
+            print(f"collectx: srun could not be started: {error}", file=sys.stderr)
         finally:
             handle.text = f"its srun ended with status {code}" if code else ""
             handle.finish(code)

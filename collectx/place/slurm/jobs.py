@@ -18,12 +18,12 @@ from collectx.place.slurm.script import WORKERS
 
 # Options of sbatch that collectx sets itself, and what to use instead.
 _SBATCH = {
-    "array": "use `launcher.max_parallel`, if the launcher has it.",
-    "ntasks": "use `collector.num_workers`.",
-    "nodes": "use `launcher.nodes`, if the launcher has it.",
-    "output": "find the output in `logs/` in the run folder.",
-    "error": "find the output in `logs/` in the run folder.",
-    "no-kill": "use `collector.on_worker_failure`.",
+    "array": "limit the points of a sweep with `launcher.max_parallel`, if the launcher has it.",
+    "ntasks": "set the number of workers with `collector.num_workers`.",
+    "nodes": "set the number of nodes with `launcher.nodes`, if the launcher has it.",
+    "output": "find the output in the folder logs of the run folder.",
+    "error": "find the output in the folder logs of the run folder.",
+    "no-kill": "use `collector.on_worker_failure` to continue without a lost worker.",
     "requeue": "use `launcher.requeue`.",
     "no-requeue": "use `launcher.requeue`.",
 }
@@ -58,13 +58,11 @@ class SlurmArray(Place):
         if self.cfg.backend.kind != "mpi":
             return
         if not self.has_one_universe:
-            rule = (
-                f"`launcher={launcher}` starts every worker as a separate job, and MPI does not connect separate jobs"
-            )
+            rule = f"`launcher={launcher}` starts each worker as a separate job, and MPI cannot connect separate jobs"
             yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
-                f"with `backend=mpi` and `launcher={launcher}`, MPI ends all ranks when one of them dies, and "
+                f"with `backend=mpi` and `launcher={launcher}`, MPI ends all processes when one of them dies, and "
                 "cannot replace it"
             )
             path = "collector.on_worker_failure"
@@ -77,7 +75,7 @@ class SlurmArray(Place):
             time, memory = getattr(part, "time", None), getattr(part, "mem", None)
             if time is not None and _seconds(str(time)) is None and str(time).upper() not in _NO_LIMIT:
                 advice = f"use minutes, as in `{path}.time=90`, or hours:minutes:seconds, as in `{path}.time=1:30:00`."
-                yield Problem(f"{path}.time", "is not a time that sbatch accepts", time, advice)
+                yield Problem(f"{path}.time", "is not a time limit that sbatch accepts", time, advice)
             if memory is not None and not _MEMORY.fullmatch(str(memory)):
                 advice = f"use a whole number with a unit (K, M, G or T), as in `{path}.mem=4G`."
                 yield Problem(f"{path}.mem", "is not an amount of memory that sbatch accepts", memory, advice)
@@ -86,7 +84,7 @@ class SlurmArray(Place):
         for path, part in self._parts().items():
             names = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
             for name in sorted(_SBATCH.keys() & names):
-                yield Problem(f"{path}.sbatch.{name}", "collectx sets this option itself", advice=_SBATCH[name])
+                yield Problem(f"{path}.sbatch.{name}", f"collectx sets --{name} itself", advice=_SBATCH[name])
 
     def _parts(self) -> dict[str, object]:
         """Returns the resources of jobs, by option."""
@@ -97,7 +95,7 @@ class SlurmArray(Place):
             return []
         return [
             f"`launcher={self.cfg.launcher.kind}` cannot be used: this machine has no sbatch on its PATH. Start it "
-            "where SLURM's commands are, or use `launcher=local`."
+            "on a login node of the cluster, or use `launcher=local`."
         ]
 
 
@@ -140,9 +138,11 @@ class SlurmJob(SlurmArray):
             return
         limit_s = _seconds(str(launcher.time))
         if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
-            early = f"send the signal up to {_EARLY_S} s early, so {launcher.signal_s + _EARLY_S} s before the end"
+            needed_s = launcher.signal_s + _EARLY_S
+            early = f"send the signal up to {_EARLY_S} s early, that is {needed_s} s before the end"
             rule = f"is too long for `launcher.time={launcher.time}` ({limit_s} s): SLURM may {early}"
-            advice = "use a smaller `launcher.signal_s`, a longer `launcher.time`, or `launcher.requeue=false`."
+            longer = f"`launcher.time={needed_s // 60 + 1}` or longer"
+            advice = f"use {longer}, a smaller `launcher.signal_s`, or `launcher.requeue=false`."
             yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 
 
@@ -164,7 +164,7 @@ class SlurmParts(SlurmJob):
         yield from super()._own_problems()
         if self._launcher.max_parallel is not None:
             rule, advice = (
-                "jobs with two parts cannot form a job array",
+                "`launcher=submitit_delayed` submits heterogeneous jobs, which cannot form a job array",
                 "use `launcher.max_parallel=null`, or `launcher=slurm`.",
             )
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
@@ -173,7 +173,7 @@ class SlurmParts(SlurmJob):
         if not self.cfg.collector.has_workers:
             return super()._described_tasks()
         num_workers = self.num_tasks - 1
-        return num_workers, f"there {'is' if num_workers == 1 else 'are'} {counted(num_workers, 'worker')}"
+        return num_workers, f"the run has {counted(num_workers, 'worker')}"
 
 
 def _seconds(time: str) -> int | None:

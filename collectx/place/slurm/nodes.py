@@ -38,7 +38,8 @@ def is_lost(node: str) -> bool:
         if deadline is None:
             timeout_s = _timeout_s()
             deadline = time.monotonic() + timeout_s
-            print(f"collectx: {node} is silent: SLURM may take {timeout_s} s to say whether it is lost", flush=True)
+            text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost"
+            print(f"collectx: {text}", flush=True)
         time.sleep(_ASK_S)
     return True
 

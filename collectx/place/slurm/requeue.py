@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import JobLauncherConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.slurm import commands
@@ -57,12 +58,13 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
     if not cfg.requeue:
         return f"job {job} is not requeued (launcher.requeue=false)"
     if num_requeues(environment) >= cfg.max_requeues:
-        return f"job {job} is not requeued: it was requeued launcher.max_requeues={cfg.max_requeues} times"
+        times = f"{counted(cfg.max_requeues, 'time')} (launcher.max_requeues={cfg.max_requeues})"
+        return f"job {job} is not requeued: it was already requeued {times}"
     try:
         state = commands.states([job]).get(job)
         # A cancelled job, or one at its time limit, would be requeued as well.
         if state is None or state.word != "RUNNING":
-            return f"SLURM ends job {job}" if state else f"SLURM knows no job {job}"
+            return f"SLURM is ending job {job}" if state else f"SLURM no longer knows job {job}"
         commands.requeue(job)
     except LauncherError as error:
         return f"job {job} is not requeued: {error}"

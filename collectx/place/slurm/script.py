@@ -130,8 +130,8 @@ def _limit(launcher: SlurmLauncherConfig) -> list[str]:
         return []
     limit = launcher.max_requeues
     times = f"{counted(limit, 'time')} (launcher.max_requeues={limit})"
-    remedy = "Raise the limit, or continue it with collectx resume."
-    message = f"collectx: job $job will not start again: it has been requeued {times}. {remedy}"
+    remedy = "Raise the limit, or continue the run with collectx resume."
+    message = f"collectx: job $job will not start again, because it was already requeued {times}. {remedy}"
     count = '"${SLURM_RESTART_COUNT:-0}"'
     return [
         f'if [ {count} -gt {limit} ]; then echo "{message}"; exit 1; fi',

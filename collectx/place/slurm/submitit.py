@@ -67,5 +67,5 @@ def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
             executor = submitit.AutoExecutor(Path(), cluster="slurm")
             executor.update_parameters(**slurm_kwargs)
         except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
-            raise ConfigError(f"slurm_kwargs: {error}") from error
+            raise ConfigError(f"slurm_kwargs cannot be used: {error}") from error
     return {name: value for name, value in executor.parameters.items() if value is not None}

@@ -196,8 +196,8 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
     env, episodes = cfg.env, cfg.eval.episodes
     if not isinstance(env, GymnasiumConfig) or (not isinstance(env, GymEnvConfig) and env.id is None):
         raise ConfigError(
-            f"eval.video=true cannot be used with env.kind={env.kind}, because only single Gymnasium envs render "
-            "frames."
+            f"eval.video=true cannot be used with env={env.kind}, because only single Gymnasium envs render frames. "
+            "Leave it out."
         )
     if find_spec("moviepy") is None:
         raise ConfigError("eval.video=true needs moviepy. Install it: pip install 'collectx[video]'")
@@ -228,6 +228,6 @@ def _check_rendering(make: Callable[[], Any]) -> None:
     if np.ndim(frame) != 3:
         modes = env.metadata.get("render_modes")
         raise ConfigError(
-            "eval.video=true cannot be used, because the env renders no image with render_mode=rgb_array. Its render "
-            f"modes are {modes}."
+            "eval.video=true cannot be used, because the env renders no image with render_mode=rgb_array. (Its render "
+            f"modes are {modes}.) Leave it out, or let render() return an image [H, W, 3]."
         )

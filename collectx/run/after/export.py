@@ -49,7 +49,7 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     """Writes a graph that maps observations to greedy actions, recorded by `torch.export`. Raises `ConfigError` if the
     packages of the extra `onnx` are missing, or `ExportError` if the policy has no graph."""
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise ConfigError(f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'")
+        raise ConfigError(f"format=onnx needs {' and '.join(missing)}. Install it: pip install 'collectx[onnx]'")
     policy, path = _prepare(run_dir, output, weights, "policy.onnx")
     example = policy.example(_ROWS)
     batch = torch.export.Dim("batch")
@@ -85,14 +85,14 @@ def _why_no_graph(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
     own = [frame for frame in frames if not frame.filename.startswith(ours) and frame.filename.endswith(".py")]
-    where = f"in {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "not in code of your own"
+    where = f"in {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "(not raised in your code)"
     return "\n  ".join(
         [
             f"torch.export cannot make a graph of the policy: {type(error).__name__}: {lines[0]}",
             where,
-            "A graph cannot depend on values of tensors. Replace .item(), `if` on a tensor, and distributions, which",
-            "check their arguments and draw: return logits.argmax(-1), or pass validate_args=False.",
-            "format=torchscript and format=state_dict take more policies.",
+            "A graph cannot depend on the values of tensors. Avoid .item() and `if` on a tensor. Avoid distributions",
+            "too, which check their arguments: return logits.argmax(-1), or pass validate_args=False.",
+            "Or use format=torchscript or format=state_dict, which accept more policies.",
         ]
     )
 
@@ -123,7 +123,10 @@ class _Greedy(nn.Module):
         example = policy.example(_ROWS)
         forms = [[(each.shape, each.dtype) for each in act] for act in (self(*example), policy.act(example, _ROWS))]
         if forms[0] != forms[1]:
-            raise ConfigError(f"the graph would give {forms[0]}, but the env takes {forms[1]}. Use format=state_dict.")
+            raise ConfigError(
+                f"the graph would return {forms[0]} (shape, dtype), but the env takes {forms[1]}. Use "
+                "format=state_dict."
+            )
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if isinstance(self.module, StochasticPolicy):
@@ -134,7 +137,7 @@ class _Greedy(nn.Module):
 
 def _module(policy: LoadedPolicy) -> nn.Module:
     if not isinstance(policy.module, nn.Module):
-        raise ConfigError("the policy of this run has no weights to export.")
+        raise ConfigError("the policy of this run has no weights, so there is nothing to export.")
     return policy.module
 
 

@@ -33,7 +33,7 @@ def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     if owner is not None and not trusted:
         raise ConfigError(
             f"{run_folder.path} belongs to {owner}, and its configuration says which code is imported and called. Read "
-            f"{run_folder.config}, then add --trust (in Python trust=True)."
+            f"{run_folder.config}. If you trust the code that it names, add --trust (in Python, trust=True)."
         )
 
 
@@ -45,13 +45,15 @@ def check_checkpoints(run_folder: RunFolder) -> None:
         return
     if (owner := other_owner(run_folder)) is not None:
         raise ConfigError(
-            f"{run_folder.path} belongs to {owner}. To continue it: collectx resume {run_folder.path} --trust"
+            f"{run_folder.path} belongs to {owner}, and its checkpoints contain env pickles, which execute code. If "
+            f"you trust them: collectx resume {run_folder.path} --trust"
         )
     for path in _checkpoint_paths(run_folder):
         if path.exists() and path.stat().st_mode & 0o022:
             raise ConfigError(
-                f"others can write to {path}, and checkpoints contain env pickles, which execute code. If no file was "
-                f"changed, run chmod -R go-w {run_folder.checkpoints} or collectx resume {run_folder.path} --trust."
+                f"other users can write to {path}, and checkpoints contain env pickles, which execute code. If you are "
+                f"sure that nobody changed a file: chmod -R go-w {run_folder.checkpoints}, or collectx resume "
+                f"{run_folder.path} --trust"
             )
 
 
@@ -75,7 +77,7 @@ def _origin(target: str) -> str:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        return f"would be imported, but there is no package {package}"
+        return f"names the package '{package}', which is not installed here"
     return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
 
 

@@ -53,10 +53,10 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
                 reason = f"{folder} has no digest of batch {index}. Run it with trainer.digest=true"
                 return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before.rpartition("-")[0] != after.rpartition("-")[0]:
-            reason = f"batch {index} has digests of different kinds: {before} in {old}, {after} in {new}"
+            reason = f"batch {index} has digests of different kinds, {before} in {old} and {after} in {new}"
             return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before != after:
-            message = f"batch {index} is the first that differs ({before} in {old}, {after} in {new})"
+            message = f"batch {index} is the first that differs (digest {before} in {old}, {after} in {new})"
             return Comparison(Verdict.DIFFERENT, message, index)
         count = index + 1
     if not count:
@@ -88,10 +88,10 @@ def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
     run_folder = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
     if any(event.get("event") in LOSSES for event in run_folder.read_events()):
-        raise ValueError("that run lost a worker, and did not record between which batches")
+        raise ValueError("that run lost a worker, and did not record between which two batches")
     batches = order_of(run_folder.metrics, run_folder.read_metrics())
     if not batches:
-        raise ValueError("it contains no run that delivered a batch")
+        raise ValueError("it contains no delivered batch")
     return batches
 
 
@@ -102,7 +102,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
         parts = line.get("workers", ())
         try:
             if len(parts) != 1:
-                raise ValueError(f"{path} belongs to a sync run, whose batches contain parts of {len(parts)} workers")
+                raise ValueError(f"{path} belongs to a sync run, whose batches contain frames of {len(parts)} workers")
             settings = parts[0].get("settings", 0), line.get("settings", 0)
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
         except (AttributeError, KeyError, TypeError) as error:
@@ -113,7 +113,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
 def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:
     """Returns the reason why a run with these collector options does not record its order; None if it does."""
     if refresh == "step":
-        return "with collector.refresh=step the weights change within a batch, which is not recorded"
+        return "with collector.refresh=step, the weights change within a batch, which is not recorded"
     if num_workers_per_collector > 1 and inner == "async":
-        return "with collector.inner=async the order in which a worker's processes were ready is not recorded"
+        return "with collector.inner=async, the order in which a worker's processes were ready is not recorded"
     return None

@@ -285,7 +285,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
     checkpoints = Checkpoints(run_folder.checkpoints)
     if weights == "best":
         if (best := checkpoints.best()) is None:
-            advice = "To keep one, train with checkpoint.keep_best=mean_return. Or use weights=newest."
+            advice = "Use weights=newest. To keep a best one, train with checkpoint.keep_best=mean_return."
             raise ConfigError(f"{run_folder.path} contains no best checkpoint. {advice}")
         FlatWeights(module).read(_weights(Checkpoint(best)))
         return
@@ -305,7 +305,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             raise DamagedFileError(f"{run_folder.policy} cannot be loaded: {summary_of(error)}") from error
     flat, problems = checkpoints.newest(_weights)
     if flat is None:
-        advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
+        advice = "A run saves them at its end, and in each checkpoint (checkpoint.every_batches, checkpoint.every_min)."
         missing = f"{run_folder.path} contains no policy weights. {advice}"
         raise ConfigError(checkpoints.no_intact(problems) if problems else missing)
     FlatWeights(module).read(flat)
@@ -342,7 +342,7 @@ def _observation_space(group: Env) -> spaces.Space | None:
 def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:
     if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
         raise ShapeError(
-            f"{'.'.join(leaf.key)}: expected shape {list(leaf.shape)}, or [B, ...] for a batch, got "
+            f"{'.'.join(leaf.key)} must have shape {list(leaf.shape)}, or [B, ...] for a batch, but has "
             f"{list(tensor.shape)}. Pass the observation that the env returns"
         )
     return tensor.reshape(size[0] if size else 1, *leaf.shape)

@@ -47,7 +47,7 @@ class EventLog:
                     # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.show(f"the event log stopped, but the run continues: {failure}")
+            self.show(f"events are no longer logged, but the run continues: {failure}")
         if text is None or name in self._hidden:
             return
         if "worker" in fields:
@@ -70,16 +70,16 @@ _MESSAGES = {
     "{num_workers}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_failed": "{logger} logging stopped, but the run continues: {message}",
-    "logger_slow": "{logger} logging is slower than the run: while {waiting} lines wait, further lines are skipped",
+    "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
     "requeued": "the job is requeued: {reason}",
     "cancelled": "the job is cancelled: {reason}",
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
-    "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs a "
-    "part of each, let it keep a clone of that part",
+    "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs "
+    "a part of each batch, let it keep a clone of that part",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
-    "outputs_shared": "all {count} envs write to {path}, and overwrite each other's files. Give env.entry_point a "
+    "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "
     "parameter env_index, and use it in the path",
     "peer_refused": "refused a connection from {address}: {reason}",
 }
@@ -111,22 +111,22 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_not_saved":
         some = fields.get("workers", ())
         of = f" of worker{'s' * (len(some) > 1)} {' and '.join(map(str, some))}" if some else ""
-        return f"checkpoints do not save the envs{of}, which begin new episodes after a resume: {fields['reason']}"
+        return f"checkpoints cannot save the envs{of}, so these begin new episodes after a resume: {fields['reason']}"
     if name == "envs_large":
         return (
-            f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, pickled with their data and the "
-            "constants of their modules. To leave data out, see 'Large data' in docs/how-to/resume.md"
+            f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, because they are pickled with their "
+            "data and the constants of their modules. To leave data out, see 'Large data' in docs/how-to/resume.md"
         )
     if name == "infos_examined":
         return (
-            "the trainer stepped an env of its own with random actions, to learn the shapes of infos "
-            f"({', '.join(fields['names'])}). To avoid this, declare them: '{fields['declared']}'"
+            "the trainer stepped an env of its own with random actions, to learn the shapes of info entries "
+            f"({', '.join(fields['names'])}). To avoid this, declare the shapes: '{fields['declared']}'"
         )
     if name == "metrics_missing":
         names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
         return (
-            f"env.metrics names {names}, but no step's info contained {them}. Check the spelling; infos of resets do "
-            "not count"
+            f"env.metrics names {names}, but the info of no step contained {them}. Check the spelling, and that step "
+            f"returns {them}: the info of reset does not count"
         )
     if name == "resumed":
         workers: dict[str, list[str]] = {}
@@ -136,7 +136,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"; {which[0] if len(which) == 1 else f'{len(which)} workers begin'} new episodes: {reason}"
             for reason, which in workers.items()
         )
-        return f"continues after {counted(fields['batches'], 'batch', 'batches')}, {fields['frames']} frames{begin}"
+        batches = counted(fields["batches"], "batch", "batches")
+        return f"the run continues after {batches} ({fields['frames']:,} frames){begin}"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"

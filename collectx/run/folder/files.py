@@ -70,8 +70,8 @@ def read_private(path: Path) -> bytes:
         if status.st_uid != os.geteuid() or mode & 0o077:
             raise PermissionError(
                 f"{path} belongs to user {status.st_uid} and has mode {mode:o}, but it must belong to user "
-                f"{os.geteuid()} and have mode 600. Another user may have written it, or its file system has no modes. "
-                "Choose another run folder with hydra.run.dir."
+                f"{os.geteuid()} and have mode 600. Another user may have written it, or its file system has no "
+                "permissions. Choose another run folder with hydra.run.dir."
             )
         return file.read()
 

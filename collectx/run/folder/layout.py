@@ -213,7 +213,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def folder_errors(
-    path: Path | str, what: str = "run folder", option: str = "hydra.run.dir or hydra.sweep.dir"
+    path: Path | str, what: str = "run folder", option: str = "hydra.run.dir (of a sweep, hydra.sweep.dir)"
 ) -> Iterator[None]:
     """Turns an `OSError` of the block, which creates the folder `path`, into a `ConfigError`. `option` names the option
     with which the user chooses another folder."""
@@ -221,7 +221,7 @@ def folder_errors(
         yield
     except OSError as error:
         why = error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"cannot create the {what} {path}: {why}. Choose another with {option}.") from error
+        raise ConfigError(f"cannot create the {what} {path}: {why}. Choose another folder with {option}.") from error
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterato
         if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
-                f"another run is using {run_folder.path} ({holder or 'by an unknown process'}). Wait until it ends, or "
+                f"another run is using {run_folder.path} ({holder or 'an unknown process'}). Wait until it ends, or "
                 "choose another folder with hydra.run.dir."
             )
         if run_folder.has_run and not (replace or force):

@@ -73,7 +73,7 @@ def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
         path = other
     for event in run_folder.read_events():
         if event.get("event") == "resumed" and event.get("new_episodes"):
-            changes.append(Change(event["batches"], "with new episodes, as env states were not saved"))
+            changes.append(Change(event["batches"], "with new episodes, because env states were not saved"))
             break
     return path, min(changes, key=lambda change: change.batches, default=None)
 
@@ -109,7 +109,7 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
             if before.get(name) != after.get(name)
         ]
     return [
-        f"you cannot change {text} when you resume {run_folder.path}. Start a new run in another folder."
+        f"{text} cannot change when you resume {run_folder.path}. Leave it out, or start a new run in another folder."
         for text in changed
     ]
 
@@ -126,7 +126,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not content:
-        raise DamagedFileError(f"{path} is not a configuration")
+        raise DamagedFileError(f"{path} is damaged: it contains no configuration")
     if isinstance(content.get("launcher"), dict):
         content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items() if key != "hydra"}
@@ -182,9 +182,8 @@ def check_folder(run_folder: RunFolder) -> None:
         if runs := runs_below(run_folder.path, max_depth=1):
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
         lacks = f"it does not contain {run_folder.config.relative_to(run_folder.path)}"
-        raise ConfigError(
-            f"'{run_folder.path}' is not a run folder: {lacks if run_folder.path.is_dir() else 'it is a file'}."
-        )
+        why = lacks if run_folder.path.is_dir() else "it is a file"
+        raise ConfigError(f"'{run_folder.path}' is not a run folder: {why}. To list your runs: collectx status")
     snapshot.check_format(run_folder)
 
 

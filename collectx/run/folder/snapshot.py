@@ -112,10 +112,10 @@ def check_format(folder: RunFolder) -> None:
     read."""
     meta = folder.read_meta()
     if (found := meta.get("format", 1)) > FORMAT:
-        version = (meta.get("packages") or {}).get("collectx", "a newer one")
-        reads = f"collectx {sys.modules['collectx'].__version__} reads formats up to {FORMAT}"
-        advice = f"Use the version that wrote it, {version}."
-        raise ConfigError(f"{folder.path} is a run folder of format {found}, but {reads}. {advice}")
+        version = (meta.get("packages") or {}).get("collectx", "or a newer one")
+        reads = f"collectx {sys.modules['collectx'].__version__} only reads formats up to {FORMAT}"
+        advice = f"Use the version of collectx that wrote it, {version}."
+        raise ConfigError(f"{folder.path} has format {found}, but {reads}. {advice}")
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:

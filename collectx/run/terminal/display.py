@@ -120,7 +120,8 @@ class Progress:
             if self._statistics.started is not None:
                 self._draw(is_last=True)
         except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run
-            print(f"collectx: progress display stopped: {summary_of(error)}", file=sys.stderr)
+            text = f"the progress display stopped, but the run continues: {summary_of(error)}"
+            print(f"collectx: {text}", file=sys.stderr)
 
     def _draw(self, is_last: bool = False) -> None:
         view = self._rates.view(time.monotonic())
@@ -370,7 +371,7 @@ def print_completed(result: Result) -> None:
         how = f"To train longer: collectx resume {shlex.quote(printing.typed(result.folder))} {option}=N"
     else:
         how = "To train longer, change the option that ended it."
-    printing.message(f"already complete: {result.exit_reason}. {how}")
+    printing.message(f"this run is already complete: {result.exit_reason}. {how}")
     _print_table(result)
 
 

@@ -50,7 +50,7 @@ class Notices:
         for workers, text, is_repeated in gathered.values():
             if is_repeated:
                 last = textwrap.shorten(text, _LAST, placeholder=" ...")
-                self._show(f"{len(workers)} workers reported this; last: {last}" if len(workers) > 1 else text)
+                self._show(f"{len(workers)} workers reported this, the last one: {last}" if len(workers) > 1 else text)
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ def test_overrides_may_stand_on_both_sides_of_flags():
         (["--multirunn"], "Did you mean --multirun?"),
         (["--experimental-rerun=x"], "collectx reproduce"),
         (["--config-path", "x"], "--config-dir"),
-        (["--config-dir"], "--config-dir: expected one argument"),
+        (["--config-dir"], "--config-dir needs a value. Write it after the flag: --config-dir VALUE"),
     ],
 )
 def test_wrong_flags(argv, message):
@@ -33,9 +33,9 @@ def test_wrong_flags(argv, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["format=memmap", "weights=best"], "export: format=memmap has no option weights. Leave out weights=best."),
-        (["format=memmap", "fps=3"], "export: format=memmap has no option fps. Leave out fps=3."),
-        (["format=onnx", "task=x"], "export: format=onnx has no option task. Leave out task=x."),
+        (["format=memmap", "weights=best"], "export: format=memmap has no option 'weights'. Leave out weights=best."),
+        (["format=memmap", "fps=3"], "export: format=memmap has no option 'fps'. Leave out fps=3."),
+        (["format=onnx", "task=x"], "export: format=onnx has no option 'task'. Leave out task=x."),
         (["format=onnx", "other"], "export: format=onnx takes one run folder. Leave out other."),
         (["format=parquet"], "export: there is no folder 'run'."),
     ],

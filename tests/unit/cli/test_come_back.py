@@ -76,7 +76,7 @@ def test_ctrl_c_leaves_a_watched_run(queue, job, capsys, monkeypatch):
 
     monkeypatch.setattr(watch.Watcher, "_update", press)
     assert watch.main(["sweep"]) == 130
-    assert "left; job 7 continues" in capsys.readouterr().err
+    assert "stopped watching; job 7 continues" in capsys.readouterr().err
     assert queue.states == {"7": "RUNNING"}
 
 
@@ -131,9 +131,9 @@ def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array
     assert cancel.main(["sweep"]) == 2
     assert queue.states == {"8_0": "PENDING", "8_1": "CANCELLED", "8_2": "COMPLETED", "8_3": "PENDING"}
     err = capsys.readouterr().err
-    assert "Cancel the run on elsewhere" in err
+    assert "Use collectx cancel on elsewhere" in err
     assert "not all jobs were cancelled: Access/permission denied\n" in err
-    assert [f"seed={index} has not ended within 0 s" in err for index in range(4)] == [True, False, False, True]
+    assert [f"seed={index} did not end within 0 s" in err for index in range(4)] == [True, False, False, True]
     other.job_note.parent.rename(tmp_path / "away")
     other.result.write_text('{"status": "interrupted"}')
     assert cancel.main(["sweep"]) == 1
@@ -152,7 +152,7 @@ def test_a_process_of_another_host_is_not_cancelled(job, capsys):
     job.meta.write_text(json.dumps({"host": "elsewhere"}))
     job.lock.write_text("process 1 on elsewhere\n")
     assert cancel.main(["sweep"]) == 2
-    assert "Cancel the run on elsewhere" in capsys.readouterr().err
+    assert "Use collectx cancel on elsewhere" in capsys.readouterr().err
 
 
 def test_logs_are_those_of_all_roles_or_of_one(job, capsys):

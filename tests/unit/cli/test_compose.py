@@ -44,7 +44,7 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     assert {**read, "hydra": read.hydra.runtime.choices} == {**node, "hydra": node.hydra.runtime.choices}
     cfg, problems, _ = typed(node, node.hydra)
     # Some choices have keys that the user must set.
-    assert [problem for problem in problems if "is not set. Set" not in problem.text()] == []
+    assert [problem for problem in problems if "is missing. Add it" not in problem.text()] == []
     for group in GROUPS:
         if KINDS[group]:
             assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema
@@ -174,7 +174,7 @@ def test_points_whose_overrides_are_not_known_are_named_by_their_folders(tmp_pat
         (
             "id: CartPole-v1",
             "env=mine",
-            "env/mine.yaml does not name its kind. Begin the file with `defaults: [BASE, _self_]`",
+            "env/mine.yaml does not say which kind it extends. Begin the file with `defaults: [BASE, _self_]`",
         ),
         ("defaults: [gym, _self_]\nnum_env: 4", "env=mine", "env/mine.yaml: env.num_env is not an option of env=gym"),
         ("defaults: [gym, _self_]", "env=mine env.num_env=4", "env.num_env is not an option of env=gym"),
@@ -191,5 +191,8 @@ def test_a_problem_of_a_file_of_the_user_names_it(tmp_path, text, words, problem
 
 
 def test_a_primary_file_that_does_not_exist(tmp_path):
-    with pytest.raises(ConfigError, match=r"no 'mine.yaml' for --config-name mine\. Name its folder: --config-dir DIR"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--config-name mine needs a file 'mine.yaml'\. Name the folder that contains it: --config-dir",
+    ):
         Composer(tmp_path, "mine").load([])

@@ -109,8 +109,8 @@ def test_only_the_process_that_holds_the_lock_is_signalled(hostile, signals, cap
         done = cancel.main([str(hostile.path)])
     expected, err = [os.getpid()] if pid == "of the holder" else [], capsys.readouterr().err
     assert ([each for each, _ in signals], done) == (expected, 0 if expected else 2), err
-    told = "no visible process of this host holds its lock: its process does not run here, or"
-    assert (told in err, "Cancel the run on" in err) == (not expected, False)
+    told = "because its process is not visible here, or"
+    assert (told in err, "Use collectx cancel on" in err) == (not expected, False)
 
 
 def test_a_process_of_another_user_is_not_signalled(hostile, signals, within, capsys):
@@ -119,4 +119,4 @@ def test_a_process_of_another_user_is_not_signalled(hostile, signals, within, ca
     with locked(hostile, replace=True):
         assert cancel.main([str(hostile.path)]) == 2
     assert not signals
-    assert "Cancel the run as that user" in capsys.readouterr().err
+    assert "Cancel it as that user" in capsys.readouterr().err

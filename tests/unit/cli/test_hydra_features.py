@@ -209,16 +209,16 @@ WRONG = [
         "seed=${nowhere:2}",
         "seed cannot be resolved: Unsupported interpolation type nowhere. Register the resolver in ",
     ),
-    ("seed=${nowhere}", "seed cannot be resolved: there is no key 'nowhere'"),
+    ("seed=${nowhere}", "seed cannot be resolved: there is no option 'nowhere'"),
     ("env.kwargs.a=${oc.env:COLLECTX_NOTHING}", "COLLECTX_NOTHING"),
-    ("hydra.run.dir=${nowhere}", "hydra.run.dir=${nowhere} cannot be resolved: there is no key 'nowhere'"),
+    ("hydra.run.dir=${nowhere}", "hydra.run.dir=${nowhere} cannot be resolved: there is no option 'nowhere'"),
     (
         "-m seed=1,2 hydra.sweep.dir=${nowhere}",
-        "hydra.sweep.dir=${nowhere} cannot be resolved: there is no key 'nowhere'",
+        "hydra.sweep.dir=${nowhere} cannot be resolved: there is no option 'nowhere'",
     ),
     (
         "--cfg job --resolve env.kwargs.a=${nowhere}",
-        "env.kwargs cannot be resolved: there is no key 'nowhere' (env.kwargs.a)",
+        "env.kwargs cannot be resolved: there is no option 'nowhere' (env.kwargs.a)",
     ),
     (
         "--cfg job --resolve env.kwargs.a=${oc.env:COLLECTX_NOTHING}",

@@ -19,7 +19,7 @@ def test_tune_says_it_before_it_measures(blocked, capsys, within):
     assert "Choose another file: --output FILE" in capsys.readouterr().err
     within(tune, "os", access=lambda path, mode: False)
     assert tune.main([]) == 2
-    assert "'conf/experiment/tuned.yaml' cannot be written: " in capsys.readouterr().err.replace("\n", " ")
+    assert "cannot write 'conf/experiment/tuned.yaml': " in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_export_names_the_option(blocked, capsys, monkeypatch):
@@ -30,7 +30,7 @@ def test_export_names_the_option(blocked, capsys, monkeypatch):
     monkeypatch.setattr(export.saved_config, "run_config", lambda files: None)
     monkeypatch.setattr(export, "import_module", lambda name: SimpleNamespace(state_dict=fails))
     assert export.main(["run", "format=state_dict", "output=notes/export"]) == 2
-    assert "Choose another output=PATH" in capsys.readouterr().err.replace("\n", " ")
+    assert "Choose another path with output=PATH" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_command_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
@@ -40,5 +40,5 @@ def test_a_command_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
         main.main(["list"])
     assert (ended.value.code, capsys.readouterr().err) == (
         2,
-        "collectx: the working directory was deleted. Change to another one with cd.\n",
+        "collectx: the working directory no longer exists. Change to another one with cd.\n",
     )

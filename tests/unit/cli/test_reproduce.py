@@ -76,7 +76,7 @@ def test_a_difference_names_the_first_batch(stub, old, capsys):
     out = capsys.readouterr().out
     assert "batch 1 is the first that differs" in out
     assert "note: you changed trainer.kind (was ppo, now meter); " in out
-    assert "other differences between the runs may explain it:" in out
+    assert "these other differences between the runs may explain the result:" in out
     assert re.search("torch threads of the trainer: 1 in .*, 2 in this run", out)
 
 
@@ -98,7 +98,7 @@ def test_a_difference_after_the_loss_of_a_worker_says_so(stub, old, capsys):
         file.write('{"event":"worker_restarted","worker":1}\n')
     stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1
-    assert "lost workers (1), and batches after a loss cannot be repeated" in capsys.readouterr().out
+    assert "lost worker 1, and batches after a loss cannot be repeated" in capsys.readouterr().out
 
 
 @pytest.mark.ci
@@ -164,7 +164,7 @@ def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
     stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1
     assert stub.calls[-1][0].collector.min_workers is None
-    assert "the parts of ready workers" in capsys.readouterr().out
+    assert "the frames of the workers that are ready" in capsys.readouterr().out
 
 
 def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys):
@@ -182,8 +182,8 @@ def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(st
     ("collector", "typed", "reason"),
     [
         ({"kind": "multi_async"}, ["seed=3"], None),
-        ({"kind": "multi_async"}, ["+collector.num_slots=3"], "you override the collector"),
-        ({"kind": "multi_async"}, ["~collector.x"], "you override the collector"),
+        ({"kind": "multi_async"}, ["+collector.num_slots=3"], "you overrode options of the collector"),
+        ({"kind": "multi_async"}, ["~collector.x"], "you overrode options of the collector"),
         ({"kind": "multi_async", "refresh": "step"}, [], "the weights change within a batch"),
         ({"kind": "multi_async", "min_workers": 1}, [], None),
         ({"kind": "multi_sync"}, ["collector.num_slots=3"], ""),
@@ -205,9 +205,9 @@ def test_why_batches_may_differ(tmp_path, collector, typed, reason):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["collector=multi_async", "collector.order_of=old"], "that run used at least 4 workers, but"),
-        (["collector.order_of=old"], "collector=multi_sync is sync"),
-        (["collector=multi_async", "collector.order_of=nowhere"], "contains no run that delivered a batch"),
+        (["collector=multi_async", "collector.order_of=old"], "that run had at least 4 workers, but"),
+        (["collector.order_of=old"], "the batches of collector=multi_sync always come in the same order"),
+        (["collector=multi_async", "collector.order_of=nowhere"], "contains no delivered batch"),
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message):
@@ -241,7 +241,7 @@ def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_o
     ("name", "text", "message"),
     [
         ("snapshot/config.yaml", "env: {", "cannot be read"),
-        ("snapshot/config.yaml", "", "is not a configuration"),
+        ("snapshot/config.yaml", "", "is damaged: it contains no configuration"),
         ("metrics.jsonl", "{}\n\0\n", "is damaged: line 2 is not JSON"),
         (
             "metrics.jsonl",
@@ -268,7 +268,7 @@ def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsy
         ([], "which run?"),
         (["old", "nowhere"], "name one run folder, not 2 (old, nowhere)."),
         (["old", "-m"], "collectx run -m"),
-        (["old", "hydra.run.dir=old", "run.overwrite=true"], "names the folder of the run to reproduce"),
+        (["old", "hydra.run.dir=old", "run.overwrite=true"], "is the folder of the run to reproduce"),
         (["old", "trainer.gama=1"], "Did you mean trainer.gamma?"),
         (["old", "env=cartpol"], "Did you mean env=cartpole?"),
     ],

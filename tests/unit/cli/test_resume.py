@@ -83,16 +83,16 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("seed=1", "you cannot change seed (was 0, now 1) when you resume"),
+        ("seed=1", "seed (was 0, now 1) cannot change when you resume"),
         ("env.num_envs=4", "change env.num_envs (was"),
-        ("collector.num_workers=4", "change collector.num_workers (was 2, now 4)"),
+        ("collector.num_workers=4", "collector.num_workers (was 2, now 4) cannot change"),
         ("collector.init_random_frames=2000", "change collector.init_random_frames (was null, now 2000)"),
-        ("trainer=impala", "change trainer.kind (was ppo, now impala)"),
+        ("trainer=impala", "trainer.kind (was ppo, now impala) cannot change"),
         ("trainer.gama=1", "Did you mean trainer.gamma?"),
         ("-m", "continues one run"),
-        ("run.resume=never", "so leave out run.resume=never"),
-        ("run.overwrite=true", "so leave out run.overwrite=true"),
-        ("hydra.run.dir=elsewhere", "so leave out hydra.run.dir=elsewhere"),
+        ("run.resume=never", "Leave out run.resume=never"),
+        ("run.overwrite=true", "Leave out run.overwrite=true"),
+        ("hydra.run.dir=elsewhere", "Leave out hydra.run.dir=elsewhere"),
     ],
 )
 def test_what_does_not_fit_the_saved_state_is_refused_before_anything_starts(stub, old, capsys, line, message):
@@ -117,7 +117,7 @@ def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys
     files = old("failed")
     Checkpoints(files.checkpoints).remove_after(0)
     assert resume.main([str(files.path)]) == 2
-    assert "add resume=auto to the command that started it" in capsys.readouterr().err
+    assert "repeat the command that started it, and add resume=auto" in capsys.readouterr().err
     assert run.main([f"hydra.run.dir='{files.path}'", "seed=7", "resume=auto"]) == 1
     assert stub.calls[0][0].seed == 7
 
@@ -144,8 +144,10 @@ def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old
     path = files.checkpoints / name
     path.chmod(path.stat().st_mode | mode)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
-    assert f"others can write to {path}" in (err := capsys.readouterr().err)
-    assert err.count(f"run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust.") == 2
+    assert f"other users can write to {path}" in (err := capsys.readouterr().err)
+    assert (
+        err.count(f"changed a file: chmod -R go-w {files.checkpoints}, or collectx resume {files.path} --trust\n") == 2
+    )
     assert not stub.calls
     assert resume.main([str(files.path), "--trust"]) == 130
 

@@ -37,7 +37,7 @@ def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys
     stub.status = lambda cfg: "interrupted"
     assert run.main(["collector=multi_async"]) == run.main(["collector=multi_async"]) == 130
     assert len({folder for _, folder, _ in stub.calls}) == 2
-    assert capsys.readouterr().err.startswith("note: with collector=multi_async, batches are a few updates old")
+    assert capsys.readouterr().err.startswith("note: with collector=multi_async, batches lag a few updates behind")
 
 
 def test_an_interruption_then_a_failure_outweighs_what_completed():
@@ -179,7 +179,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "call_hydra", fail)
     assert run.main([]) == 2
-    assert ": PermissionError. Choose another with" in capsys.readouterr().err
+    assert ": PermissionError. Choose another folder with" in capsys.readouterr().err
 
 
 @pytest.mark.ci
@@ -189,7 +189,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     jobs_status.write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
-    assert "/here has not ended. Cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
+    assert "/here has not ended. Cancel it with `scancel 7`, or choose another folder" in capsys.readouterr().err
     queue.error = "Unable to contact slurm controller"
     assert run.main(words) == 2
     assert "/here has not ended, as far as this host knows (" in capsys.readouterr().err
@@ -275,7 +275,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
     # A point without an objective ends the sweep with one message, as this sweeper wants it.
     for words, part in {
         "seed=1": "trainer.gamma=0.5: failed",
-        "seed=2": "its result contains no mean_return (sweep.objective=mean_return): no episode ended",
+        "seed=2": "the result contains no mean_return, which sweep.objective names: no episode ended",
     }.items():
         assert run.main([*halving, words]) == 1
         assert part in capsys.readouterr().err
@@ -315,7 +315,9 @@ def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, c
     by_mode = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep2", "hydra.run.dir=run", "trainer=meter", "seed=1,2"]
     for words in (["trainer=meter"], [*SWEEP, "trainer=meter,ppo"], by_mode):
         assert run.main(["experiment=cartpole_ppo", *words]) == 0
-        note = "note: trainer=meter ignores trainer.target_return of experiment=cartpole_ppo, as it has no such option."
+        note = (
+            "note: trainer=meter has no option trainer.target_return, so the option of experiment=cartpole_ppo will be"
+        )
         assert capsys.readouterr().err.count(note) == 1
     assert [(cfg.trainer.kind, getattr(cfg.trainer, "target_return", None)) for cfg, _, _ in stub.calls] == [
         *(("meter", None), ("meter", None), ("ppo", 475.0), ("meter", None), ("meter", None))

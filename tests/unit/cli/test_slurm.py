@@ -90,8 +90,8 @@ def test_a_queued_job_is_not_replaced_and_that_is_told(queue, capsys):
     assert run.main(words) == run.main([*words, "run.overwrite=true"]) == 0
     assert queue.states == {"100": "PENDING"}
     folder = Path("run").absolute()
-    told = "run.overwrite=true does not replace job 100, which has not ended. To replace it: "
-    assert f"{told}collectx cancel {folder}, then this command again" in capsys.readouterr().err
+    told = "run.overwrite=true does not replace job 100, which has not ended. To replace it, "
+    assert f"{told}cancel it (collectx cancel {folder}), then repeat this command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])

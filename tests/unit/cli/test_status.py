@@ -38,7 +38,7 @@ def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, fo
     assert word == "completed"
     assert f"this machine cannot query SLURM ({queue.error})" in text
     within(status, "shutil", which=lambda name: None)
-    assert "(no squeue on PATH)" in said(capsys, folder)[1]
+    assert "(squeue is not on PATH)" in said(capsys, folder)[1]
 
 
 def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys):
@@ -53,7 +53,7 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys):
         word, text = said(capsys, files)
         assert (word, "2 of 3 workers take part" in text) == ("running", True)
     word, text = said(capsys, files)
-    assert (word, "it was killed" in text, "all nodes" in text) == ("failed", True, False)
+    assert (word, "it was probably killed" in text, "all nodes" in text) == ("failed", True, False)
     files.meta.write_text(json.dumps({"host": "elsewhere"}))
     assert said(capsys, files)[0] == "unknown"
 
@@ -68,10 +68,10 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     monkeypatch.setattr(jobs_status, "is_locked", lambda files: True)
     word, text = said(capsys, files)
     assert word == "running"
-    assert f"{tmp_path.name}: worker 2, 1 is PENDING (Resources: the nodes it needs are in use) on n1\n" in text
-    assert text.count(": worker ") == 1
+    assert f"{tmp_path.name}: workers 2, 1 are PENDING (Resources: the nodes it needs are in use) on n1\n" in text
+    assert text.count(": workers ") == 1
     queue.error = "Unable to contact slurm controller"
-    assert f"cannot tell whether worker jobs are waiting: {queue.error}" in said(capsys, files)[1]
+    assert f"cannot tell whether worker jobs are waiting in the queue: {queue.error}" in said(capsys, files)[1]
 
 
 def test_a_damaged_run_does_not_keep_the_others_of_its_sweep_from_being_told(tmp_path, capsys):

@@ -37,9 +37,9 @@ BASIC, SEARCHING = sweeper("hydra.basic_sweeper.BasicSweeper"), sweeper("optuna.
             SEARCHING,
             "no episode ended. .* set hydra.sweeper.max_failure_rate=1",
         ),
-        ({"status": "completed"}, ["loss"], SEARCHING, r"its result contains no loss \(sweep.objective=loss\):"),
+        ({"status": "completed"}, ["loss"], SEARCHING, "the result contains no loss, which sweep.objective names:"),
         ({"status": "failed", "exit_reason": "no memory"}, ["frames"], BASIC, r"^a: failed: no memory\.$"),
-        (None, ["frames"], SEARCHING, "a: failed: it wrote no result. To continue without it"),
+        (None, ["frames"], SEARCHING, "a: failed: the run wrote no result. To continue without it"),
     ],
 )
 def test_the_objective_of_a_point_is_in_its_result(tmp_path, result, keys, hydra, expected):

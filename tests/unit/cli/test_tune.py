@@ -50,9 +50,9 @@ def test_the_fastest_point_is_an_experiment_with_what_was_typed(measured, capsys
     flags = ["--config-dir", "mine", "--output", "mine/experiment/fast.yaml"]
     assert command.main([*words, *flags]) == 0
     said = capsys.readouterr()
-    assert "other programs use this machine (load 2.5)" in said.err
+    assert "other programs are using this machine (load 2.5)" in said.err
     first, *_, last = said.out.splitlines()
-    assert first == "searches collector.num_workers: 3 points, about 5 minutes"
+    assert first == "searching collector.num_workers: 3 points, about 5 minutes"
     kept = [line.split() for line in said.out.splitlines() if "chosen" in line or "yours" in line]
     assert [line[:3] for line in kept] == [
         ["collector.num_workers=2", "kept,", "yours"],
@@ -60,12 +60,12 @@ def test_the_fastest_point_is_an_experiment_with_what_was_typed(measured, capsys
     ]
     assert [line[-2] for line in kept] == ["2,000", "4,000"]
     assert "2.00 times as fast as your settings, measured alternately (95 % CI 2.00 to 2.00)" in said.out
-    assert "changes for the trainer: more or fewer batches are on their way" in said.out
+    assert "this changes training: more or fewer batches are in flight" in said.out
     first_words = ["collectx", "run", "experiment=fast", "--config-dir", "mine"]
     again = shlex.split(last.partition("run it: ")[2])
     assert again == [*first_words, "run.max_batches=3"]
     text = (tmp_path / "mine" / "experiment" / "fast.yaml").read_text()
-    assert text.startswith("# @package _global_\n# Written by collectx tune: collector.num_workers=4: 2.00 times")
+    assert text.startswith("# @package _global_\n# Written by collectx tune: collector.num_workers=4 was 2.00 times")
     assert [
         line for line in ("- throughput\n", "- override /env: count\n", "num_workers: 4\n") if line not in text
     ] == []
@@ -76,7 +76,7 @@ def test_the_fastest_point_is_an_experiment_with_what_was_typed(measured, capsys
     assert not folder.exists()
     (tmp_path / "mine" / "experiment" / "fast.yaml").write_text("seed: 1\n")
     assert command.main([*words, *flags]) == 2
-    assert "was not written by collectx tune" in capsys.readouterr().err
+    assert "tune did not write it" in capsys.readouterr().err
 
 
 def unmeasured(values):
@@ -87,7 +87,10 @@ def unmeasured(values):
     ("rate", "words"),
     [
         (lambda values: 1000.0, "keeping your settings"),
-        (lambda values: 2000.0 - 100 * abs(2 - values["collector.num_workers"]), "they were the fastest of 3 points"),
+        (
+            lambda values: 2000.0 - 100 * abs(2 - values["collector.num_workers"]),
+            "keeping your settings, the fastest of 3 points",
+        ),
         (lambda values: 1000.0 if values["collector.num_workers"] == 2 else unmeasured(values), "the fastest of"),
     ],
     ids=["equal", "slower", "failed"],
@@ -108,7 +111,9 @@ def test_it_says_how_long_a_batch_of_a_slow_env_takes(measured, capsys):
     words = ["env.num_envs=1", "env.step_s=0.05", "collector.frames_per_batch=512", "collector.num_workers=2"]
     assert command.main([*LINE, *words]) == 0
     second = capsys.readouterr().out.splitlines()[1]
-    seconds = re.fullmatch(r"a batch takes about (.*) s with your settings; .* wait 101 s for two batches", second)
+    seconds = re.fullmatch(
+        r"a batch takes about (.*) s with your settings\. .* waits up to 101 s for two batches", second
+    )
     assert 12 < float(seconds[1]) < 60
 
 
@@ -116,19 +121,19 @@ def test_batches_that_take_too_long_are_refused_before_anything_is_measured(meas
     measured(lambda values: pytest.fail("measured"))
     words = ["env.num_envs=1", "env.step_s=0.2", "collector.frames_per_batch=512", "collector.num_workers=2"]
     assert command.main([*LINE, *words]) == 2
-    expected = r"would take 2\d\d s, but may take 101 s\. Lower collector\.frames_per_batch, or .*\.seconds=\d+\."
+    expected = r"would take 2\d\d s, but its limit is 101 s\. Lower collector\.frames_per_batch, or .*\.seconds=\d+\."
     assert re.search(expected, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
-        (["--output", "other/experiment/here.yaml", "--config-dir", "."], "Use ./experiment/NAME.yaml"),
-        (["--output", "file/experiment/here.yaml"], "cannot be written: "),
-        (["--output", "folder.yaml/experiment/folder.yaml"], "was not written by collectx tune"),
+        (["--output", "here.yaml"], "Write it to DIR/experiment/NAME.yaml"),
+        (["--output", "other/experiment/here.yaml", "--config-dir", "."], "Write it to ./experiment/NAME.yaml"),
+        (["--output", "file/experiment/here.yaml"], "cannot write "),
+        (["--output", "folder.yaml/experiment/folder.yaml"], "tune did not write it"),
         (["launcher=slurm"], "launcher=slurm"),
-        ([], "your settings cannot be measured: failed: no memory"),
+        ([], "your settings cannot be measured: no memory"),
     ],
 )
 def test_a_refusal_writes_nothing(measured, capsys, tmp_path, words, said):

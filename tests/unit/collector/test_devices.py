@@ -30,16 +30,16 @@ CONFIGURATIONS = [
     (config(**RAY, backend="gloo"), None),
     (
         config(place="ray", backend="mpi"),
-        r"^backend=mpi cannot be used: MPI does not start the workers of launcher=ray",
+        r"^backend=mpi cannot be used: Ray starts the workers of launcher=ray, so MPI cannot connect",
     ),
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs cannot be used: .*cpus"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entry"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
-    (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 or a part of"),
+    (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 \(or a fraction\)"),
     (
         config(**RAY, policy_device="cuda:1", remote_configs={"num_gpus": 1}),
-        r"num_gpus=1: it sees 1, .*\. Ask for num_gpus=2",
+        r"num_gpus=1: it only sees 1 GPU, .*\. Ask for num_gpus=2",
     ),
     (config(**RAY, policy_device="cuda", remote_configs={"num_gpus": 0.5}), None),
     (rpc(["cuda:0", "gpu"]), r"^backend\.visible_devices.*must be a list"),
@@ -88,9 +88,9 @@ def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
 @pytest.mark.parametrize(
     ("address", "environment", "asked", "message"),
     [
-        ("auto", {}, "auto", r"may require a token: set RAY_AUTH_MODE=token"),
+        ("auto", {}, "auto", r"requires a token, set RAY_AUTH_MODE=token"),
         ("auto", {"RAY_AUTH_MODE": "token"}, "auto", r"^((?!token).)*$"),
-        (None, {"RAY_ADDRESS": "10.0.0.1:6379"}, None, r"^RAY_ADDRESS=10.0.0.1:6379, "),
+        (None, {"RAY_ADDRESS": "10.0.0.1:6379"}, None, r"RAY_ADDRESS=10.0.0.1:6379, "),
         # Ray itself would connect to that of another run, which ends with that run.
         (None, {}, "local", "no such cluster"),
     ],

@@ -177,7 +177,7 @@ def test_all_problems_come_at_once(expected):
 def test_a_class_as_a_choice_is_answered_with_what_to_type(typed, meant):
     with pytest.raises(ConfigError) as raised:
         compose([typed])
-    assert list(raised.value.problems) == [f"{typed} is unknown. To use your own, type {meant}"]
+    assert list(raised.value.problems) == [f"{typed} is unknown. To use your own: {meant}"]
 
 
 @pytest.mark.sample(5)

@@ -142,7 +142,9 @@ def test_a_run_of_a_shared_data_set_can_be_replaced_only_if_it_is_the_last(tmp_p
     with pytest.raises(ConfigError, match=f"{rule}. Record another run instead"):
         record(tmp_path, "a", 4, 1)
     assert record(tmp_path, "a", 5, 0) == (0, 5)
-    with pytest.raises(ConfigError, match="6 were recorded before the checkpoint, but the data set contains 5"):
+    with pytest.raises(
+        ConfigError, match="6 episodes were recorded before the checkpoint, but the data set only contains 5"
+    ):
         record(tmp_path, "b", 6, 1)
 
 

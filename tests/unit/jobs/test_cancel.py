@@ -100,8 +100,8 @@ def test_of_runs_that_have_finished_only_jobs_of_workers_are_left(world, tmp_pat
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"host": "n9"}, "no process of this host holds its lock. Cancel the run on n9."),
-        ({"host": socket.gethostname()}, "no visible process of this host holds its lock: its process does not run"),
+        ({"host": "n9"}, "from this host. Use collectx cancel on n9."),
+        ({"host": socket.gethostname()}, "because its process is not visible here, or belongs to another user"),
         ({"pid": 8}, "process 8 belongs to user"),
     ],
 )
@@ -136,7 +136,7 @@ def test_jobs_that_take_too_long_are_cancelled_and_then_given_up(world, tmp_path
     out, err = capsys.readouterr()
     assert out == f"{tmp_path}/b: completed\n"
     rule = "70 s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
-    assert err == f"collectx: {tmp_path}/a has not ended within {rule}. Add --now.\n"
+    assert err == f"collectx: {tmp_path}/a did not end within {rule}. To end it at once, add --now.\n"
 
 
 def test_a_refusal_of_slurm_is_said(capsys):

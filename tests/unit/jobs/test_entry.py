@@ -147,7 +147,7 @@ LOST = Failure(f"{WorkerDied.__module__}.{WorkerDied.__qualname__}", "no answer"
     [
         ("launcher.requeue=true", "all frames delivered", None, 0, "RUNNING", ""),
         ("launcher.requeue=true", TERM, None, 0, "PENDING", f"the job is requeued: {TERM}"),
-        ("launcher.requeue=true", TERM, None, 3, "RUNNING", "requeued launcher.max_requeues=3 times"),
+        ("launcher.requeue=true", TERM, None, 3, "RUNNING", "requeued 3 times (launcher.max_requeues=3)"),
         ("launcher.requeue=false", TERM, None, 0, "RUNNING", ""),
         ("launcher.requeue=true", INT, None, 0, "CANCELLED", ""),
         ("launcher.requeue=true", "WorkerDied", LOST, 0, "PENDING", "requeued: n1, the node of worker 1, is lost"),
@@ -265,7 +265,7 @@ def test_a_worker_that_slurm_requeues_ends(task, capsys):
     """The trainer has submitted another job for it."""
     before = signal.getsignal(signal.SIGTERM)
     assert task(0, "", "--worker", "1", token="t", SLURM_RESTART_COUNT="1") == 1
-    assert "the trainer has submitted another one for this worker" in capsys.readouterr().out
+    assert "the trainer has already submitted another one for this worker" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is before
 
 

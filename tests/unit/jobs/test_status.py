@@ -51,13 +51,13 @@ def folder(tmp_path):
         (
             {"7": JobState("COMPLETING", False, True, "", "n1")},
             "running",
-            "on n1, COMPLETING (SLURM ends its processes)",
+            "on n1, COMPLETING (SLURM is ending its processes)",
         ),
         ({"7": JobState("NODE_FAIL", True, True, "", "n[1-2]")}, "failed", "; SLURM says that n2 is down"),
         ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
         ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
         ({}, "interrupted", "job 7 was cancelled in the queue"),
-        ({"7": JobState("FAILED", True, True)}, "failed", "perhaps because not all nodes share that file system"),
+        ({"7": JobState("FAILED", True, True)}, "failed", "perhaps because not all nodes share its file system"),
         (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
     ],
 )
@@ -91,10 +91,10 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert advice in ended.detail
     assert cancelled.detail == "interrupted by SIGTERM"
     ending = status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
-    assert ending.detail == "interrupted by SIGTERM; job 7 is COMPLETING (SLURM ends its processes)"
-    write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM: SLURM ends job 7"})
+    assert ending.detail == "interrupted by SIGTERM; job 7 is COMPLETING (SLURM is ending its processes)"
+    write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM: SLURM is ending job 7"})
     ended = status_of_job(folder, "7", {"7": JobState(state, True, True)})
-    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM ends job 7; it ended as {state}, because ")
+    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM is ending job 7; it ended as {state}, because ")
 
 
 def test_the_clock_of_another_host_may_be_ahead(folder):
@@ -115,7 +115,7 @@ def test_a_run_in_a_job_of_submitit_has_that_job(tmp_path, monkeypatch):
     assert status_of_job(files, "8_0", {"8_0": JobState("RUNNING", False, True, "", "n1")}).status == "running"
     ended = status_of_job(files, "8_0", {"8_0": JobState("FAILED", True, True, "", "n1")})
     assert ended.detail.startswith("job 8_0 ended as FAILED on n1\n")
-    assert "it was killed" in ended.detail
+    assert "it was probably killed" in ended.detail
     assert status_of_job(files, "8_0", {}).status == "failed"
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     snapshot.write(composed(), files, [])
@@ -145,9 +145,9 @@ def test_why_workers_wait(folder, monkeypatch):
     folder.worker_jobs.write_text("8_0 0\n8_1 1\n8_2 2\n8_3 3\n9_5 4\n")
     monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
     reasons = [str(states[job]) for job in ("8_0", "9_5")]
-    assert waiting_workers(folder) == [f"worker 0, 2 is {reasons[0]}", f"worker 4 is {reasons[1]}"]
+    assert waiting_workers(folder) == [f"workers 0, 2 are {reasons[0]}", f"worker 4 is {reasons[1]}"]
     monkeypatch.setattr(commands, "states", lambda jobs: (_ for _ in ()).throw(LauncherError("no answer")))
-    assert waiting_workers(folder) == ["cannot tell whether worker jobs are waiting: no answer"]
+    assert waiting_workers(folder) == ["cannot tell whether worker jobs are waiting in the queue: no answer"]
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_a_run_of_another_host_runs_while_its_worker_jobs_do(folder, monkeypatch
     monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
     found = status_of_process(folder)
     assert found.status == "running"
-    assert found.detail == "on elsewhere, no batch yet; worker jobs that have not ended: 2"
+    assert found.detail == "on elsewhere, no batch yet; 2 worker jobs still queued or running"
     assert waiting_workers(folder) == [f"worker 1 is {states['8_1']}"]
     states["8_1"] = JobState("CANCELLED", True, False)
-    assert status_of_process(folder).detail.endswith("ended: 1")
+    assert status_of_process(folder).detail.endswith("1 worker job still queued or running")
     states["8_0"] = JobState("FAILED", True, True)
     found = status_of_process(folder)
     assert found.status == "unknown"

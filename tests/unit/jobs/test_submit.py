@@ -63,7 +63,7 @@ def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(qu
     queue.is_held = True
     assert start("launcher.wait=false", "launcher.wait=false seed=4").is_detached
     out = capsys.readouterr().out
-    assert f"look in later: collectx status {Path.cwd()}" in out
+    assert f"to see the status later: collectx status {Path.cwd()}" in out
     queue.states["100_1"] = "FAILED"
     assert start("launcher.wait=false", "launcher.wait=false seed=4").is_detached
     with pytest.raises(ConfigError, match="job 100_0 has not ended"):
@@ -169,7 +169,7 @@ def test_refusals_are_told_with_what_is_left_to_submit(queue, capsys):
     queue.sbatch = sbatch
     done = start("", "collector.num_workers=1", "launcher.mem=1G")
     assert [ended.status for ended in done.results] == ["failed", "failed", "completed"]
-    advice = "Repeat this command to submit what is missing"
+    advice = "Repeat this command to submit the rest"
     again = f"2 of 3 runs were not submitted. {advice}, with hydra.sweep.dir={Path.cwd()}: no more jobs"
     assert f"note: {again}\n" in capsys.readouterr().err
     assert not done.is_detached
@@ -180,5 +180,5 @@ def test_a_job_that_has_not_ended_is_not_replaced(queue, capsys):
     start("launcher.wait=false")
     assert start("launcher.wait=false").is_detached
     err = capsys.readouterr().err
-    assert "point0: run.overwrite=true does not replace job 100, which has not ended. To replace it: " in err
+    assert "point0: run.overwrite=true does not replace job 100, which has not ended. To replace it, " in err
     assert queue.states == {"100": "PENDING"}

@@ -239,7 +239,7 @@ def test_who_waits_for_a_job_that_slurm_does_not_end_may_leave(queue, monkeypatc
     assert 111 <= now[0] <= 112
     err = capsys.readouterr().err
     assert err.count("cancelling job 100; this may take SLURM half a minute") == 1
-    assert "left; SLURM is still ending job 100" in err
+    assert "stopped watching; SLURM is still ending job 100" in err
 
 
 @pytest.mark.parametrize("has_answer", [True, False])
@@ -272,7 +272,7 @@ def test_who_only_watches_leaves_with_ctrl_c(queue, monkeypatch, capsys):
     watched = watcher.Watcher([(run, "7")], is_owner=False)
     assert [ended.status for ended in watched.watch()] == ["interrupted"]
     assert (watched.is_detached, queue.states) == (True, {"7": "RUNNING"})
-    assert "left; job 7 continues" in capsys.readouterr().err
+    assert "stopped watching; job 7 continues" in capsys.readouterr().err
 
 
 def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):

@@ -170,7 +170,7 @@ def test_commands_and_answers_of_slurm(called, expected):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("", "NoMessage: scancel: exit status 1"),
+        ("", "NoMessage: scancel failed with exit status 1"),
         (" one \ntwo.", "LauncherError: one; two."),
         ("a banner\nsbatch: fatal: no more", "LauncherError: no more"),
         ("Invalid partition name.", "LauncherError: Invalid partition name. Choose another partition with"),
@@ -203,7 +203,7 @@ def test_how_a_command_is_called(within):
         **{"capture_output": True, "text": True, "timeout": 60.0},
         **{"stdin": DEVNULL, "start_new_session": True},
     }
-    for words in ("scancel did not answer within 60 s, so SLURM's", "scancel cannot be called on this machine: "):
+    for words in ("scancel did not answer within 60 s. SLURM's", "scancel cannot be called on this machine: "):
         with pytest.raises(LauncherError, match=words):
             commands.cancel(["1"])
 
@@ -223,7 +223,7 @@ def test_the_id_of_a_submitted_job(called, tmp_path, said, job):
     path.write_text("#!/bin/bash\n#SBATCH --mem=1G\n#SBATCH --job-name='a b'\n#SBATCH hetjob\n#SBATCH --nodes=2\nrun\n")
     calls = called(said)
     if job is None:
-        with pytest.raises(LauncherError, match=f"It printed: {said.strip() or 'nothing'}. See"):
+        with pytest.raises(LauncherError, match=f"It printed: {said.strip() or 'nothing'}. To see your jobs"):
             commands.submit(path, "--hold", arguments=["3"])
     else:
         assert commands.submit(path, "--hold", arguments=["3"]) == job

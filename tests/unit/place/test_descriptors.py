@@ -33,12 +33,12 @@ def test_too_many_workers_for_the_limit_are_refused_with_a_number_that_fits(monk
     ) as error:
         check_descriptors(10_000, **options)
     assert advice in str(error.value)
-    fitting = int(str(error.value).partition("or use ")[2].split()[0])
+    fitting = int(str(error.value).partition("or use at most ")[2].split()[0])
     check_descriptors(fitting, **options)
     with pytest.raises(LauncherError):
         check_descriptors(fitting + 1, **options)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 100))
-    with pytest.raises(LauncherError, match="or use 1 workers of"):
+    with pytest.raises(LauncherError, match="or use at most 1 worker, with"):
         check_descriptors(3, **options)
 
 

@@ -122,7 +122,7 @@ def test_what_this_machine_lacks(monkeypatch):
 def test_ranks_of_a_job_need_pmix(monkeypatch):
     cfg = examine(f"{REMOTE} launcher=slurm backend=mpi")[0]
     monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
-    assert "started the job without MPI's PMIx" in place_of(cfg).unreachable()[0]
+    assert "started the job without PMIx, which MPI needs" in place_of(cfg).unreachable()[0]
     monkeypatch.setenv("PMIX_NAMESPACE", "x")
     assert place_of(cfg).unreachable() == []
 
@@ -137,7 +137,7 @@ def test_who_starts_the_workers():
     assert setup["num_threads"] == 3
     assert setup["log"] == "/logs/worker-1.log"
     assert setup["core"] is None
-    with pytest.raises(LauncherError, match="launcher=submitit submits its workers as jobs"):
+    with pytest.raises(LauncherError, match="launcher=submitit submits jobs, which only the command does"):
         place_of(composed(f"{REMOTE} launcher=submitit")).launcher(None)
 
 

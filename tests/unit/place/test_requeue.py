@@ -17,8 +17,8 @@ def launcher(is_requeued=True):
     ("state", "restarts", "is_requeued", "why"),
     [
         ("RUNNING", 2, True, ""),
-        ("CANCELLED", 0, True, "SLURM ends job 7"),
-        ("RUNNING", 3, True, "job 7 is not requeued: it was requeued launcher.max_requeues=3 times"),
+        ("CANCELLED", 0, True, "SLURM is ending job 7"),
+        ("RUNNING", 3, True, "job 7 is not requeued: it was already requeued 3 times (launcher.max_requeues=3)"),
         ("RUNNING", 0, False, "job 7 is not requeued (launcher.requeue=false)"),
     ],
 )

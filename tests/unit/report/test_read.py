@@ -136,7 +136,7 @@ def test_what_interrupted_a_run_before_it_was_resumed_is_said(tmp_path):
     lines = [line(0, 101.0), line(1, 102.0), line(2, 5001.5, resumed=True)]
     (run,) = read_runs([write_run(tmp_path / "run", lines, events)])
     # Of the last end, the result says it.
-    assert run.messages == [(102.5, "interrupted by SIGINT"), (5000.5, "continues after 2 batches, 20 frames")]
+    assert run.messages == [(102.5, "interrupted by SIGINT"), (5000.5, "the run continues after 2 batches (20 frames)")]
 
 
 def test_the_best_return_is_that_of_a_complete_window(tmp_path):

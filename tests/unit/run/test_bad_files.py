@@ -78,7 +78,7 @@ def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, dam
     if done == 2 and "config.yaml" not in name:
         assert str(path) in said or path.name in said, said
     if "checkpoints/" in name and command == "resume":
-        assert re.search(rf"{path.parent}/.*: .*Continuing from the checkpoint before it", said), said
+        assert re.search(rf"{path.parent}/.*: .*The run continues from an earlier checkpoint", said), said
         assert RunFolder("run").read_result()["batches"] == 4
 
 

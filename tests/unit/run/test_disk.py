@@ -119,4 +119,4 @@ def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, cap
     assert run.main([*small, *f"hydra.{where.format(tmp_path)}".split()]) == 2
     *_, first, problem = capsys.readouterr().err.splitlines()
     assert first == "Configuration error (nothing was started):"
-    assert re.match(r"  - cannot create the run folder .*: .*\. Choose another with hydra.run.dir", problem)
+    assert re.match(r"  - cannot create the run folder .*: .*\. Choose another folder with hydra.run.dir", problem)

@@ -327,7 +327,7 @@ def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, 
             raise BrokenPipeError("closed")
 
     with Progress(statistics, console=Console(file=Closed(), width=100)):
-        wait_until(lambda: "progress display stopped" in capsys.readouterr().err)
+        wait_until(lambda: "the progress display stopped" in capsys.readouterr().err)
 
 
 def test_an_error_with_a_note_shows_the_line_that_raised_it():

@@ -126,7 +126,7 @@ def test_videos(run, evaluate, tmp_path):
     [
         (
             "env=envpool env.id=CartPole-v1",
-            "cannot be used with env.kind=envpool, because only single Gymnasium envs render",
+            "cannot be used with env=envpool, because only single Gymnasium envs render",
         ),
         ("env.id=null env.entry_point=user_code.cartpoles:with_pid", "the env cannot render: TypeError"),
     ],

@@ -41,7 +41,10 @@ def test_copies_are_told_and_those_of_torchrun_refused(monkeypatch, variables, t
     ("env_id", "text"),
     [
         ("CartPole", "env.id=CartPole is unknown. Did you mean env.id=CartPole-v1?"),
-        ("CartPol-v1", "`CartPole`? If a module registers it, name the module too: env.id=MODULE:CartPol-v1"),
+        (
+            "CartPol-v1",
+            "Did you mean env.id=CartPole-v1? If a module registers it, name the module too: env.id=MODULE:CartPol-v1",
+        ),
         ("CartPole-v9", "It provides versioned environments: [ `v0`, `v1` ]."),
     ],
 )
@@ -64,10 +67,7 @@ def registered(monkeypatch, known):
         ("env.id=Here-v0", []),
         (
             "env.id=Gone-v0",
-            [
-                "env.id=Gone-v0 cannot be made: no Gone-v0. If a module registers it, name the module too: "
-                "env.id=MODULE:Gone-v0"
-            ],
+            ["env.id=Gone-v0 is unknown. If a module registers it, name the module too: env.id=MODULE:Gone-v0"],
         ),
         ("env.id=module:Gone-v0", []),
         ("env.id=ALE/Gone-v0", []),
@@ -133,10 +133,10 @@ def test_devices_of_this_machine_are_checked(monkeypatch, words, names):
     ("order", "words", "problem"),
     [
         ([(0, 1), (2, 0)], "collector.num_workers=3", None),
-        ([(0, 1), (2, 0)], "collector.num_workers=2", "that run used at least 3 workers, but collector.num_workers=2"),
+        ([(0, 1), (2, 0)], "collector.num_workers=2", "that run had at least 3 workers, but collector.num_workers=2"),
         ([(0,)], "collector.num_workers=1", None),
         (DamagedFileError("line 3 is damaged"), "", "line 3 is damaged"),
-        ([(0,)], "collector=multi_sync", "collector=multi_sync is sync, so its order is always the same"),
+        ([(0,)], "collector=multi_sync", "the batches of collector=multi_sync always come in the same order"),
     ],
 )
 def test_a_recorded_order_must_be_repeatable(monkeypatch, order, words, problem):

@@ -83,7 +83,7 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
     assert resume.main([str(ended.path), option]) == 2
     number, what = (5, "batches") if "max" in option else (100, "frames")
     found = f"{ended.checkpoints}/000000005 already contains {number} {what}. Choose more than {number}."
-    assert f"{option} is too few: {found}" in capsys.readouterr().err
+    assert f"{option} is too small: the checkpoint {found}" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
 
 

@@ -77,7 +77,9 @@ def test_without_policy_pt_it_has_the_weights_of_the_newest_checkpoint(trained, 
 def test_errors_say_what_to_do(trained, tmp_path, within):
     with pytest.raises(ConfigError, match=r"there is no folder|it does not contain snapshot/config.yaml"):
         collectx.load_policy(tmp_path)
-    with pytest.raises(ShapeError, match=r"observation: expected shape \[4\], or \[B, ...\] for a batch, got \[3\]"):
+    with pytest.raises(
+        ShapeError, match=r"observation must have shape \[4\], or \[B, ...\] for a batch, but has \[3\]"
+    ):
         collectx.load_policy(trained)(np.zeros(3, np.float32))
     files = RunFolder(run(tmp_path / "run", f"{_SHORT} checkpoint.keep=1"))
     files.policy.write_bytes(b"no weights")

@@ -97,7 +97,10 @@ def start_collector(
         advice = "make the env with autoreset mode disabled or same_step, or use `collector.max_policy_lag=null`."
         raise Refusal(Problem("collector.max_policy_lag", rule, options.max_policy_lag, advice))
     if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
-        rule = "this vector env spends steps on resets, so the place of a frame in the batch is unknown when the server acts"
+        rule = (
+            "this vector env spends steps on resets, so the server would act before the place of a frame in the batch "
+            "is known"
+        )
         advice = "make the env with autoreset mode disabled or same_step, or use `inference=local`."
         raise Refusal(Problem("inference=server", rule, advice=advice))
     # This actor only tells the leaves and the layout of the weights.

@@ -149,8 +149,8 @@ class _ByValue:
         # The representation of a torch module spans many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
-            f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create "
-            "it in the worker, in create_env_fn or policy_factory."
+            f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create what cannot "
+            "be pickled within the function, or in create_env_fn or policy_factory, which run in the worker."
         )
 
 
@@ -179,8 +179,8 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
         return cls(**pickle.loads(content))
     except Exception as error:
         error.add_note(
-            f"{', '.join(keywords)}: pickled in the trainer's process, but the worker cannot unpickle it. Everything "
-            "it needs must be importable in the worker."
+            f"raised while the worker was unpickling {' and '.join(keywords)}, which the trainer pickled. Everything "
+            "they need must be importable in the worker."
         )
         raise
 

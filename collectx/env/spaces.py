@@ -172,7 +172,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     try:
         array = np.asarray(value)
     except ValueError:
-        got = f"a {type(value).__name__} of uneven shape"
+        got = f"a value of type {type(value).__name__} with uneven shape"
     else:
         if array.shape == leaf.shape and _fits(array, dtype):
             return

@@ -63,7 +63,7 @@ class RolloutOptions:
             raise ConfigError(
                 "preemptive_threshold and interruptor cannot be used with this vector env: it spends steps on resets, "
                 "so ending a batch early would leave its envs with different numbers of frames. Make the env with "
-                "autoreset mode disabled or same_step."
+                "autoreset_mode=disabled or same_step."
             )
         if not spec.can_reset_early:
             rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"

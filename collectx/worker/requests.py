@@ -44,7 +44,7 @@ def reply_without_state(link: Link, request: Request) -> None:
         link.reply(None)
     else:
         link.reply(
-            None, NotImplementedError(f"{name} is not possible, because your collector_class manages its envs itself")
+            None, NotImplementedError(f"{name} cannot be used, because your collector_class manages its envs itself")
         )
 
 
@@ -121,7 +121,7 @@ class RequestHandler:
         if not self._is_inline and (others := [each for each in values if not is_data(each)]):
             what = "a method" if inspect.isroutine(others[0]) else f"an object of type {type(others[0]).__qualname__}"
             raise TypeError(
-                f"{path!r} is {what} of the worker's env, so calling or changing a copy here would not change the env. "
+                f"{path!r} is {what} in the worker's env, so calling or changing a copy here would not change the env. "
                 "To read data, pass its full path. To call methods or change the env, use call(), set_attr() or "
                 "map_fn('env.NAME')"
             )

@@ -287,10 +287,10 @@ def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) ->
     expected = {leaf.key: leaf for leaf in slot_spec.leaves}
     for leaf in leaves:
         if (other := expected.get(leaf.key)) != leaf:
-            theirs = "does not write it" if other is None else f"writes it with {_form(other)}"
+            theirs = "do not write it" if other is None else f"write it with {_form(other)}"
             raise ShapeError(
-                f"worker {worker} writes {'.'.join(leaf.key)!r} with {_form(leaf)}, but worker 0 {theirs}. Use envs "
-                "and policies with the same keys, shapes and dtypes in all workers"
+                f"worker {worker} writes {'.'.join(leaf.key)!r} with {_form(leaf)}, but the trainer's env and policy "
+                f"{theirs}. Use envs and policies with the same keys, shapes and dtypes in all workers"
             )
 
 

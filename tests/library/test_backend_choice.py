@@ -66,7 +66,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
         ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options contains 'seed'"),
         (
             {"backend": "submitit", "launcher": "mp"},
-            "launcher='mp' cannot be used with backend='submitit', which is a launcher itself",
+            "launcher='mp' cannot be used, because backend='submitit' already selects the launcher",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def with_version(td):
 )
 def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(create, policy):
     with pytest.raises(
-        SpaceError, match=r"writes policy_version, the key that track_policy_version=True adds.*another key"
+        SpaceError, match=r"writes the key policy_version, which track_policy_version=True adds.*Rename the key"
     ):
         Collector(create, policy, frames_per_batch=4, track_policy_version=True)
     with Collector(create, policy, frames_per_batch=4) as collector:

@@ -150,10 +150,10 @@ def test_in_this_process_a_hook_sees_what_postproc_has_made():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda batch: batch.set("text", "words"), r"post_collect_hook added text \(NonTensorData\)"),
+        (lambda batch: batch.set("text", "words"), r"post_collect_hook added 'text', which is of type NonTensorData"),
         (
             lambda batch: batch.set("action", torch.zeros(*batch.shape, 3)),
-            r"must keep the shape \[24\] of action",
+            r"must keep 'action' a tensor of shape \[24\]",
         ),
     ],
 )

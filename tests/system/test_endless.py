@@ -56,7 +56,7 @@ def test_an_evaluation_ends(folder):
 def test_a_wait_for_whole_trajectories_is_noted(folder, wait_until):
     words = ["trainer=meter", "collector.trajs_per_batch=2", "collector.total_frames=-1"]
     command, said = start("run", *NEVER, *words, cwd=folder), folder / "said.txt"
-    text = "trajs_per_batch=2: 0 trajectories ended in"
+    text = "trajs_per_batch=2) ended within"
     wait_until(lambda: f"collector.{text}" in said.read_text() or command.poll() is not None, 200, "the note")
     forked("cancel", "run", cwd=folder)
     assert command.wait(200) == 130

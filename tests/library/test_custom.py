@@ -92,13 +92,18 @@ def test_the_newest_weights_act(cls):
 def test_an_order_that_it_cannot_follow_is_an_error():
     with start(Handmade) as collector:
         collector.reset()
-        with pytest.raises(NotImplementedError, match=r"worker \d: Handmade has no method reset\(\)"):
+        with pytest.raises(NotImplementedError, match=r"Handmade of worker \d has no method reset\(\)"):
             next(collector)
 
 
 WRONG = {
     "raises": (refuse, {}, ZeroDivisionError, "no collector today"),
-    "lacks": (Handmade, {"drop": ["observation"]}, ShapeError, r"Handmade returned .*observation \[4\] .* is missing"),
+    "lacks": (
+        Handmade,
+        {"drop": ["observation"]},
+        ShapeError,
+        r"Handmade of worker .* returned .*observation \[4\] .* is missing",
+    ),
     "shape": (
         Handmade,
         {"shape": [2, 20]},

@@ -105,7 +105,7 @@ def test_a_hook_within_a_batch_cannot_shut_the_collector_down(is_started, wait_u
         if is_started:
             collector.start()
             wait_until(lambda: not collector.is_running(), what="the end")
-        with pytest.raises(RuntimeError, match=r"shutdown\(\) was called by a hook, an env or a policy"):
+        with pytest.raises(RuntimeError, match=r"shutdown\(\) was called by a hook, an env or the policy"):
             collector.shutdown() if is_started else collector.fill()
     assert collector.closed
 

@@ -80,7 +80,7 @@ def test_a_machine_without_slurm_is_told_how_python_writes_another_launcher(monk
 
 @over([SINGLE, SHARED_SYNC], smoke=True)
 def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
-    words = r"frames_per_batch=1000000000000 cannot be used: the slots .* GB of memory\. Use fewer frames\.$"
+    words = r"frames_per_batch=1000000000000 cannot be used: these batches .* GB of memory\. Use fewer frames\.$"
     with pytest.raises(ConfigError, match=words):
         make(way, frames_per_batch=1_000_000_000_000)
 
@@ -215,7 +215,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"frames_per_batch": [5, 0], "cat_results": -1}, "frames_per_batch=[5, 0] 1"),
         ("single", {"frames_per_batch": [5]}, "frames_per_batch=[5] MultiSyncCollector"),
         ("gloo", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] MultiSyncCollector"),
-        ("single", {"interruptor": object()}, "interruptor= object collection_stopped."),
+        ("single", {"interruptor": object()}, "interruptor= object collection_stopped()"),
         ("single", {"interruptor": BELL, "return_same_td": True}, "return_same_td=True interruptor"),
         ("async", PREEMPTIVE, "preemptive_threshold=0.5 async"),
         ("sync", PREEMPTIVE | {"split_trajs": True}, "split_trajs preemptive_threshold=0.5 cat_results=-1"),

@@ -169,7 +169,7 @@ class Returning(TensorCountingEnv):
             partial(Returning, observation=torch.zeros(3, 5).numpy()),
             "returned observation as ndarray, but it has an attribute 'device'",
         ),
-        (partial(Returning, mode=AutoresetMode.NEXT_STEP), "autoreset mode NextStep. Use same_step"),
+        (partial(Returning, mode=AutoresetMode.NEXT_STEP), "with autoreset mode NextStep, in which"),
     ],
 )
 def test_an_env_that_breaks_its_promise_is_told(make, message):

@@ -150,7 +150,7 @@ class _ByValue:
         shown = value.partition("(")[0] if "\n" in value else value
         return (
             f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create what cannot "
-            "be pickled within the function, or in create_env_fn or policy_factory, which run in the worker."
+            "be pickled inside a function that runs in the worker, such as create_env_fn or policy_factory."
         )
 
 
@@ -180,7 +180,7 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
     except Exception as error:
         error.add_note(
             f"raised while the worker was unpickling {' and '.join(keywords)}, which the trainer pickled. Everything "
-            "they need must be importable in the worker."
+            "that this needs must be importable in the worker."
         )
         raise
 

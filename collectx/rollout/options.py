@@ -82,6 +82,6 @@ class RolloutOptions:
             return spec
         if any(leaf.key == STEP_COUNT for leaf in spec.observation):
             rule = "the env already observes step_count"
-            advice = "remove one of the two, or let the env truncate its trajectories, as TorchRL's StepCounter does."
+            advice = "remove it, or let the env itself truncate its trajectories, as TorchRL's StepCounter does."
             raise Refusal(Problem("collector.max_frames_per_traj", rule, self.max_frames_per_traj, advice))
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))

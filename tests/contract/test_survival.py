@@ -142,7 +142,7 @@ def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
         pytest.raises(BrokenLever) as caught,
     ):
         deque(batches, maxlen=0)
-    assert any("the run used all 2 restarts (collector.max_restarts" in note for note in caught.value.__notes__)
+    assert any("the run used all 2 restarts that its workers share" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("least", [1, 2])

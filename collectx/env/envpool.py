@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from collectx.config.problem import YAML
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.env_indices import EnvNumbers
@@ -73,8 +74,8 @@ class EnvPoolEnv(Env):
             try:
                 spec = self._envpool.make_spec(cfg.id, **self._arguments)
             except TypeError as error:
-                reason = f"EnvPool's {cfg.id} does not accept them: {str(error).splitlines()[0]}"
-                raise ConfigError(f"env.kwargs={cfg.kwargs} cannot be used: {reason}") from error
+                reason = f"EnvPool's {cfg.id} does not accept these arguments ({str(error).splitlines()[0]})"
+                raise ConfigError(f"env.kwargs={YAML.show(cfg.kwargs)} cannot be used: {reason}") from error
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:

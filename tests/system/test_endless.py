@@ -64,7 +64,7 @@ def test_a_wait_for_whole_trajectories_is_noted(folder, wait_until):
     (folder / "script.py").write_text(LIBRARY)
     script = [sys.executable, "-W", "error::UserWarning", "script.py"]
     done = subprocess.run(script, cwd=folder, env=environment(), capture_output=True, text=True, timeout=200)
-    assert f"UserWarning: {text}" in done.stderr
+    assert f"UserWarning: only 0 of the 2 trajectories of a batch ({text}" in done.stderr
 
 
 @pytest.mark.parametrize("format", ["memmap", pytest.param("parquet", marks=pytest.mark.nightly)])

@@ -36,8 +36,8 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
     env = make_one(0)
     if not is_torchrl_env(env):
         raise ConfigError(
-            f"env.target={cfg.target} returned {type(env).__name__}, which is not a TorchRL EnvBase. For a Gymnasium "
-            f"env, use env=gym env.entry_point={cfg.target}"
+            f"env.target={cfg.target} returned an object of type {type(env).__name__}, which is not a TorchRL EnvBase. "
+            f"For a Gymnasium env, use env=gym env.entry_point={cfg.target}"
         )
     if env.batch_size:
         if env.batch_size.numel() != cfg.num_envs:

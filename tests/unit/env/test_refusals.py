@@ -63,7 +63,7 @@ REFUSED = [
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
     (
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="gymnasium.spaces:Discrete", kwargs={"n": 2}),
-        "returned Discrete, which is not a TorchRL EnvBase",
+        "returned an object of type Discrete, which is not a TorchRL EnvBase",
     ),
     pytest.param(
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="user_code.torchrlenvs:serial"),

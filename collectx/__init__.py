@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
     from collectx.library import refused
 
-    why = f". TorchRL has it, collectx does not: {refused.NAMES[name]}" if name in refused.NAMES else ""
+    why = f". {refused.NAMES[name]}" if name in refused.NAMES else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
 
 

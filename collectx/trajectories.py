@@ -207,9 +207,10 @@ class Assembler:
         if count < self._count and now_s - self._since_s > _SAY_S:
             self._has_said = True
             self._say(
-                f"{self._prefix}trajs_per_batch={self._count}: {count} trajectories ended in "
-                f"{now_s - self._since_s:.0f} s, and {self.num_unfinished:,} frames of unfinished ones are in memory. "
-                f"If these never end, cut each after N frames with {self._prefix}max_frames_per_traj=N"
+                f"only {count} of the {self._count} trajectories of a batch "
+                f"({self._prefix}trajs_per_batch={self._count}) ended within {now_s - self._since_s:.0f} s, and memory "
+                f"holds {self.num_unfinished:,} frames of unfinished ones. If these never end, cut each after N frames "
+                f"with {self._prefix}max_frames_per_traj=N"
             )
 
     def take(self) -> TensorDictBase | None:

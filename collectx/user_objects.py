@@ -151,8 +151,8 @@ class _ByValue:
         # The representation of a torch module spans many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
-            f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create "
-            "it in the worker, in create_env_fn or policy_factory."
+            f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create what cannot "
+            "be pickled inside a function that runs in the worker, such as create_env_fn or policy_factory."
         )
 
 
@@ -181,8 +181,8 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
         return cls(**pickle.loads(content))
     except Exception as error:
         error.add_note(
-            f"{', '.join(keywords)}: pickled in the trainer's process, but the worker cannot unpickle it. Everything "
-            "it needs must be importable in the worker."
+            f"raised while the worker was unpickling {' and '.join(keywords)}, which the trainer pickled. Everything "
+            "that this needs must be importable in the worker."
         )
         raise
 

@@ -30,9 +30,9 @@ from collectx.worker.spec import env_seed
 # What a user called, for messages, where a request has another name.
 _CALLS = {
     "envs": "env",
-    "load_weights": "update_policy_weights_ of a module in the envs",
+    "load_weights": "loading weights into a module of the envs",
     "profile": "enable_profile",
-    "set_hook": "a new hook",
+    "set_hook": "replacing a hook",
 }
 
 
@@ -56,24 +56,24 @@ class ExclusiveUse:
         """Raises `RuntimeError` if another process made the collector."""
         if not self.is_this_process:
             raise RuntimeError(
-                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked. "
-                "Both would consume the same frames. Make a collector in this process, or send it the batches."
+                f"this collector belongs to process {self._pid}, but was called in its fork {os.getpid()}. Both would "
+                "consume the same frames. Create a collector in this process, or send it the batches."
             )
 
     def check_not_within(self, name: str) -> None:
         """Raises `RuntimeError` if this thread is in a block, so that a hook or an env calls the method `name`."""
         if self._thread == threading.get_ident():
             raise RuntimeError(
-                f"{name}() was called by a hook, an env or a policy of this collector, while it collects a batch. Call "
-                "it when the batch is complete"
+                f"{name}() was called by a hook, an env or the policy of this collector while it was collecting a "
+                "batch. Call it between two batches"
             )
 
     def __enter__(self) -> None:
         self.check_process()
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
-                "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
-                "env that called it. Take its batches in one thread, and pass them to others through a queue.Queue"
+                "this collector is already in use: by another thread, or by one of its own hooks or envs. Take its "
+                "batches in one thread, and pass them to others through a queue.Queue"
             )
         self._thread = threading.get_ident()
 
@@ -295,9 +295,15 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         `Transport.publish`. Raises `NotImplementedError` if `writes` are for some workers only, with
         `collector.overlap=1` or `inference=server`."""
         if self.pool.server is not None and None not in writes:
-            raise NotImplementedError("one policy acts for all workers, so publish its weights for all of them")
+            raise NotImplementedError(
+                "single workers cannot get their own weights, because one policy acts for all workers. Publish the "
+                "weights for all of them"
+            )
         if self._schedule.grants_name_version and None not in writes:
-            raise NotImplementedError("with overlap=1 all workers act with the same weights. Use overlap=0")
+            raise NotImplementedError(
+                "single workers cannot get their own weights with overlap=1, because all workers act with the same "
+                "ones. Use overlap=0"
+            )
         self.exclusive_use.check_process()
         self._wait_to_publish()
         self.policy_version = self.transport.publish(writes)
@@ -450,8 +456,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Raises NotImplementedError unless `can_ask`."""
         if not self.can_ask(name):
             raise NotImplementedError(
-                f"{_CALLS.get(name, name)} is not possible with workers over a network, which only get plain data. Use "
-                "MultiSyncCollector or MultiAsyncCollector"
+                f"{_CALLS.get(name, name)} is not possible with workers over a network, which only accept plain data. "
+                "Use MultiSyncCollector or MultiAsyncCollector"
             )
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:

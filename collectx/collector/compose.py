@@ -94,11 +94,12 @@ def start_collector(
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
         rule = "this vector env spends steps on resets, so a batch may begin with frames of earlier batches"
-        advice = "make the env with autoreset_mode=disabled or same_step, or use `null`."
+        advice = "make the env with autoreset_mode=disabled or same_step, or use `collector.max_policy_lag=null`."
         raise Refusal(Problem("collector.max_policy_lag", rule, options.max_policy_lag, advice))
     if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
         rule = (
-            "this vector env spends steps on resets, so its frames have no place in the batch yet when the server acts"
+            "this vector env spends steps on resets, so the server would act before the place of a frame in the batch "
+            "is known"
         )
         advice = "make the env with autoreset_mode=disabled or same_step, or use `inference=local`."
         raise Refusal(Problem("inference=server", rule, advice=advice))
@@ -156,14 +157,14 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
     devices, there = resolve_devices(cfg.devices), spec.device
     if there is None:
         if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
-            rule = "the env returns arrays, so it steps on the CPU"
+            rule = "the env returns arrays, so it always steps on the CPU"
             raise Refusal(Problem("devices.env_device", rule, named, "use `devices.env_device=null`."))
         return
     for name in ("policy_device", "env_device", "storing_device"):
         value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
         if with_index(torch.device(value)) != there:
-            rule = f"the env returns tensors on {there}, where policy and batches must be too"
-            advice = f"use `devices.device={there}`, and leave out the other devices."
+            rule = f"the env returns tensors on {there}, so policy and batches must be there too"
+            advice = f"use `devices.device={there}`, and leave the other devices out."
             is_of_all = getattr(cfg.devices, name) is None and cfg.devices.device is not None
             raise Refusal(Problem("devices.device" if is_of_all else f"devices.{name}", rule, value, advice))
     if there.type != "cpu" and cfg.collector.has_workers:
@@ -174,7 +175,8 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
         raise Refusal(Problem("inference=server", rule, advice="use `inference=local`."))
     if actor.states:
         raise ConfigError(
-            f"the policy is recurrent, and the env returns tensors on {there}. Let the env keep the policy's state."
+            f"the policy is recurrent, but the env returns tensors on {there}, so collectx cannot keep the policy's "
+            "state. Let the env keep it."
         )
 
 
@@ -310,10 +312,7 @@ def _check_memory(options: CollectorConfig, slots: SlotSpec, spec: EnvSpec) -> N
     nbytes, total = SlabLayout(dataclasses.replace(slots, num_spare=0)).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > total:
         fewer = f", or `collector.num_slots` below {slots.num_slots}" if options.schedule == "async" else ""
-        rule = (
-            f"the slots of these batches need {nbytes / 1e9:,.0f} GB, but this machine has {total / 1e9:,.0f} GB "
-            "of memory"
-        )
+        rule = f"these batches need {nbytes / 1e9:,.0f} GB, but this machine has {total / 1e9:,.0f} GB of memory"
         raise Refusal(
             Problem("collector.frames_per_batch", rule, options.frames_per_batch, f"use fewer frames{fewer}.")
         )

@@ -83,7 +83,7 @@ class EnvMethods(ABC):
             TypeError: `options` is neither a mapping nor None.
         """
         if not isinstance(options, Mapping | None):
-            raise TypeError(f"set_reset_options({options!r}): pass a dict, such as {{'level': 3}}, or None")
+            raise TypeError(f"set_reset_options() needs a dict, such as {{'level': 3}}, or None, but got {options!r}")
         content = None if options is None else dict(options)
         self._with_core(lambda core: core.change("reset_options", "", [content]))
 
@@ -96,8 +96,8 @@ def _by_worker(core: CollectorCore, name: str, values: Sequence[Any]) -> list[tu
         return contents
     if not ready or len(values) != len(ready) * rows:
         raise ValueError(
-            f"set_attr({name!r}) got {counted(len(values), 'value')} for {counted(num_envs, 'env')}. Pass one for each "
-            f"env. If the list itself is the value, pass [values] * {num_envs}"
+            f"set_attr({name!r}) got {counted(len(values), 'value')} for {counted(num_envs, 'env')}. Pass one value "
+            f"per env. If the list itself is the value, pass [values] * {num_envs}"
         )
     others = [contents[worker % len(ready)] for worker in range(num_envs // rows)]
     return [dict(zip(ready, contents, strict=True)).get(worker, other) for worker, other in enumerate(others)]

@@ -121,20 +121,21 @@ class FailurePolicy:
             if worker.history.num_requeues < self.max_requeues:
                 return FailureAction.REQUEUE
             error.add_note(
-                f"{worker.name} was already requeued {counted(self.max_requeues, 'time')} (launcher.max_requeues)."
+                f"{worker.name} was not requeued again: its job was already requeued "
+                f"{counted(self.max_requeues, 'time')}. To allow more, raise launcher.max_requeues."
             )
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
                 return FailureAction.DROP
             error.add_note(
-                f"{worker.name} was not dropped: only {counted(num_others, 'worker')} would be left, and "
-                f"collector.min_workers={self.min_workers}."
+                f"{worker.name} was not dropped: only {counted(num_others, 'worker')} would be left, but "
+                f"collector.min_workers={self.min_workers}. To allow this, lower collector.min_workers."
             )
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
                 return FailureAction.RESTART
             error.add_note(
-                f"{worker.name} was not restarted: the run used all {counted(self.max_restarts, 'restart')} "
-                "(collector.max_restarts, for all workers together)."
+                f"{worker.name} was not restarted: the run used all {counted(self.max_restarts, 'restart')} that "
+                "its workers share. To allow more, raise collector.max_restarts."
             )
         return FailureAction.END_RUN

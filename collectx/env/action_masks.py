@@ -74,8 +74,8 @@ class LegalActions(nn.Module):
             possible = legal.any(-1).all(-1).flatten()
             env = int((~possible).nonzero()[0])
             raise ShapeError(
-                f"{'.'.join(self.key)!r} of env {env} (of {len(possible)}) allows no action. Return a mask with a "
-                "legal action for each observation that does not end its episode"
+                f"the mask {'.'.join(self.key)!r} of env {env} (of {len(possible)}) allows no action. Return a mask "
+                "with a legal action for each observation that does not end its episode"
             )
         return legal
 
@@ -164,8 +164,9 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     if mask.key[-1] != ACTION_MASK:
         name = ".".join(mask.key[: mask.key.index(ACTION_MASK) + 1])
         raise SpaceError(
-            f"{name!r} contains several arrays, such as {mask.key[-1]!r}, but a mask of legal actions is a single one. "
-            f"Join them. If the entry is not such a mask, rename it, or {leave_out(name.removeprefix('info.'))}"
+            f"{name!r} contains several arrays, such as {mask.key[-1]!r}, but a mask of legal actions is a single "
+            "array. Join the arrays. If the entry is not such a mask, rename it, or "
+            f"{leave_out(name.removeprefix('info.'))}"
         )
     dims = spec.nested_dims.get(mask.key[:-1], ())
     rows = math.prod(dims)
@@ -174,13 +175,13 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     is_flat = len(counts) == 1 and math.prod(mask.shape) == counts[0]
     if needed and (is_flat or [*mask.shape] == needed):
         return
-    needs = f"needs {needed}" if needed else "can have none, unlike Discrete and MultiDiscrete"
-    advice = "Fix the shape"
+    needs = f"needs shape {needed}" if needed else "cannot be masked: only Discrete and MultiDiscrete can"
+    advice = "Fix the shape. " if needed else ""
     if len(counts) > 1 and math.prod(mask.shape) == math.prod(counts.tolist()):
-        advice = f"For a mask over all combinations, use one Discrete({math.prod(mask.shape)}) as action"
+        advice = f"For a mask over all combinations, use one Discrete({math.prod(mask.shape)}) as action. "
     raise SpaceError(
         f"{'.'.join(mask.key)!r}, a mask of legal actions, has shape {[*mask.shape]}, but the action space "
-        f"{spec.action_space} {needs}. {advice}. If the entry is not such a mask, rename it, or "
+        f"{spec.action_space} {needs}. {advice}If the entry is not such a mask, rename it, or "
         + leave_out(".".join(mask.key).removeprefix("info."))
     )
 

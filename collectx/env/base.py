@@ -196,7 +196,10 @@ class Env(ABC):
         Raises:
             NotImplementedError: these envs take no options.
         """
-        raise NotImplementedError(f"{type(self).__name__}: only the resets of Gymnasium's envs take options")
+        raise NotImplementedError(
+            "reset options cannot be used, because the resets of these envs take none. To change an attribute, use "
+            "set_attr()"
+        )
 
     def reset_kwargs(self, **options: Any) -> dict[str, Any]:
         """Returns the keyword arguments of a reset: `reset_options` and these options. The dicts are new, because an

@@ -32,7 +32,10 @@ class DatasetEnv(Env):
             raise ConfigError(*(f"env.dir={problem}" for problem in error.problems)) from error
         run = self._run
         if not run.has_usual_reward:
-            raise ConfigError(f"env.dir={cfg.dir} cannot be used: each of its frames needs one float32 reward.")
+            raise ConfigError(
+                f"env.dir={cfg.dir} cannot be used: its frames must have one float32 reward each. Choose another "
+                "data set."
+            )
         spaces = (run.observation_space, run.action_space)
         self.spec = EnvSpec(cfg.num_envs, run.observation, run.action, *spaces, inputs=run.inputs)
         self._first = (first_index + np.arange(cfg.num_envs)) % len(self._starts)

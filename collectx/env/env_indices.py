@@ -63,7 +63,7 @@ class EnvNumbers:
             return format(self._number(match), match[6] or "")
         except (ValueError, OverflowError) as error:
             raise ConfigError(
-                f"{match[0]} cannot be filled in: {error}. Use a format for an integer, such as {{env_index:03d}}."
+                f"{match[0]} cannot be filled in: {error}. Use an integer format, such as {{env_index:03d}}."
             ) from None
 
     def _number(self, match: re.Match[str]) -> int:
@@ -95,10 +95,10 @@ class EnvNumbers:
         except CollectxError:
             raise
         except Exception as error:
-            shown = "the env whose spaces the trainer reads"
+            shown = "the env from which the trainer reads the spaces"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
-            error.add_note(f"raised while {name}() made {which}")
+            error.add_note(f"raised while {name}() was making {which}")
             raise
 
 

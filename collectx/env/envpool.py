@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from collectx.config.problem import YAML
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.env_indices import EnvNumbers
@@ -54,9 +55,16 @@ class EnvPoolEnv(Env):
         reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
         if reserved:
             names = " and ".join(map(repr, reserved))
-            raise ConfigError(f"env.kwargs cannot contain {names}, because collectx sets this itself")
+            raise ConfigError(
+                f"env.kwargs cannot contain {names}, because collectx sets "
+                f"{'it' if len(reserved) == 1 else 'them'} itself. Leave {'it' if len(reserved) == 1 else 'them'} "
+                "out"
+            )
         if cfg.id not in self._envpool.list_all_envs():
-            raise ConfigError(f"env.id={cfg.id} is not an EnvPool task. To list all, call envpool.list_all_envs()")
+            raise ConfigError(
+                f"env.id={cfg.id} is not an EnvPool task. To list all tasks: python -c 'import envpool; "
+                "print(*envpool.list_all_envs())'"
+            )
         self._id = cfg.id
         # One spare for eight envs suffices even for the short episodes of a random policy on CartPole. If there is
         # none, `reset_some` calls reset.
@@ -66,12 +74,15 @@ class EnvPoolEnv(Env):
             try:
                 spec = self._envpool.make_spec(cfg.id, **self._arguments)
             except TypeError as error:
-                reason = f"EnvPool's {cfg.id} does not accept them: {str(error).splitlines()[0]}"
-                raise ConfigError(f"env.kwargs={cfg.kwargs} cannot be used: {reason}") from error
+                reason = f"EnvPool's {cfg.id} does not accept these arguments ({str(error).splitlines()[0]})"
+                raise ConfigError(f"env.kwargs={YAML.show(cfg.kwargs)} cannot be used: {reason}") from error
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
-            raise SpaceError(f"env=envpool supports one action, not the parts of {action.space}")
+            raise SpaceError(
+                f"env=envpool only supports a single action, but the action space of {cfg.id} is {action.space}. "
+                "Choose another task"
+            )
         leaves = self._observation.leaves
         self.spec = EnvSpec(cfg.num_envs, leaves, action.leaves, self._observation.space, action.space)
         self._num_envs = cfg.num_envs
@@ -146,7 +157,10 @@ class EnvPoolEnv(Env):
         self._ended = self._ended & ~ended
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
-        raise NotImplementedError("EnvPool's resets take no options. Use env.kwargs, or another env")
+        raise NotImplementedError(
+            "reset options cannot be used, because the resets of EnvPool's envs take none. Use env.kwargs, or "
+            "another env"
+        )
 
     def close(self) -> None:
         self._pool = None
@@ -163,7 +177,10 @@ class EnvPoolEnv(Env):
         self._observation_at = keys.index("obs") if self._observation.single and "obs" in keys else None
         self._action_dtype = pool.spec.action_array_spec[pool._action_keys[-1]].dtype
         if tuple(pool._action_keys[:2]) != ("env_id", "players.env_id") or len(pool._action_keys) != 3:
-            raise SpaceError(f"collectx does not support EnvPool's {self._id}, whose actions are {pool._action_keys}")
+            raise SpaceError(
+                f"collectx does not support EnvPool's {self._id}, whose actions are {pool._action_keys}. Choose "
+                "another task"
+            )
         self._pool = pool
 
     def _reset_members(self, members: np.ndarray) -> list[np.ndarray]:
@@ -175,8 +192,9 @@ class EnvPoolEnv(Env):
         state = self._pool._recv()
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
-                f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
-                "this version does not keep their order in synchronous mode. Install another version"
+                f"EnvPool returned steps of its envs {state[self._member_at].tolist()} when those of "
+                f"{members.tolist()} were due: this version does not keep the order of its envs in synchronous mode. "
+                "Install another version of EnvPool"
             )
         if self._observation_at is not None:
             return state, [state[self._observation_at]]

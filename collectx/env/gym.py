@@ -129,7 +129,7 @@ class GymEnv(Env):
     def _explain(self, error: Exception, e: int) -> None:
         """Adds a note to an error of env `e` in a step; raises `ShapeError` if the env uses Gym's old interface."""
         refuse(error, "step", f"env {e}")
-        error.add_note(f"raised in step of env {e} (of {self.spec.num_envs})")
+        error.add_note(f"raised in step() of env {e} (of {self.spec.num_envs})")
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         self.reset_options = options or {}
@@ -148,7 +148,7 @@ class GymEnv(Env):
             return result[1]
         except Exception as error:
             refuse(error, "reset", f"env {e}", result)
-            error.add_note(f"raised in reset of env {e} (of {self.spec.num_envs})")
+            error.add_note(f"raised in reset() of env {e} (of {self.spec.num_envs})")
             raise
 
     def _values(self, observation: Any, info: dict) -> list[Any]:
@@ -183,23 +183,23 @@ def reward_number(reward: Any, e: int | None = None) -> float:
     the reward is not a number, or an integer that float32 cannot represent."""
     if isinstance(reward, float | np.floating):
         return float(reward)
-    source, advice = "" if e is None else f" from env {e}", "Return a float from step"
+    source, advice = "" if e is None else f" of env {e}", "Return a float from step()"
     if isinstance(reward, int | np.integer):
         return _stored_integer(int(reward), source)
     try:
         array = np.asarray(reward)
     except ValueError:
-        got = f"{type(reward).__name__} of uneven shape"
+        got = f"a value of type {type(reward).__name__} with uneven shape"
     else:
         if array.size == 1 and is_numeric(array.dtype):
             return reward_number(array.reshape(-1)[0].item(), e)
-        got = f"an array of shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
+        got = f"an array of shape {array.shape} and dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
         if array.size > 1:
             advice += (
-                ", such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward in env.wrappers). To "
-                "store all of them, use env=torchrl with TorchRL's MOGymWrapper"
+                ". To add up several objectives, put mo_gymnasium.wrappers.LinearReward into env.wrappers. To store "
+                "all of them, use env=torchrl with TorchRL's MOGymWrapper"
             )
-    raise ShapeError(f"the reward{source} must be one number, but is {got}. {advice}")
+    raise ShapeError(f"the reward{source} must be a single number, but is {got}. {advice}")
 
 
 def _stored_integer(number: int, source: str) -> float:
@@ -212,6 +212,6 @@ def _stored_integer(number: int, source: str) -> float:
     if stored != number:
         raise ShapeError(
             f"the reward {number!s:.40}{source} would be rounded to {stored:.0f}, because rewards are stored as "
-            "float32. To allow this, return float(reward) from step"
+            "float32. To allow this, return float(reward) from step()"
         )
     return stored

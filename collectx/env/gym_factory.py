@@ -158,8 +158,9 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
             raise ConfigError(f"env.kwargs.{unexpected[1]} is not an argument of {name}. Leave it out.") from error
         if unexpected and unexpected[1] == "num_envs" and isinstance(cfg, GymVectorEnvConfig) and cfg.id is None:
             raise ConfigError(
-                f"env.entry_point={cfg.entry_point} takes no num_envs, but env=gym_vector calls it once to create all "
-                "envs of a worker. If it creates a single env, use env=gym, or register the env and use env.id."
+                f"env.entry_point={cfg.entry_point} has no parameter num_envs, but env=gym_vector calls it once to "
+                "create all envs of a worker. If it creates a single env, use env=gym, or register the env and use "
+                "env.id."
             ) from error
         raise
 

@@ -127,7 +127,7 @@ class GymVectorEnv(Env):
         try:
             observation, info = self._env.reset(seed=seed, **self.reset_kwargs())  # type: ignore[arg-type]
         except Exception as error:
-            refuse(error, "reset", "an env of the vector env")
+            refuse(error, "reset", "an env in the vector env")
             raise
         self._ended[:] = False
         self.reset_info = info
@@ -139,7 +139,7 @@ class GymVectorEnv(Env):
         try:
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
-            refuse(error, "step", "an env of the vector env")
+            refuse(error, "step", "an env in the vector env")
             _explain(error)
             raise
         if np.iterable(reward) and not (isinstance(reward, np.ndarray) and issubclass(reward.dtype.type, np.floating)):
@@ -178,9 +178,9 @@ class GymVectorEnv(Env):
         if early.any():
             if not self.spec.can_reset_early:
                 raise CollectxError(
-                    f"this vector env resets itself (autoreset mode {self._mode.value}), so no env can be reset "
-                    "before its episode ends. Set env.autoreset_mode=disabled if the env supports it, or do "
-                    "not truncate trajectories"
+                    f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
+                    "reset before its episode ends. If the env supports it, use env.autoreset_mode=disabled, in Python "
+                    "autoreset_mode=AutoresetMode.DISABLED. Otherwise, do not truncate trajectories"
                 )
             # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))
@@ -196,8 +196,9 @@ class GymVectorEnv(Env):
             vector: Any = self._env.unwrapped
             if CHECKED not in vector.metadata:
                 raise NotImplementedError(
-                    f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
-                    "autoreset mode is disabled, or a SyncVectorEnv"
+                    "reset options cannot be used, because this vector env resets its envs itself, without options "
+                    f"(autoreset mode {self._mode.value}). Make it with autoreset_mode=AutoresetMode.DISABLED, or use "
+                    "a SyncVectorEnv"
                 )
             vector.set_attr("options_of_resets", [dict(options or {})] * vector.num_envs)
         self.reset_options = options or {}
@@ -219,8 +220,8 @@ class GymVectorEnv(Env):
         """Writes the final observations of a step in which envs were reset; keeps their first observations."""
         if "final_obs" not in info:
             raise CollectxError(
-                'a vector env with autoreset mode SameStep must put the final observations into info["final_obs"], '
-                f"which contains only {sorted(map(str, info))}"
+                f"the infos of this vector env lack the final observations (they contain {sorted(map(str, info))}). "
+                'With autoreset mode SameStep, put these into info["final_obs"]'
             )
         first_infos, final_infos = self._infos.first_and_final_values(info, ended)
         self._write(out, [*self._observation.flatten(observation), *first_infos])
@@ -314,7 +315,8 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
     other shapes."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
-            f"the vector env returned {name} of shape {np.shape(value)}, but one value for each env has shape {shape}"
+            f"the vector env returned {name} with shape {np.shape(value)}, but must return one value per env, with "
+            f"shape {shape}"
         )
     return np.reshape(value, shape)
 
@@ -325,8 +327,8 @@ def _explain(error: Exception) -> None:
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
-            f"Gymnasium's vector env could not store the rewards of its envs ({error}). Return a float from each env's "
-            "step"
+            f"Gymnasium's vector env could not store the rewards of its envs ({error}). Return a float from step() of "
+            "each env"
         ) from error
 
 
@@ -386,13 +388,13 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            f"{env} does not say how it resets (no autoreset_mode in its metadata). Set env.autoreset_mode to "
-            f"{either(_MODES)}"
+            f"{env} does not say how it resets its envs: its metadata contains no autoreset_mode. Add it there, or set "
+            f"env.autoreset_mode to {either(_MODES)}"
         )
     if configured not in (None, mode):
         raise ConfigError(
-            f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode. Use "
-            "env.autoreset_mode=null, or env.vectorization_mode=sync or async"
+            f"env.autoreset_mode={value} cannot be used: {env} always uses {mode.value} in this vectorization mode. "
+            "Use env.autoreset_mode=null, or env.vectorization_mode=sync or async"
         )
     return mode
 

@@ -26,6 +26,8 @@ from collectx.errors import SpaceError
 
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
+# Ends messages about entries that cannot be stored.
+_REMOVE = ". Remove it from info_keys"
 
 
 class InfoKeys:
@@ -57,9 +59,7 @@ class InfoKeys:
         for name, form in self.declared.items():
             parts = list(_walk(name, form, ()))
             if not parts:
-                raise SpaceError(
-                    f"env.info_keys cannot keep {name!r}, because it is an empty dict. Remove it from env.info_keys"
-                )
+                raise SpaceError(f"the info entry {name!r} cannot be stored, because it is an empty dict{_REMOVE}")
             self._entries[name] = Leaves(parts)
         self.leaves = tuple(
             leaf
@@ -121,8 +121,8 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
         group.keep_infos(InfoKeys([group.spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
     except SpaceError as error:
         if is_needed:
-            advice = f"Return one array. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}"
-            raise SpaceError(f"info contains {ACTION_MASK!r}, but {error}. {advice}") from error
+            advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}"
+            raise SpaceError(f"{str(error).removesuffix(_REMOVE)}. {advice}") from error
         return False
     return True
 
@@ -167,10 +167,10 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
         examples |= {name: info[name] for name in names if name in info and name not in examples}
         if len(examples) == len(set(names)):
             return examples
-    missing = next(name for name in names if name not in examples)
+    missing, shown = next(name for name in names if name not in examples), ", ".join(map(repr, sorted(known)))
     raise SpaceError(
-        f"env.info_keys names {missing!r}, but the infos of an episode with random actions contain "
-        f"{', '.join(map(repr, sorted(known))) or 'no entry'}. If {missing!r} appears only in other episodes, declare "
+        f"info_keys contains {missing!r}, but the infos of an episode with random actions "
+        f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
         f"it: {_example(missing)}"
     )
 
@@ -217,8 +217,8 @@ def _form(name: str, value: Any, path: Path) -> Any:
         array = np.empty(0, object)  # of uneven shape
     if not is_numeric(array.dtype):
         raise SpaceError(
-            f"env.info_keys cannot keep {_dotted(name, path)!r}, because its value {value!r:.100} is not a number, an "
-            "array or a dict of these. Remove it from env.info_keys"
+            f"the info entry {_dotted(name, path)!r} cannot be stored, because its value {value!r:.100} is not a "
+            f"number, an array or a dict of these{_REMOVE}"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 
@@ -245,6 +245,9 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
         dtype, *shape = [form] if isinstance(form, str) else form
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
     except (TypeError, ValueError) as error:
-        problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}, which is not a dtype, or a dtype and a shape"
-        raise SpaceError(f"env.info_keys cannot be used: {problem}. Write {_example(name)}") from error
+        problem = (
+            f"info_keys declares {_dotted(name, path)!r} as {form!r:.100}, but needs a dtype, or a list of a dtype "
+            "and a shape"
+        )
+        raise SpaceError(f"{problem}. Write {_example(name)}") from error
     yield leaf, path

@@ -38,7 +38,7 @@ def _show(text: str) -> None:
     kind = re.sub(r"\d[\d.e+-]*", "", text)
     if kind not in shown:
         shown.add(kind)
-        print(f"WARNING of MuJoCo, shown once: {text.strip()}", file=sys.stderr, flush=True)
+        print(f"MuJoCo warning (shown once): {text.strip()}", file=sys.stderr, flush=True)
 
 
 class _AtImport(MetaPathFinder):

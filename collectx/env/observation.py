@@ -77,8 +77,9 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
         is_one = len(colliding) == 1
         parts, reserved, them = ("a part", "this name", "it") if is_one else ("parts", "these names", "them")
         raise SpaceError(
-            f"a Dict observation cannot have {parts} named {' or '.join(map(repr, colliding))}: batches reserve "
-            f"{reserved}. Rename {them} (gymnasium.wrappers.TransformObservation), or {leave_out(*colliding)}"
+            f"a Dict observation cannot have {parts} named {' or '.join(map(repr, colliding))}, because batches "
+            f"reserve {reserved}. Rename {them} (gymnasium.wrappers.TransformObservation), or "
+            f"{leave_out(*colliding)}"
         )
 
 
@@ -137,14 +138,16 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], where: str) -> N
     # The mask of legal actions may be in the infos instead.
     if unknown := [name for name in names if name not in paths.values() and name != ACTION_MASK]:
         are = "which is" if len(unknown) == 1 else "which are"
-        rule = f"has {' and '.join(map(repr, unknown))}, {are} not in {where}. Valid names: "
+        rule = f"cannot contain {' and '.join(map(repr, unknown))}, {are} not in {where}. Valid names: "
         raise Refusal(Problem("env.exclude_keys", f"{rule}{', '.join(paths.values()) or 'none'}."))
     several = clashes((name, path) for path, name in paths.items())
     if ambiguous := [
         f"{name!r}, which names both {' and '.join(map(str, several[name]))}" for name in names if name in several
     ]:
-        advice = "exclude a part that contains one of them, or rename one (gymnasium.wrappers.TransformObservation)."
-        raise Refusal(Problem("env.exclude_keys", f"has {', '.join(ambiguous)}", advice=advice))
+        advice = (
+            "exclude a part that contains only one of them, or rename one (gymnasium.wrappers.TransformObservation)."
+        )
+        raise Refusal(Problem("env.exclude_keys", f"cannot contain {', '.join(ambiguous)}", advice=advice))
 
 
 def _exclude_parts(space: Space, path: Path, names: frozenset[str], known: list[Path]) -> Space:

@@ -46,7 +46,8 @@ class Leaves:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
                 raise ShapeError(
-                    f"the env returned {value!r:.200}, which lacks {'.'.join(leaf.key)!r}, a part of its space"
+                    f"the env returned {value!r:.200} without {'.'.join(leaf.key)!r}, a part of its space. Return all "
+                    "parts, or remove this one from the space"
                 ) from error
             flat.append(part)
         return flat
@@ -116,8 +117,8 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
     array = np.asarray(texts)
     if not np.issubdtype(array.dtype, np.str_) or np.char.str_len(array).max(initial=0) > length:
         raise ShapeError(
-            f"the env returned {'.'.join(leaf.key)} as {texts!r:.200}, but its space is text of at most {length} "
-            "characters"
+            f"the env returned {texts!r:.200} as {'.'.join(leaf.key)!r}, but its space only holds text of at most "
+            f"{length} characters"
         )
     return array.astype(f"U{length}")[..., None].view(np.int32)
 
@@ -151,10 +152,10 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
         pass  # of unequal shapes
     items = list(values) if np.iterable(values) else []
     if len(items) != len(array):
-        got = counted(len(items), "value") if items else type(values).__name__
+        got = counted(len(items), "value") if items else f"a value of type {type(values).__name__}"
         raise ShapeError(
-            f"the vector env returned {'.'.join(leaf.key)} as {got}, but its space has {len(array)} values of shape "
-            f"{leaf.shape}, one for each env"
+            f"the vector env returned {got} as {'.'.join(leaf.key)!r}, but its space has {len(array)} values of shape "
+            f"{leaf.shape}, one per env"
         )
     for e, value in enumerate(items):
         check_value(leaf, value, array.dtype, e)
@@ -167,23 +168,24 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.
     """
-    expected = f"shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}"
+    expected = f"shape {leaf.shape} and dtype {str(leaf.dtype).removeprefix('torch.')}"
     try:
         array = np.asarray(value)
     except ValueError:
-        got = f"as {type(value).__name__} of uneven shape"
+        got = f"a value of type {type(value).__name__} with uneven shape"
     else:
         if array.shape == leaf.shape and _fits(array, dtype):
             return
-        got = "as None" if value is None else f"of shape {array.shape}, dtype {array.dtype}"
+        got = "None" if value is None else f"a value of shape {array.shape} and dtype {array.dtype}"
         if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
             limits, low, high = np.iinfo(dtype), array.min(), array.max()
-            got = f"with the value {low}" if low == high else f"with values from {low} to {high}"
-            expected = f"dtype {dtype} ({limits.min} to {limits.max})"
+            got = f"the value {low}" if low == high else f"values from {low} to {high}"
+            expected = f"dtype {dtype}, which only holds {limits.min} to {limits.max}"
     where = "the env" if e is None else f"env {e}"
     is_info = leaf.key[0] == "info"
     says = "but info_keys declares, or the first info had," if is_info else "but its space has"
-    raise ShapeError(f"{where} returned {'.'.join(leaf.key)} {got}, {says} {expected}")
+    advice = "Return the same shape and dtype in each info" if is_info else "Fix the env or its space"
+    raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}")
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:

@@ -54,13 +54,13 @@ class TensorVectorEnv(Env):
         with closed_on_error(self):
             if mode is not AutoresetMode.SAME_STEP:
                 raise ConfigError(
-                    f"{env} returns tensors on {device} with autoreset mode {mode.value}. Use same_step and put the "
-                    'final observations into info["final_obs"], so that no step waits for the device.'
+                    f"{env} returns tensors on {device} with autoreset mode {mode.value}, in which steps would wait "
+                    'for the device. Use same_step, and put the final observations into info["final_obs"].'
                 )
             if info_keys:
                 raise ConfigError(
-                    f"{env} returns tensors on {device}, and collectx cannot read the infos of such envs. Leave out "
-                    f"info_keys and metrics ({', '.join(map(str, info_keys))}), or add the values to the observation."
+                    f"{env} returns tensors on {device}, so collectx cannot read its infos. Leave out info_keys and "
+                    f"metrics ({', '.join(map(str, info_keys))}), or add the values to the observation."
                 )
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys)
             self._action = SpaceLeaves(env.single_action_space, ("action",))
@@ -128,8 +128,8 @@ class TensorVectorEnv(Env):
         lost, self._lost = self._lost, None
         if lost is not None and lost.any():
             raise CollectxError(
-                f"env {int(lost.nonzero()[0])} of {self._env} ended an episode without a final observation in info: "
-                'with autoreset mode SameStep, a vector env must put the final observations into info["final_obs"]'
+                f"env {int(lost.nonzero()[0])} of {self._env} ended an episode, but the infos contain no final "
+                'observation. With autoreset mode SameStep, put the final observations into info["final_obs"]'
             )
 
     def close(self) -> None:
@@ -149,11 +149,11 @@ class TensorVectorEnv(Env):
         if not isinstance(value, torch.Tensor):
             raise ShapeError(
                 f"the vector env returned {name} as {type(value).__name__}, but it has an attribute 'device', so it "
-                f"must return tensors on {self._device}. If it returns arrays, rename the attribute"
+                f"must return tensors on {self._device}. If it always returns arrays, rename the attribute"
             )
         if value.shape != shape or value.device != self._device or not torch.can_cast(value.dtype, dtype):
             raise ShapeError(
-                f"the vector env returned {name} of shape {[*value.shape]}, {value.dtype}, on {value.device}, but it "
+                f"the vector env returned {name} with shape {[*value.shape]}, {value.dtype}, on {value.device}, but it "
                 f"must have shape {[*shape]}, {dtype}, on {self._device}"
             )
         return value

@@ -58,7 +58,7 @@ def _text(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     plain = value is None or isinstance(value, int | float | str)
-    return repr(value) if plain else f"{type(value).__module__}.{type(value).__qualname__}"
+    return repr(value) if plain else f"an object of type {type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_env(value: Any) -> bool:
@@ -103,15 +103,15 @@ def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]
     """Returns `first` and the other envs of the group, which it makes."""
     if is_env(cfg.create):
         if cfg.num_envs not in (0, 1):
-            advice = "Pass a function that makes one env, or leave num_envs out."
-            raise ConfigError(f"num_envs={cfg.num_envs} cannot be used: create_env_fn is one env object. {advice}")
+            advice = "Pass a function that makes an env, or leave num_envs out."
+            raise ConfigError(f"num_envs={cfg.num_envs} cannot be used: create_env_fn is a single env. {advice}")
         return [first]
     count = cfg.num_envs or 1
     envs = [first, *(_create(cfg, numbers.of(e)) for e in range(1, count))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
             f"create_env_fn={cfg.create!r} returned the same env twice, but num_envs={count} needs a new one from each "
-            "call."
+            "call. Create the env within the function."
         )
     return envs
 
@@ -125,5 +125,5 @@ def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:
     if cfg.num_envs not in (0, count):
         raise ConfigError(
             f"num_envs={cfg.num_envs} cannot be used: create_env_fn makes {description}. Use num_envs={count}, or "
-            "leave it out."
+            "leave num_envs out."
         )

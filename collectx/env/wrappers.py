@@ -111,11 +111,9 @@ def note_of(normalizer: str, of_run: bool = True) -> str:
     """Returns a note on a running normaliser: of a run, or of an evaluation that lacks its statistics."""
     instead = f"Use {_INSTEAD[normalizer]} instead."
     if not of_run:
-        return (
-            f"collectx eval starts without the statistics of {normalizer}, which each env keeps for itself. {instead}"
-        )
+        return f"collectx eval starts without the statistics of {normalizer}, which are kept in each env. {instead}"
     uses = "; collectx eval uses those of a single env" * (normalizer in _STATISTICS)
     return (
-        f"{normalizer} keeps statistics in each env. Replaced workers, evaluations and load_policy start without these "
-        f"statistics{uses}. {instead}"
+        f"{normalizer} keeps its statistics in each env, so replaced workers, evaluations and load_policy start "
+        f"without them{uses}. {instead}"
     )

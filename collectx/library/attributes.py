@@ -85,7 +85,7 @@ class ReadableCollector(EnvMethods):
             if name in _keywords(self):
                 return getattr(self._keywords, name)
             reasons = refused.ATTRIBUTES | refused.OF_ONE_PROCESS
-            why = f". TorchRL has it, collectx does not: {reasons[name]}" if name in reasons else ""
+            why = f". {reasons[name]}" if name in reasons else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def __dir__(self) -> list[str]:
@@ -287,7 +287,8 @@ class ReadableCollector(EnvMethods):
         total, frames = self.total_frames, self.frames_per_batch
         if total < 0 or self.trajs_per_batch is not None:
             raise TypeError(
-                "a collector has no length if it is endless (total_frames=-1) or collects whole trajectories"
+                "len() of a collector is unknown if it is endless (total_frames=-1) or collects whole trajectories "
+                "(trajs_per_batch)"
             )
         return -(-total // frames)
 
@@ -325,8 +326,8 @@ class ReadableCollector(EnvMethods):
             return [resolve(self, attr)] * len(self._core.worker_indices)
         if (path := within("env", attr)) is None:
             raise AttributeError(
-                f"{attr!r} cannot be read from the workers, because they are not collectors. Use worker_idx, or a path "
-                "within env or replay_buffer, such as env.x"
+                f"{attr!r} cannot be read from the workers. Pass 'worker_idx', or a path that begins with 'env.' or "
+                "'replay_buffer.', such as 'env.spec'"
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 

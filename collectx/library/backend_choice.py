@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from collectx.config.convert import out_of_range
-from collectx.config.problem import PYTHON
+from collectx.config.problem import PYTHON, counted
 from collectx.errors import ConfigError
 from collectx.library.keywords import BACKENDS
 
@@ -58,25 +58,29 @@ def select(
         rest["sync"] = bool(sync)
     if backend == "submitit" and rest.setdefault("launcher", backend) != backend:
         raise ConfigError(
-            f"launcher={rest['launcher']!r} cannot be used with backend='submitit', which is a launcher itself. Leave "
-            "launcher out."
+            f"launcher={rest['launcher']!r} cannot be used, because backend='submitit' already selects the launcher. "
+            "Leave launcher out."
         )
     return synchronous if sync else asynchronous, (creates, *arguments[1:]), rest
 
 
 def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: Any) -> list[str]:
     if not isinstance(options, Mapping):
-        return [f"backend_options={options!r} must be a dict of keywords of that backend's collector class."]
+        return [f"backend_options={options!r} must be a dict of keyword arguments, such as {{'num_slots': 2}}."]
     problems = []
     if count is not None and not (isinstance(count, int) and count > 0):
-        problems.append(f"num_collectors={count!r} must be an integer of at least 1.")
+        problems.append(f"num_collectors={count!r} must be an int of at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
-        callables = f"create_env_fn has {len(creates)} callables"
-        problems.append(f"num_collectors={count}, but {callables}. Pass one for each, or one callable for all.")
+        callables = f"create_env_fn has {counted(len(creates), 'entry', 'entries')}"
+        problems.append(
+            f"num_collectors={count}, but {callables}. Pass one entry per collector, or a single callable for all."
+        )
     if twice := sorted(set(options) & ({*keywords, *SELECTING_KEYWORDS} - {"backend"})):
         names = " and ".join(map(repr, twice))
         are, them = ("which is a keyword", "it") if len(twice) == 1 else ("which are keywords", "them")
-        problems.append(f"backend_options contains {names}, {are} of Collector. Pass {them} to Collector itself.")
+        problems.append(
+            f"backend_options contains {names}, {are} of Collector itself. Pass {them} directly to Collector."
+        )
     return problems
 
 

@@ -97,7 +97,7 @@ class Background:
         """Starts to call `step`, which collects one batch and raises `StopIteration` after the last one. Returns when
         the thread has begun its first step. Raises `RuntimeError` at a second call."""
         if self._running is not None:
-            raise RuntimeError("start() was already called")
+            raise RuntimeError("this collector already collects in the background, because start() was called before")
         self._running = self._thread.submit(partial(self._run, step))
         self._has_begun.wait()
 
@@ -135,7 +135,8 @@ class Background:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._is_stepping, _finite(timeout_s)):
                     raise TimeoutError(
-                        f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
+                        f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a "
+                        "longer timeout"
                     )
             self.check()
             yield
@@ -154,7 +155,8 @@ class Background:
         self._stop()
         if not self.ends_within(timeout_s):
             raise TimeoutError(
-                f"the current batch was not complete within timeout={timeout_s:g} s. Pass a longer timeout"
+                f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a longer "
+                "timeout"
             )
         self.check()
 

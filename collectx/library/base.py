@@ -166,8 +166,8 @@ class BaseCollector(ReadableCollector):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied: it owns processes, envs and memory. "
-            "Pickle its state_dict(), and call load_state_dict on another collector."
+            f"{type(self).__name__} cannot be pickled or copied, because it owns envs, processes and memory. Save its "
+            "state_dict(), and load that into another collector with load_state_dict()."
         )
 
     # --- batches ---
@@ -181,7 +181,10 @@ class BaseCollector(ReadableCollector):
         that was awaited; without workers, it collects that batch again, from new episodes."""
         self._check_process()
         if self.is_running():
-            raise RuntimeError("this collector collects in the background since start(). Sample from its replay buffer")
+            raise RuntimeError(
+                "this collector cannot be iterated after start(), because it collects in the background. Sample from "
+                "its replay buffer"
+            )
         return cast(TensorDictBase, self._collect())
 
     def __aiter__(self) -> Self:
@@ -286,7 +289,8 @@ class BaseCollector(ReadableCollector):
         """
         if not resume:
             raise ValueError(
-                "resume=False cannot be used: a pause ends with its block. Use shutdown() to stop collecting"
+                "resume=False cannot be used, because a pause ends with its `with` block. To stop collecting, call "
+                "shutdown()"
             )
         with self._exclusive(timeout):
             if workers_write(self._overrides):
@@ -374,9 +378,9 @@ class BaseCollector(ReadableCollector):
         """
         if individual := self._weights.individual:
             raise RuntimeError(
-                "increment_version() would overwrite the individual weights of "
+                "increment_version() would replace the individual weights of "
                 f"{'worker' if len(individual) == 1 else 'workers'} {' and '.join(map(str, sorted(individual)))}. Call "
-                "update_policy_weights_ with the weights of each worker"
+                "update_policy_weights_() with the weights of each worker instead"
             )
         self.update_policy_weights_()
         return self.policy_version
@@ -408,8 +412,9 @@ class BaseCollector(ReadableCollector):
         has_no_lists = list_of_args is None and list_of_kwargs is None
         if path is None and has_workers and has_no_lists:
             raise ValueError(
-                f"map_fn({method_name!r}) cannot run in the workers: they only have the methods of their envs "
-                "('env.NAME'). To call this collector's own method once, pass list_of_args=[()]."
+                f"map_fn({method_name!r}) would call a method of the collector, which the workers lack. To call one of "
+                f"their envs, use map_fn('env.{method_name}'). To call the collector's method once, pass "
+                "list_of_args=[()]."
             )
         is_per_worker = path is not None and has_workers
         calls = next((each for each in (list_of_args, list_of_kwargs) if each is not None), [()])
@@ -423,7 +428,7 @@ class BaseCollector(ReadableCollector):
             if is_per_worker:
                 other, each = f"there {'is' if count == 1 else 'are'} {counted(count, 'worker')}", "worker"
             raise ValueError(
-                f"map_fn({method_name!r}): {name} has {counted(given, 'entry', 'entries')}, but {other}. Pass one "
+                f"{name} of map_fn({method_name!r}) has {counted(given, 'entry', 'entries')}, but {other}. Pass one "
                 f"entry per {each}."
             )
         contents = [*zip(map(tuple, positional), named, strict=True)]
@@ -447,7 +452,7 @@ class BaseCollector(ReadableCollector):
         """
         workers = None
         if reset_idx is not None:
-            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+            self._check_selection("reset_idx", reset_idx, self.num_workers, "worker")
             workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
         self._reset(Reset(), workers)
 
@@ -461,13 +466,13 @@ class BaseCollector(ReadableCollector):
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         if len(selection) != count:
             raise ValueError(
-                f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there are {count} "
-                f"{what}. Pass one entry for each, or None for all"
+                f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there "
+                f"{'is' if count == 1 else 'are'} {counted(count, what)}. Pass one entry per {what}, or None for all"
             )
         if self.trajs_per_batch is not None:
             raise ValueError(
-                f"{name}={list(selection)} cannot be used: with trajs_per_batch={self.trajs_per_batch}, all envs are "
-                f"reset together. Leave {name} out"
+                f"{name}={list(selection)} cannot be used with trajs_per_batch={self.trajs_per_batch}, because all "
+                f"envs are reset together then. Leave {name} out"
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -485,7 +490,7 @@ class BaseCollector(ReadableCollector):
             ValueError: `seed` is out of range, or not an integer.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r} must be an integer, at least 0 and below 2**61")
+            raise ValueError(f"seed={seed!r} must be an int from 0 to 2**61 - 1")
         self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
@@ -605,10 +610,14 @@ class BaseCollector(ReadableCollector):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
-                f"load_state_dict() takes a dict, but got {type(state_dict).__name__}. Pass the result of state_dict()"
+                "load_state_dict() needs the dict that state_dict() returned, but got a value of type "
+                f"{type(state_dict).__name__}"
             )
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(f"the state lacks {' and '.join(map(repr, missing))}. Pass the result of state_dict()")
+            raise KeyError(
+                f"the state dict lacks {' and '.join(map(repr, missing))}, so it is not a collector's. Pass the "
+                "dict that state_dict() returned"
+            )
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable
         saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}

@@ -82,17 +82,19 @@ class Collector(BaseCollector):
         """
         if keywords:
             raise ValueError(
-                f"reset() does not take {' or '.join(map(repr, keywords))}. Use set_seed() or set_reset_options()"
+                f"reset() has no argument {' or '.join(map(repr, keywords))}. To seed, call set_seed(). To pass "
+                "options to the envs, call set_reset_options()"
             )
         if index is None:
             super().reset()
             return
         mask = torch.zeros(self._spec.num_envs, dtype=torch.bool)
         mask[index] = True
-        self._check_selection("index", mask.tolist(), self._spec.num_envs, "envs")
+        self._check_selection("index", mask.tolist(), self._spec.num_envs, "env")
         if not self._spec.can_reset_early:
             raise ValueError(
-                f"index={index!r} cannot be used: this vector env resets its envs by itself when episodes end"
+                f"index={index!r} cannot be used, because this vector env only resets an env when its episode ends. "
+                "Leave index out, or make it with autoreset_mode=AutoresetMode.DISABLED"
             )
         self._ask("reset_some", mask.tolist())
 

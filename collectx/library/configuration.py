@@ -137,8 +137,8 @@ def _check_dimension(dim: int, part: Sequence[str], is_uneven: bool) -> None:
     """Checks `cat_results` against the dimensions of a worker's part, which may have another length than the others."""
     first, last = -len(part), len(part) - 1
     if not first <= dim <= last:
-        rule = f"a worker's part is [{', '.join(part)}], so it must be from {first} to {last}, or 'stack'."
-        raise ConfigError(f"cat_results={dim} cannot be used: {rule}")
+        dims = f"the dimensions of a worker's frames are [{', '.join(part)}]"
+        raise ConfigError(f"cat_results={dim} must be 'stack', or from {first} to {last}, because {dims}.")
     if is_uneven and dim not in (-1, last):
-        rule = "parts of different lengths, [envs, time] or [time], only fit together along time"
+        rule = "the workers' frames differ in number, so they can only be concatenated along time"
         raise ConfigError(f"cat_results={dim} cannot be used: {rule}. Use cat_results=-1.")

@@ -24,7 +24,8 @@ from collectx.user_objects import Hooks
 
 # Subclasses of `Collector` refuse the keywords that select another class.
 _IN_PROCESS = (
-    "this collector collects in this process, without workers. Call Collector itself, with backend='process' or another"
+    "this collector collects in this process, without workers. Call Collector itself, for example with "
+    "backend='process'"
 )
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
@@ -151,7 +152,7 @@ class Keywords:
     init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Less than 0: none.")
     reset_at_each_iter: bool = option("collector.reset_at_each_iter", note="")
     set_truncated: bool = option("collector.set_truncated", note="")
-    reset_when_done: bool = fixed(True, "envs that are done are always reset, so leave it out")
+    reset_when_done: bool = fixed(True, "collectx always resets envs that are done, so leave it out")
 
     device: Any = option("devices.device", None, only_device)
     storing_device: Any = option("devices.storing_device", None, first_device)
@@ -169,15 +170,15 @@ class Keywords:
     track_policy_version: bool = False
     replay_buffer: Any = None
     extend_buffer: bool = True
-    use_buffers: bool | None = ignored(None, ": batches are written into memory allocated once")
+    use_buffers: bool | None = ignored(None, ": batches are written into memory that is allocated once")
     compact_obs: bool = option("collector.compact_obs", note="")
     check_finite: bool = option(
         "collector.check_finite", note="Batches of a user-defined `collector_class` are not checked."
     )
     trajs_per_batch: int | None = option(
         "collector.trajs_per_batch",
-        note="""With a replay buffer they are written there as soon as they end. A `UserWarning` says if no batch is
-        complete after 10 s of frames.""",
+        note="""With a replay buffer, each one is written there as soon as it ends. A `UserWarning` says so if no batch
+        is complete after 10 s of frames.""",
     )
     trajs_per_write: int | None = field(default=None, metadata={"minimum": 1})
     traj_format: str | None = option("collector.traj_format", None, note="")
@@ -365,26 +366,34 @@ class AsyncBatchedKeywords(WorkerKeywords):
     backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     env_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     policy_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
-    transport: Any = fixed(None, "observations and actions lie in shared memory", "auto", "driver")
+    transport: Any = fixed(
+        None, "observations and actions always pass through shared memory, so leave it out", "auto", "driver"
+    )
     env_exchange: str = ignored("auto")
-    envs_per_worker: int = fixed(1, "use `num_envs`, for the envs of each worker")
+    envs_per_worker: int = fixed(1, "use `num_envs` for the number of envs in each worker")
     transition_chunk_size: int | str = ignored("auto")
-    yield_completed_trajectories: bool = fixed(False, "use `trajs_per_batch`, a number of trajectories")
+    yield_completed_trajectories: bool = fixed(False, "use `trajs_per_batch` for batches of complete trajectories")
     weight_sync: Any = fixed(None, "call `update_policy_weights_`")
     weight_sync_model_id: str = ignored("policy")
     verbose: bool = ignored(False)
-    worker_affinity: Any = fixed(None, "set the affinity of a worker's process in `init_fn`")
-    driver_affinity: Any = fixed(None, "set the affinity of this process by os.sched_setaffinity")
+    worker_affinity: Any = fixed(None, "use `init_fn` to set the affinity of each worker process")
+    driver_affinity: Any = fixed(None, "use `os.sched_setaffinity` to set the affinity of this process")
     server_config: Any = fixed(None, "use `max_batch_size`, `min_batch_size` and `server_timeout`")
     device_config: Any = fixed(None, "use `device`, `policy_device` and `storing_device`")
-    policy_version: int = fixed(0, "versions begin with 0")
+    policy_version: int = fixed(0, "policy versions always start at 0, so leave it out")
     policy_version_key: Any = ignored(
         "policy_version", """: batches have `("collector", "policy_version")`; see `track_policy_version`"""
     )
     compile_policy: bool | dict[str, Any] | None = fixed(
-        None, "the sizes of the batches differ, so compile the policy's modules yourself", False
+        None,
+        "the server calls the policy with batches of different sizes, so compile the policy's modules yourself",
+        False,
     )
-    cudagraph_policy: bool | dict[str, Any] | None = fixed(None, "the sizes of the batches differ", False)
+    cudagraph_policy: bool | dict[str, Any] | None = fixed(
+        None,
+        "the server calls the policy with batches of different sizes, which a CUDA graph cannot replay",
+        False,
+    )
 
 
 @documented
@@ -486,7 +495,7 @@ class RayKeywords(RemoteKeywords):
 
     sync: bool = option("collector.sync", note="")
     ray_init_config: dict[str, Any] | None = option(
-        "launcher.ray_init_config", None, note="Ignored if this process is connected to Ray."
+        "launcher.ray_init_config", None, note="Ignored if this process is already connected to Ray."
     )
     remote_configs: Any = option("launcher.remote_configs", None)
     num_collectors: int | None = None

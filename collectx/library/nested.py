@@ -60,7 +60,7 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     kwargs = keywords.get("collector_kwargs")
     per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
     if not all(each is None or isinstance(each, Mapping) for each in per_worker):
-        wrong = f"collector_kwargs={kwargs!r} is not a dict, nor a list with a dict for each worker."
+        wrong = f"collector_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
         return {name: value for name, value in keywords.items() if name != "collector_kwargs"}, [wrong]
     names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]
     if not names or user_class(keywords.get("collector_class")) is not None:
@@ -70,12 +70,14 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         values = [(each or {}).get(name) for each in per_worker]
         if len(set(map(str, values))) > 1:
             problems.append(
-                f"collector_kwargs has different values of {name!r}, {values}. Pass all workers the same one."
+                f"{name!r} in collector_kwargs must be the same for all workers, but its values are {values}. Pass one "
+                "value to all."
             )
         # By their texts, so a device equals its name.
         elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
             problems.append(
-                f"{name}={keywords[name]!r}, but collector_kwargs[{name!r}]={values[0]!r}. Pass only one of them."
+                f"{name}={keywords[name]!r} and collector_kwargs[{name!r}]={values[0]!r} contradict each other. Pass "
+                "only one of them."
             )
         else:
             lifted[name] = values[0]

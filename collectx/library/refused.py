@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-_WEIGHT_SCHEMES = "it connects parts of TorchRL's collectors; here the collector's transport carries weights"
-_PROCESSES = "the transport owns the worker processes and their connections; use getattr_env or stats"
+_WEIGHT_SCHEMES = (
+    "TorchRL's collectors use it internally. To send weights to the workers, call update_policy_weights_()"
+)
+_PROCESSES = (
+    "Unlike TorchRL, collectx does not expose the worker processes and their connections. Use getattr_env() or stats()"
+)
 
-# Methods and attributes, with the reason or a replacement.
+# Methods and attributes, with the reason or a replacement, in whole sentences.
 ATTRIBUTES = {
-    "IPAddr": "workers get the trainer's address; use the keyword tcp_port to choose its port",
+    "IPAddr": "Workers get the trainer's address by themselves. To choose its port, pass tcp_port to the constructor",
     "cascade_execute": _WEIGHT_SCHEMES,
     "collector_infos": _PROCESSES,
     "collector_rrefs": _PROCESSES,
-    "env_constructors": "use collector.create_env_fn",
-    "frames_per_worker": "use collector.frames_per_batch_worker",
+    "env_constructors": "Use create_env_fn",
+    "frames_per_worker": "Use frames_per_batch_worker()",
     "futures": _PROCESSES,
-    "get_cached_weights": "the collector keeps no copy of the weights; use collector.policy",
-    "init_updater": "a weight updater only supplies weights; set it up before passing it to the constructor",
+    "get_cached_weights": "Unlike TorchRL, collectx keeps no copy of the weights. Use collector.policy",
+    "init_updater": "Set up a weight updater before you pass it to the constructor",
     "jobs": _PROCESSES,
     "out_tensordicts": _PROCESSES,
     "pipes": _PROCESSES,
-    "policy_version_tracker": "use collector.policy_version",
+    "policy_version_tracker": "Use policy_version",
     "procs": _PROCESSES,
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
-    "server_backend": "a separate process calls the policy",
-    "server_stats": "use collector.stats, which counts frames and batches",
-    "running": "use collector.is_running()",
-    "total_frames_per_collector": "workers collect until total_frames are delivered",
+    "server_backend": "A separate process always calls the policy",
+    "server_stats": "Use stats(), which counts frames and batches",
+    "running": "Use is_running()",
+    "total_frames_per_collector": "Workers have no totals of their own: they collect until total_frames are delivered",
 }
 
 # Attributes that only a collector without workers has.
-OF_ONE_PROCESS = {"env": "the envs are in the workers' processes; use collector.getattr_env or collector.create_env_fn"}
+OF_ONE_PROCESS = {"env": "The envs are in the worker processes. Use getattr_env() or create_env_fn"}
 
 # Public names of `torchrl.collectors`, with the reason or a replacement.
 NAMES = {
-    "Evaluator": "evaluate with Collector(..., exploration_type='DETERMINISTIC')",
-    "RayEvalWorker": "evaluate with RayCollector(..., exploration_type='DETERMINISTIC')",
+    "Evaluator": "To evaluate a policy, use Collector(..., exploration_type='DETERMINISTIC')",
+    "RayEvalWorker": "To evaluate a policy, use RayCollector(..., exploration_type='DETERMINISTIC')",
 }

@@ -66,8 +66,9 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
     written = {leaf.key[1:] if leaf.key[0] == "next" else leaf.key for leaf in leaves}
     if keywords.track_policy_version and any(key[0] == "policy_version" for key in written):
         raise SpaceError(
-            "the env or the policy writes policy_version, the key that track_policy_version=True adds to batches. "
-            'Write another key, or leave it out: ("collector", "policy_version") contains the versions anyway.'
+            "the env or the policy writes the key policy_version, which track_policy_version=True adds to batches. "
+            'Rename the key, or leave track_policy_version out: ("collector", "policy_version") contains the versions '
+            "anyway."
         )
 
 
@@ -86,7 +87,7 @@ def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
         value = getattr(keywords, name, None)
         if isinstance(value, list | tuple) and len(value) != num_workers:
             count = f"{counted(len(value), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
-            yield f"{name} has {count}. Pass one for each worker, or one for all."
+            yield f"{name} has {count}. Pass one entry per worker, or a single value for all."
 
 
 def _twice(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -97,10 +98,10 @@ def _twice(keywords: Keywords, cfg: RunConfig) -> Messages:
     passed |= {name: 1 for name in at_each if getattr(keywords, name)}
     if len(set(passed.values())) > 1:
         both = " and ".join(f"{name}={getattr(keywords, name)!r}" for name in passed)
-        yield f"{both} contradict each other. Pass one of them."
+        yield f"{both} contradict each other. Pass only one of them."
     kind, mode = keywords.exploration_type, keywords.exploration_mode
     if mode is not None and exploration_name(kind) not in ("random", exploration_name(mode)):
-        yield f"exploration_type={kind!r} and exploration_mode={mode!r} contradict each other. Pass one of them."
+        yield f"exploration_type={kind!r} and exploration_mode={mode!r} contradict each other. Pass only one of them."
 
 
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -114,24 +115,26 @@ def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
         passed = getattr(keywords, name)
         for value in entries(passed) if name == "policy_factory" else [passed]:
             if value is not None and not callable(value):
-                yield f"{name}={value!r} cannot be called. {advice.get(name, 'Pass a function, or another callable.')}"
+                yield f"{name}={value!r} cannot be called. {advice.get(name, 'Pass a function or another callable.')}"
 
 
 def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     """`create_env_fn` has an env, or a function that makes one, for each worker; its keyword arguments are dicts."""
     creates = entries(keywords.create_env_fn)
-    for index, one in enumerate(creates):
+    is_list = isinstance(keywords.create_env_fn, list | tuple)
+    for number, one in enumerate(creates):
+        index = f"[{number}]" if is_list else ""
         if not (callable(one) or is_env(one)):
             yield (
-                f"create_env_fn[{index}]={one!r} is neither an env nor a function. Pass a function that makes the env, "
+                f"create_env_fn{index}={one!r} is neither an env nor a function. Pass a function that makes the env, "
                 "such as lambda: gymnasium.make('CartPole-v1')."
             )
     num_workers = cfg.collector.num_workers
     if not creates:
         yield "create_env_fn is empty. Pass one callable for each worker."
-    elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
+    elif is_list and len(creates) != num_workers:
         count = counted(len(creates), "entry", "entries")
-        yield f"num_workers={num_workers}, but create_env_fn has {count}. Pass one for each worker."
+        yield f"num_workers={num_workers}, but create_env_fn has {count}. Pass one entry per worker."
     for kwargs in entries(keywords.create_env_kwargs):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             yield f"create_env_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
@@ -140,9 +143,15 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
     """There is one policy at most, an object that can be compiled and recorded as the keywords ask."""
     if isinstance(keywords.policy, type):
-        yield f"policy={keywords.policy!r} is a class. Pass an instance, or pass the class as policy_factory."
+        yield (
+            f"policy={keywords.policy.__name__} is a class. Pass an instance, such as "
+            f"{keywords.policy.__name__}(), or use policy_factory={keywords.policy.__name__}."
+        )
     if not keywords.has_workers and keywords.policy is not None and keywords.policy_factory is not None:
-        yield "policy and policy_factory cannot both be passed here, because there are no workers. Pass one of them."
+        yield (
+            "policy and policy_factory cannot be used together, because this collector has no workers. Pass only "
+            "one of them."
+        )
     yield from _acceleration(keywords, "compile_policy", torch.compile)
     yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)
 
@@ -154,12 +163,15 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
     if keywords.policy is None and keywords.policy_factory is None:
         yield f"{name}={value!r} has no effect, because actions are random without a policy. Leave it out."
     elif not isinstance(value, bool | dict):
-        yield f"{name}={value!r} must be True, or a dict of keyword arguments of {function.__name__}."
+        yield (
+            f"{name}={value!r} must be True, or a dict of keyword arguments of "
+            f"{function.__module__}.{function.__name__}."
+        )
     else:
         try:
             inspect.signature(function).bind(None, **(kwargs_of(value) or {}))
         except TypeError as error:
-            yield f"{name}={value!r} cannot be passed to {function.__name__}: {error}."
+            yield f"{name}={value!r} cannot be passed to {function.__module__}.{function.__name__}: {error}."
 
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -193,7 +205,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.cudagraph_policy and others:
         yield (
             f"cudagraph_policy={keywords.cudagraph_policy!r} needs a GPU, but the policy acts on {', '.join(others)}. "
-            "Pass policy_device='cuda', or leave it out."
+            "Pass policy_device='cuda', or leave cudagraph_policy out."
         )
 
 
@@ -206,13 +218,17 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield "split_trajs=True needs track_traj_ids=True, because it splits batches by trajectory ids."
     if buffer is not None and not hasattr(buffer, "extend"):
         got = type(buffer).__name__
-        yield f"replay_buffer must be a ReplayBuffer, or another object with a method `extend`, but got {got}."
+        yield f"replay_buffer must be a ReplayBuffer, or another object with the method extend(), but is of type {got}."
     elif not keywords.extend_buffer and not hasattr(buffer, "add"):
-        yield f"extend_buffer=False needs a replay buffer with a method `add`, which {type(buffer).__name__} lacks."
+        got = "there is none" if buffer is None else f"{type(buffer).__name__} has none"
+        yield (
+            f"extend_buffer=False needs a replay buffer with the method add(), but {got}. Pass one, or leave "
+            "extend_buffer out."
+        )
     if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):
         yield (
-            "split_trajs=True cannot be used with a replay buffer, which would store the padding as frames. Leave it "
-            "out: SliceSampler samples within trajectories."
+            "split_trajs=True cannot be used with a replay buffer, which would store the padding as frames. Leave "
+            "split_trajs out, and use SliceSampler to sample within trajectories."
         )
 
 
@@ -223,14 +239,14 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         return
     if not keywords.has_workers or isinstance(keywords, RemoteKeywords):
         which = "only MultiSyncCollector and MultiAsyncCollector take a list"
-        yield f"frames_per_batch={frames} must be one number; {which}."
+        yield f"frames_per_batch={frames} must be a single number, because {which}."
         return
     if len(frames) != num_workers:
         count = f"{counted(len(frames), 'entry', 'entries')} for {counted(num_workers, 'worker')}"
-        yield f"frames_per_batch={frames} has {count}. Pass one for each worker, or one number."
+        yield f"frames_per_batch={frames} has {count}. Pass one entry per worker, or a single number."
     if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
-        rule = "parts of different lengths cannot be stacked"
-        yield f"frames_per_batch={frames} cannot be used: {rule}. Pass cat_results=-1, or one number."
+        rule = "the workers' frames differ in number, so they cannot be stacked"
+        yield f"frames_per_batch={frames} cannot be used: {rule}. Add cat_results=-1, or pass a single number."
 
 
 def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -243,22 +259,22 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches that end early have different numbers of frames."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
     if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
-        yield f"interruptor={interruptor!r} has no method collection_stopped. Pass an object with this method."
+        yield f"interruptor={interruptor!r} must be an object with the method collection_stopped()."
     if interruptor is not None and keywords.return_same_td:
         yield (
             "return_same_td=True cannot be used with an interruptor, because its batches vary in length. Leave one of "
-            "them out."
+            "the two out."
         )
     if share is None:
         return
     if keywords.is_concatenated and keywords.return_same_td:
         yield (
-            f"return_same_td=True needs batches of one length. With preemptive_threshold={share}, use "
-            "cat_results='stack'."
+            f"return_same_td=True needs batches of equal length, but they vary with preemptive_threshold={share} and "
+            f"cat_results={keywords.cat_results}. Use cat_results='stack'."
         )
     for name in () if keywords.is_concatenated else ("split_trajs", "replay_buffer"):
         if getattr(keywords, name) not in (None, False):
-            rule = "a stacked batch has gaps without frames"
+            rule = "a stacked batch has gaps where workers were stopped early"
             yield f"{name} cannot be used with preemptive_threshold={share}: {rule}. Use cat_results=-1."
 
 
@@ -268,12 +284,15 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
     if trajectories is None:
         for name in ("trajs_per_write", "traj_format", "post_traj"):
             if (value := getattr(keywords, name)) is not None:
-                yield f"{name}={value!r} has no effect without trajs_per_batch. Add it, or leave {name} out."
+                yield (
+                    f"{name}={value!r} has no effect without trajs_per_batch. Pass trajs_per_batch too, or leave "
+                    f"{name} out."
+                )
         return
     required = {
         "return_same_td": (False, "trajectories differ in length"),
         "track_traj_ids": (True, "trajectories are assembled by their ids"),
-        "split_trajs": (False, "such a batch is already split into trajectories"),
+        "split_trajs": (False, "its batches are already split into trajectories"),
         "extend_buffer": (True, "trajectories differ in length"),
     }
     for name, (value, reason) in required.items():
@@ -286,8 +305,8 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
 def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if unknown := unknown_models(getattr(keywords, name) or ()):
-            are = "is" if len(unknown) == 1 else "are"
-            yield f"{name} names {' and '.join(map(repr, unknown))}, which {are} unknown. {MODELS_HINT}."
+            models = "model" if len(unknown) == 1 else "models"
+            yield f"{name} names the unknown {models} {' and '.join(map(repr, unknown))}. {MODELS_HINT}."
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -297,16 +316,19 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
         pass
     elif not isinstance(keywords, RemoteKeywords):
         if kind_of_class(cls) != "single":
-            rule = "workers on this machine are always single collectors"
-            yield f"collector_class={cls!r} cannot be used: {rule}. Leave it out, or pass a class of your own."
+            rule = "each worker on this machine runs a Collector"
+            yield (
+                f"collector_class={cls!r} cannot be used: {rule}. Leave collector_class out, or pass a class of "
+                "your own."
+            )
     elif kind_of_class(cls) is None:
         yield (
-            f"collector_class={cls!r} is unknown. Valid names: 'single', 'sync', 'async'. Or pass a class: your own, "
-            f"or {either(KNOWN_CLASSES)}."
+            f"collector_class={cls!r} is unknown. Valid names: 'single', 'sync', 'async'. You can also pass a class: "
+            f"your own, or {either(KNOWN_CLASSES)}."
         )
     if user_class(cls) is not None:
         if keywords.update_weights_between_steps:
-            rule = "your collector_class loads weights between its batches"
+            rule = "your collector_class only loads weights between its batches"
             yield f"update_weights_between_steps=True cannot be used: {rule}. Leave it out."
         for name in ("num_envs", "info_keys", "exclude_keys"):
             if value := getattr(keywords, name):
@@ -349,7 +371,7 @@ def _call_problems(collector: UserCollector) -> Messages:
             kwargs = "".join(f", {name}={value!r}" for name, value in collector.kwargs.items())
             yield (
                 f"collector_class={collector.name} cannot be called as {collector.name}(create_env_fn, policy, "
-                f"frames_per_batch=..., total_frames=-1{kwargs}): {error}."
+                f"frames_per_batch=..., total_frames=-1{kwargs}): {error}. Let its constructor accept these arguments."
             )
 
 
@@ -367,7 +389,10 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
-        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}. Pass only one of them."
+        yield (
+            f"num_collectors={keywords.num_collectors} and num_workers={num_workers} contradict each other. Pass "
+            "only one of them."
+        )
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
     yield from (
         as_message(problem, keywords)
@@ -382,19 +407,19 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind
     if jobs is None:
         yield (
-            "launcher='submitit_delayed' needs jobs that were submitted before. Decorate the main function with "
-            "collectx.submitit_delayed_launcher, or use launcher='submitit'."
+            "launcher='submitit_delayed' needs workers whose jobs were submitted ahead. Decorate the main function "
+            "with collectx.submitit_delayed_launcher, or use launcher='submitit'."
         )
         return
     if jobs.num_workers != num_workers:
         yield (
-            f"the collector has {num_workers} workers, but submitit_delayed_launcher has num_jobs={jobs.num_workers}. "
-            "Pass the same number to both."
+            f"the collector has {counted(num_workers, 'worker')}, but submitit_delayed_launcher has "
+            f"num_jobs={jobs.num_workers}. Pass the same number to both."
         )
     if jobs.backend != backend:
         yield (
             f"the collector has backend={backend!r}, but submitit_delayed_launcher has backend={jobs.backend!r}. Pass "
-            "the same to both."
+            "the same backend to both."
         )
     if keywords.on_worker_failure == "restart":
         yield (
@@ -409,9 +434,12 @@ def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
         return
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     if has_both or keywords.has_individual_policies:
-        yield "policy_factory must be one callable without a policy, because one policy acts for all workers."
+        yield (
+            "policy_factory must be a single callable, and cannot be used together with policy, because one policy "
+            "acts for all workers."
+        )
     if len(set(policy_devices(keywords, cfg.collector.num_workers))) > 1:
-        yield "policy_device must be one device, because one policy acts for all workers."
+        yield "policy_device must be a single device, because one policy acts for all workers."
 
 
 RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (

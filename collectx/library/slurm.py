@@ -105,7 +105,10 @@ def submitit_delayed_launcher(
             if PresubmittedJobs.from_environment() is not None:
                 return main(*args, **kwargs)
             if not commands.is_here():
-                raise ConfigError("submitit_delayed_launcher needs SLURM, but this machine has no sbatch on its PATH.")
+                raise ConfigError(
+                    "submitit_delayed_launcher needs SLURM, but this machine has no sbatch on its PATH. Run the "
+                    "script on a login node."
+                )
             run_folder = new_folder()
             transport, port = transports[framework], port_number(tcpport)
             presubmitted = PresubmittedJobs(str(run_folder.path), num_jobs, transport, port, queue_timeout_s)

@@ -56,7 +56,8 @@ class WeightUpdaterBase:
         """
         if self.collector is None:
             raise RuntimeError(
-                f"{type(self).__name__} belongs to no collector yet. Pass it to one with weight_updater=..."
+                f"this {type(self).__name__} does not belong to a collector yet. Pass it to a collector's constructor: "
+                "weight_updater=..."
             )
         self.collector.update_policy_weights_(policy_or_weights, worker_ids=worker_ids)
 
@@ -89,7 +90,7 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
     """Supplies no weights: `update_policy_weights_` without weights raises `RuntimeError`."""
 
     def _get_server_weights(self) -> Any:
-        raise RuntimeError("RemoteModuleWeightUpdater has no weights itself. Pass them to update_policy_weights_")
+        raise RuntimeError("RemoteModuleWeightUpdater supplies no weights. Pass them to update_policy_weights_()")
 
 
 class RayWeightUpdater(WeightUpdaterBase):

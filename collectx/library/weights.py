@@ -99,7 +99,7 @@ def weights_by_model(
             "policy and weights_dict"
         )
     if missing := [name for name, weights in by_model.items() if weights is None and name != "policy"]:
-        raise TypeError(f"the weights of {missing[0]!r} are None. Pass them: only the policy's may be None")
+        raise TypeError(f"the weights of {missing[0]!r} are None. Pass them, because only the policy's may be None")
     return by_model
 
 
@@ -121,7 +121,7 @@ def weights_by_worker(
     if unknown := [worker for worker in by_worker if worker not in range(num_workers)]:
         raise ValueError(f"worker {unknown[0]!r} does not exist: {numbered_workers(num_workers)}")
     if not by_worker:
-        raise ValueError("the weights are for no worker. Name one or more, or leave out worker_ids")
+        raise ValueError("worker_ids is empty. Name the workers that get the weights, or leave worker_ids out for all")
     return by_worker
 
 
@@ -159,7 +159,10 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
         ValueError: shapes differ, or the numbers of weights of the two modules.
     """
     if not isinstance(policy, nn.Module):
-        raise TypeError(f"the policy {policy!r} is not a module, so it has no weights. Call the method without weights")
+        raise TypeError(
+            f"the policy {policy!r} is not a torch.nn.Module, so it has no weights to load. Call "
+            "update_policy_weights_() without weights"
+        )
     if weights is policy:
         return
     if isinstance(weights, nn.Module):
@@ -202,11 +205,11 @@ def _values_for(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], 
     elif names.keys() - weights and _without_module(names).keys() <= weights.keys():
         names = _without_module(names)
     if missing := sorted(names.keys() - weights):
-        raise KeyError(f"the weights have no entry {' and no '.join(map(repr, missing))}, which the policy needs")
+        raise KeyError(f"the weights lack {' and '.join(map(repr, missing))}, which the policy needs. {_ADVICE}")
     if strict and (unexpected := sorted(weights.keys() - names)):
         them = "it" if len(unexpected) == 1 else "them"
         unknown = " or ".join(map(repr, unexpected))
-        raise KeyError(f"the policy has no weight named {unknown}; leave {them} out, or pass strict=False")
+        raise KeyError(f"the policy has no weight named {unknown}. Leave {them} out, or pass strict=False")
     return [weights[name] for name in names]
 
 

@@ -181,8 +181,8 @@ class ArgumentsStep(Step):
         if not isinstance(result, tuple | list) or len(result) < num_actions:
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
-                f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, but "
-                f"this one returned {returned}"
+                f"the policy returned a value of type {returned}, but a policy without out_keys must return the env's "
+                f"action ({key_names(self._actions)}) as {form}"
             )
         if not self.writes:
             self.writes = [*self._actions, *((f"output{i}",) for i in range(1, len(result) - num_actions + 1))]
@@ -289,8 +289,8 @@ class TensorDictStep(Step):
         writes = self.writes = self.writes or [*outputs]
         if len(outputs) > len(writes) and (late := index.keys() & outputs.keys() - set(writes)):
             raise ShapeError(
-                f"the policy overwrites {_quoted(late)}, but did not in its first call. Overwrite it in every call, "
-                "or write it under another key."
+                f"the policy overwrote {_quoted(late)}, but not in its first call. Overwrite it in every call, or "
+                "write it under another key."
             )
         try:
             return [outputs[key] for key in writes]
@@ -301,7 +301,7 @@ class TensorDictStep(Step):
 def missing_outputs(keys: Iterable[Key]) -> ShapeError:
     """Returns the error of a later call that lacks outputs of the first one."""
     return ShapeError(
-        f"the policy did not write {_quoted(keys)}, but did in its first call. Write the same keys in every call."
+        f"the policy did not write {_quoted(keys)}, as it did in its first call. Write the same keys in every call."
     )
 
 
@@ -341,8 +341,9 @@ class Output:
             value = value.reshape(self.shape)
         if value.shape != self.shape or not (self.is_action or torch.can_cast(value.dtype, dtype)):
             raise ShapeError(
-                f"the policy returned {key_names([self.leaf.key])} of shape {list(value.shape)}, {value.dtype}, but "
-                f"{list(self.shape)}, {dtype} in its first call. Keep the shape and dtype of an output constant."
+                f"the policy returned {_quoted([self.leaf.key])} with shape {list(value.shape)}, {value.dtype}, but "
+                f"with shape {list(self.shape)}, {dtype} in its first call. Return the same shape and dtype in every "
+                "call."
             )
         return _cast(value, self.leaf) if self.is_action else value.to(dtype)
 
@@ -360,13 +361,15 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     observed = {leaf.key: leaf for leaf in spec.observation}
     records = []
     for key in (*actions, *(key for key in outputs if key not in actions)):
-        value, name, is_action = outputs[key], key_names([key]), key in actions
+        value, name, is_action = outputs[key], _quoted([key]), key in actions
         if not isinstance(value, torch.Tensor):
-            raise ShapeError(f"the policy returned {type(value).__name__} for {name}, but must return a tensor")
+            raise ShapeError(
+                f"the policy returned a value of type {type(value).__name__} as {name}, but must return a tensor"
+            )
         if value.shape[:dims] != size:
             raise ShapeError(
-                f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}. "
-                f"Return {[*size, '...']}"
+                f"the policy returned {name} with shape {list(value.shape)} for observations of batch size "
+                f"{list(size)}. Return a tensor of shape [{', '.join(map(str, size))}, ...]"
             )
         shape = tuple(value.shape[dims:])
         leaf = actions.get(key, Leaf(key, shape, value.dtype))
@@ -378,7 +381,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         if _without_last_ones(shape) != _without_last_ones(leaf.shape):
             hint = "" if leaf.shape else " For a discrete action, return its index (argmax), not logits or one-hot."
             raise ShapeError(
-                f"the policy returned {name} of shape {list(value.shape)}, but the action space requires "
+                f"the policy returned {name} with shape {list(value.shape)}, but the action space requires shape "
                 f"{[*size, *leaf.shape]}.{hint}"
             )
         if is_action:
@@ -412,15 +415,18 @@ def _is_choice(value: torch.Tensor, shape: tuple[int, ...], leaf: Leaf, spec: En
 def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns the one-hot action of an index, or of the largest score; `shape` includes the group's dimensions."""
     (num_actions,) = leaf.shape
-    name = key_names([leaf.key])
+    name = _quoted([leaf.key])
     if value.is_floating_point():
         if value.isnan().any():
-            raise ShapeError(f"the policy returned {name} with a NaN among the scores of the {num_actions} actions")
+            raise ShapeError(
+                f"the policy returned NaN as {name}, among the scores of the {num_actions} actions. Its weights or "
+                "its inputs may contain NaN"
+            )
         value = value.argmax(-1)
     elif value.numel() and not 0 <= value.min() <= value.max() < num_actions:
         raise ShapeError(
-            f"the policy returned {name} with the indices {value.unique().tolist()}, but there are {num_actions} "
-            "actions, numbered from 0"
+            f"the policy returned {value.unique().tolist()} as {name}, but the {num_actions} actions are numbered from "
+            f"0 to {num_actions - 1}"
         )
     return one_hot(value.long(), num_actions).reshape(shape).to(leaf.dtype)
 
@@ -436,12 +442,15 @@ def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
         wrong = value[back != value][0].item()
         advice = "Round it, or return the index of the action."
         if wrong != wrong:
-            advice = "Its weights or its inputs may contain NaN."
+            advice = "The weights or the inputs of the policy may contain NaN."
         elif not value.is_floating_point() and leaf.dtype is not torch.bool:
             limits = torch.iinfo(leaf.dtype)
-            advice = f"Clamp it to {limits.min} .. {limits.max}, or give the action spec the dtype {value.dtype}."
+            advice = (
+                f"Clamp it to the range from {limits.min} to {limits.max}, or give the action spec the dtype "
+                f"{value.dtype}."
+            )
         raise ShapeError(
-            f"the policy returned {key_names([leaf.key])} as {value.dtype} with the value {wrong}, but the action "
-            f"space requires {leaf.dtype}, which cannot represent it. {advice}"
+            f"the policy returned {wrong} ({value.dtype}) as {_quoted([leaf.key])}, but the action space requires "
+            f"{leaf.dtype}, which cannot represent this value. {advice}"
         )
     return cast

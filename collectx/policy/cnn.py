@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from collectx.config.problem import YAML
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.action_masks import network_inputs
 from collectx.env.base import EnvSpec
@@ -54,7 +55,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     leaves = network_inputs(spec)
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
-        raise ConfigError(f"policy={cfg.kind} takes one image, but the env observes {names}. Use policy=custom.")
+        raise ConfigError(f"policy={cfg.kind} needs a single image, but the env observes {names}. Use policy=custom.")
     encode = Image(leaves[0].shape, cfg.scale, cfg.kind)
     layers: list[nn.Module] = []
     channels, height, width = encode.num_channels, encode.height, encode.width
@@ -64,8 +65,8 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if height < 1 or width < 1:
             raise ConfigError(
-                f"policy.kernel_sizes={list(cfg.kernel_sizes)} with policy.strides={list(cfg.strides)} need a "
-                f"larger image than {encode.height}x{encode.width}. Use fewer or smaller convolutions."
+                f"policy.kernel_sizes={YAML.show(cfg.kernel_sizes)} with policy.strides={YAML.show(cfg.strides)} need "
+                f"an image larger than {encode.height}x{encode.width}. Use fewer or smaller convolutions."
             )
     layers += [nn.Flatten(), nn.Linear(channels * height * width, cfg.hidden_size), nn.ReLU()]
     return kind(spec, encode, nn.Sequential(*layers), cfg.hidden_size)

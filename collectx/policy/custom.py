@@ -34,8 +34,8 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
         policy = _call_factory(policy, spec, {})
     if not callable(policy):
         raise ConfigError(
-            f"policy.target={cfg.target} returned {type(policy).__name__}, which is not a policy. Return a function "
-            "from the observation to the action."
+            f"policy.target={cfg.target} returned a value of type {type(policy).__name__}, which is not a policy. "
+            "Return a function from the observation to the action."
         )
     return policy
 

@@ -74,8 +74,8 @@ def _recordable(function: Forward) -> Forward:
             return function(*tensors)
         except Exception as error:
             error.add_note(
-                "raised while cudagraph_policy recorded the policy as a CUDA graph, where the CPU cannot read values "
-                "of the GPU (`item`, `if`). Change the policy, or use cudagraph_policy=False"
+                "raised while cudagraph_policy recorded the policy as a CUDA graph, when the CPU cannot read values "
+                "from the GPU (`item`, `if`). Change the policy, or use cudagraph_policy=False"
             )
             raise
         finally:

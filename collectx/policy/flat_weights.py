@@ -69,7 +69,9 @@ class FlatWeights:
                 if tensor is None or id(tensor) in seen:
                     continue
                 if nn.parameter.is_lazy(tensor):
-                    raise ValueError(f"the lazy parameter {name} has no shape yet. Call the module once first")
+                    raise ValueError(
+                        f"the lazy parameter {name} has no shape yet. Call the module once before you pass it"
+                    )
                 seen.add(id(tensor))
                 nbytes = tensor.numel() * tensor.dtype.itemsize
                 self._entries.append(_Entry(tensors, name, self.nbytes, nbytes, tensor.shape, tensor.dtype))
@@ -125,8 +127,8 @@ class FlatWeights:
     def _check(self, buffer: torch.Tensor) -> None:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
             raise ValueError(
-                f"the weights take {self.nbytes} uint8, got {buffer.numel()} {buffer.dtype}. Are the policies of the "
-                "trainer and the worker built alike?"
+                f"the policy needs {self.nbytes} bytes of weights, but got {buffer.numel()} x {buffer.dtype}. Build "
+                "the same policy in the trainer and in all workers"
             )
 
     def _is_adopted(self) -> bool:

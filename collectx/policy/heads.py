@@ -154,10 +154,10 @@ def head_for(space: object, leaf: Leaf) -> Head:
         return Gaussian(leaf)
     name, ways = str(space), "policy=random or policy=custom"
     if type(space) is spaces.Space:  # it stands for spaces that only TorchRL has, such as one-hot actions
-        name, ways = f"of one-hot actions {list(leaf.shape)}", f"{ways}, or an env with categorical actions"
+        name, ways = f"one-hot actions {list(leaf.shape)}", f"{ways}, or an env with categorical actions"
     elif isinstance(space, spaces.Dict) and len(leaf.key) > 1:
-        name = f"of a group of agents, {'.'.join(leaf.key)}"
+        name = f"that of the group of agents {'.'.join(leaf.key)}"
     raise SpaceError(
-        f"the built-in policies do not support the action space {name}, but only Discrete, MultiDiscrete, MultiBinary "
-        f"and floating-point Box. Use {ways}."
+        "the built-in policies only support the action spaces Discrete, MultiDiscrete, MultiBinary and floating-point "
+        f"Box, not {name}. Use {ways}."
     )

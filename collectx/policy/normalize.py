@@ -64,7 +64,7 @@ class Normalized(Moments):
         super().__init__(encode.num_outputs)
         if encode.is_one_hot.all():
             raise ConfigError(
-                "policy.normalize_observations=true cannot be used: the env observes only Discrete values, which are "
+                "policy.normalize_observations=true cannot be used: the env only observes Discrete values, which are "
                 "already one-hot. Use policy.normalize_observations=false."
             )
         self.encode = encode

@@ -50,7 +50,10 @@ class RandomPolicy:
         from tensordict import TensorDictBase
 
         if self.action_spec is None:
-            raise RuntimeError("RandomPolicy has no action_spec. Pass one, or pass this policy to a collector")
+            raise RuntimeError(
+                "this RandomPolicy has no action_spec, so it cannot be called. Pass one to its constructor, or "
+                "pass the policy to a collector"
+            )
         if hasattr(self.action_spec, "rand"):
             action = self.action_spec.rand()
         else:

@@ -100,7 +100,8 @@ def _try_shapes(
         if all(state.leaf.under("next") in written for state in states):
             return states
     names = ", ".join(".".join(key) for key in keys)
-    tried = f"the policy accepts none of {candidates}" if candidates else "the policy has no recurrent layer of torch"
+    listed = ", ".join(map(str, candidates))
+    tried = f"none of the shapes {listed} fits" if candidates else "the policy contains no recurrent layer of torch"
     raise ConfigError(
         f"the shape of the policy's recurrent state {names} is unknown: {tried}. Set the initial value for one env as "
         f"an attribute of the policy: initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}."

@@ -125,13 +125,13 @@ class UserActor(Actor):
             except Exception as error:
                 if isinstance(error, NotImplementedError) and f".{kind.value} " in str(error):
                     raise ConfigError(
-                        f"exploration_type={kind.value} cannot be used: the policy's distribution does not have it "
+                        f"exploration_type={kind.value} cannot be used: the policy's distribution does not support it "
                         f"({error}). Use random, mode, mean or deterministic."
                     ) from error
                 size = spec.policy_shape
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
                 values = "the first observations of the env" if spec.example_observation else "zeros for observations"
-                error.add_note(f"raised by the policy, which was called once with {values}: {seen}")
+                error.add_note(f"raised when the policy was called once with {values}: {seen}")
                 raise
 
 

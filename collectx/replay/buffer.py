@@ -18,6 +18,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from collectx.batch import Key, Leaf, as_array, nest
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
+from collectx.config.problem import counted
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.memory import barrier
 from collectx.replay.lock import Lock
@@ -67,12 +68,10 @@ class ReplayBuffer:
     ):
         sizes = {"capacity": capacity, "batch_size": 1 if batch_size is None else batch_size}
         problems = [
-            f"{name}={size!r} must be a whole number of frames, at least 1."
-            for name, size in sizes.items()
-            if not _is_count(size)
+            f"{name}={size!r} must be an int, at least 1." for name, size in sizes.items() if not _is_count(size)
         ]
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
-            problems.append(f"scratch_dir={scratch_dir} is not a folder. Create it, or use None.")
+            problems.append(f"scratch_dir={str(scratch_dir)!r} is not a folder. Create it, or use scratch_dir=None.")
         if problems:
             raise ConfigError(*problems)
         self.batch_size = None if batch_size is None else int(batch_size)
@@ -166,9 +165,9 @@ class ReplayBuffer:
         """
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
-            raise ValueError("batch_size is missing. Pass a number of frames to sample() or to the buffer.")
+            raise ValueError("sample() needs a batch size. Pass one, or create the buffer with batch_size=...")
         if not _is_count(size):
-            raise ValueError(f"batch_size={size!r} must be a whole number of frames, at least 1.")
+            raise ValueError(f"batch_size={size!r} must be an int, at least 1.")
         size = int(size)
         with self._lock:
             index, extra = self._draw(size)
@@ -216,12 +215,15 @@ class ReplayBuffer:
             else:
                 given = torch.as_tensor(index)
                 if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point):
-                    raise TypeError(f"the indices are {given.dtype}. Pass whole numbers, as `extend` returns them")
+                    raise TypeError(
+                        f"indices must be whole numbers, such as extend() returns, but these are {given.dtype}"
+                    )
                 indices = given.to("cpu", torch.int64).numpy()
             absent = indices[~self._ring.contains(indices)]
             if absent.size:
                 raise IndexError(
-                    f"frame {absent[0]} is not in the buffer, which contains {self._ring.first} to {self._ring.end - 1}"
+                    f"frame {absent[0]} is not in the buffer, which contains the frames {self._ring.first} to "
+                    f"{self._ring.end - 1}"
                 )
             frames = self._ring.frames(indices)
         return TensorDict(nest(frames), indices.shape)
@@ -239,7 +241,10 @@ class ReplayBuffer:
         indices = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
         if len(indices) != len(values):
-            raise ValueError(f"there are {len(values)} priorities for {len(indices)} frames. Pass one for each")
+            raise ValueError(
+                f"got {counted(len(values), 'priority', 'priorities')} for {counted(len(indices), 'frame')}. Pass "
+                "one priority per frame"
+            )
         with self._lock:
             is_present = self._ring.contains(indices)
             with self._changing():
@@ -312,8 +317,8 @@ class ReplayBuffer:
         folders = Checkpoints(Path(path), prefix=_SAVED).all()
         if not folders:
             raise FileNotFoundError(
-                f"{path} contains no folder {_SAVED}*, so no replay buffer was saved there, or by an earlier version "
-                "of collectx; load it with that version and write it with torch.save(buffer.state_dict(), file)"
+                f"{path} contains no replay buffer (no folder {_SAVED}*). If an earlier version of collectx saved one "
+                "there, load it with that version, and write it with torch.save(buffer.state_dict(), file)"
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)
@@ -352,7 +357,9 @@ class ReplayBuffer:
 def _check_type(batch: object) -> None:
     if not is_tensor_collection(batch):
         shape = "tensordict.TensorDict(data, batch_size=[frames])"
-        raise TypeError(f"a replay buffer stores TensorDicts, not {type(batch).__name__}. Convert it: {shape}")
+        raise TypeError(
+            f"a replay buffer stores TensorDicts, not values of type {type(batch).__name__}. Convert them: {shape}"
+        )
 
 
 def _is_count(value: Any) -> bool:

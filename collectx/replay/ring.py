@@ -120,7 +120,9 @@ class Ring:
             return
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
-            raise ShapeError(f"the names of {len(leaves)} leaves take {len(text)} bytes, but the limit is 64 KiB")
+            raise ShapeError(
+                f"the keys of the batch take {len(text)} bytes, but the limit is 64 KiB. Use fewer or shorter keys"
+            )
         self._map(leaves.values())
         self._header[_COUNTS_BYTES : _COUNTS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
         self._counts[0] = len(text)
@@ -132,7 +134,9 @@ class Ring:
             memory = self._memory.map(end + self._num_extra_bytes)
         except OSError as error:
             size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
-            error.add_note(f"The replay buffer needs {size}. Lower trainer.buffer_frames or capacity.")
+            error.add_note(
+                f"The replay buffer needs memory for {size}. Use a lower trainer.buffer_frames, in Python capacity."
+            )
             raise
         tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
         self.leaves = layout.leaves

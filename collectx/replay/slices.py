@@ -47,10 +47,15 @@ class SliceSampler(Sampler):
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
         if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in leaves]:
-            raise ShapeError(f"slices need {' and '.join(missing)}, which the frames lack")
+            raise ShapeError(
+                f"SliceSampler needs {' and '.join(map(repr, missing))}, which the frames lack. Write batches "
+                "from a collector with track_traj_ids=True"
+            )
         for key in (TRAJ_IDS, _DONE):
             if math.prod(leaves[key].shape) != 1:
-                raise ShapeError(f"slices need one {'.'.join(key)} per frame, but its shape is {leaves[key].shape}")
+                raise ShapeError(
+                    f"SliceSampler needs one value of {'.'.join(key)!r} per frame, but its shape is {leaves[key].shape}"
+                )
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         super().attach(ring, memory)
@@ -102,8 +107,8 @@ class SliceSampler(Sampler):
             if len(candidates):
                 return self.random.choice(candidates, count)
         raise ValueError(
-            f"the {self._ring.end - self._ring.first} frames in the buffer contain no slice_len={self.slice_len} "
-            "consecutive frames of one trajectory. Wait for more, use shorter slices, or write longer batches."
+            f"no trajectory in the buffer has slice_len={self.slice_len} consecutive frames (frames in all: "
+            f"{self._ring.end - self._ring.first}). Write more frames or longer batches, or use shorter slices."
         )
 
     def _ends_slice(self, index: np.ndarray) -> np.ndarray:

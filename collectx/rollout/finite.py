@@ -69,7 +69,7 @@ class FiniteCheck:
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(
-                    f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and the env raised "
+                    f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env raised "
                     f"{summary_of(error)}. {_advice('policy')}"
                 ) from error
 

@@ -319,7 +319,9 @@ class Rollout:
         try:
             loaded = loads(state["envs"], self._graph(), "the group of envs", self._outside())
             if _leaves(loaded["own"]["_env"].spec) != _leaves(self._env.spec):
-                raise NotRestorableError("the group of envs: the saved envs have other leaves")
+                raise NotRestorableError(
+                    "the group of envs cannot be restored, because the saved envs return other keys, shapes or dtypes"
+                )
             keep_options(loaded["own"]["_env"], self._env)
         except NotRestorableError as error:
             return str(error)

@@ -61,9 +61,9 @@ class RolloutOptions:
         envs cannot end trajectories or batches early, or already observe a `step_count`."""
         if self.may_end_early and spec.ragged:
             raise ConfigError(
-                "no batch can end early (preemptive_threshold, interruptor): this vector env spends steps on resets, "
-                "so its envs would have different numbers of frames. Make the env with autoreset_mode=disabled or "
-                "same_step."
+                "preemptive_threshold and interruptor cannot be used with this vector env: it spends steps on resets, "
+                "so ending a batch early would leave its envs with different numbers of frames. Make the env with "
+                "autoreset_mode=disabled or same_step."
             )
         if not spec.can_reset_early:
             rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"
@@ -82,6 +82,6 @@ class RolloutOptions:
             return spec
         if any(leaf.key == STEP_COUNT for leaf in spec.observation):
             rule = "the env already observes step_count"
-            advice = "remove one of the two, or let the env truncate its trajectories, as TorchRL's StepCounter does."
+            advice = "remove it, or let the env itself truncate its trajectories, as TorchRL's StepCounter does."
             raise Refusal(Problem("collector.max_frames_per_traj", rule, self.max_frames_per_traj, advice))
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))

@@ -30,7 +30,9 @@ def keep_options(loaded: Env, current: Env) -> None:
         vars(loaded).update((name, vars(current)[name]) for name in current.options)
         loaded, current = loaded._env, current._env
     if isinstance(loaded, _Wrapper) or isinstance(current, _Wrapper):
-        raise NotRestorableError("the group of envs: the saved options gave the envs other wrappers")
+        raise NotRestorableError(
+            "the group of envs cannot be restored, because the saved envs had other wrappers of collectx"
+        )
 
 
 class _Wrapper(Env):

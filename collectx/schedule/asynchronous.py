@@ -158,8 +158,9 @@ class BoundedLagSchedule(AsyncSchedule):
         acted = self._arrivals[0].report.policy_version if self._arrivals else self._version
         if self._version - acted > self._max_lag:
             raise RuntimeError(
-                f"the next batch used version {acted}, but version {self._version} is already published, and "
-                f"collector.max_policy_lag={self._max_lag}. Publish at most once per batch, or raise max_policy_lag."
+                f"the next batch was collected with weight version {acted}, but version {self._version} is already "
+                f"published, so its lag exceeds collector.max_policy_lag={self._max_lag}. Publish at most once per "
+                "batch, or raise collector.max_policy_lag."
             )
         parts = super().next_batch()
         for part in parts or ():

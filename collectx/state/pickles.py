@@ -56,7 +56,7 @@ def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] =
     try:
         return _Unpickler(saved, _kept(current, outside), outside).read()
     except Exception as error:
-        raise NotRestorableError(f"{name}: cannot read the saved state: {_line(error)}") from error
+        raise NotRestorableError(f"the saved state of {name} cannot be read: {_line(error)}") from error
 
 
 def reason_not_saved(value: Any, name: str) -> str | None:
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
             return self._outside[reference[1]]
         _, number, state = reference
         if number >= len(self._kept):
-            raise NotRestorableError("the env contains fewer objects that cannot be recreated than the saved one")
+            raise NotRestorableError("the env lacks objects of the saved env that cannot be recreated")
         value, kind = self._kept[number]
         if state is not None and self._loads_kept:
             kind.load(value, *state)

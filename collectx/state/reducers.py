@@ -166,7 +166,9 @@ class ReducingPickler(cloudpickle.Pickler):
         if module is None or vars(module) is not function.__globals__ or module.__name__ in by_value:
             for cell in function.__closure__ or ():
                 if self._cells.setdefault(id(cell), function) is not function:
-                    raise NotRestorableError(f"{function.__qualname__} shares a variable but belongs to no module")
+                    raise NotRestorableError(
+                        f"the function {function.__qualname__} shares a variable, but belongs to no module"
+                    )
             return reduced
         names = ("__qualname__", "__module__", "__doc__", "__annotations__", "__defaults__", "__kwdefaults__")
         state = {name: getattr(function, name) for name in names}, vars(function)

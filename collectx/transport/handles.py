@@ -88,7 +88,10 @@ def death_error(
     until it has ended, up to `join_timeout_s` seconds. `error` is the error that a read from its connection raised."""
     if handle is None or handle.pid is None:
         if (scheduler := getattr(handle, "ended_by", None)) is not None:
-            return JobEnded(f"{name} is gone: {scheduler} ended its job.")
+            return JobEnded(
+                f"{name} is gone, because {scheduler} ended its job. Possible causes: it was preempted or "
+                "cancelled, or it reached its time limit."
+            )
         if not has_joined:
             return WorkerDied(f"{name} ended before it joined the trainer. Its log may say why.")
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
@@ -102,6 +105,8 @@ def death_error(
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
     causes = "it was killed, ran out of memory, or crashed in native code of the env"
+    if code is not None and code < 0:
+        causes = "memory ran out, native code of the env crashed, or another process sent the signal"
     if code is not None and code >= 0:
         causes = "a call of os._exit, or an exit in native code of the env"
     if code == 1:  # Python's exit code after a traceback

@@ -55,12 +55,12 @@ class InlineTransport(SlabTransport):
 
     def receive(self) -> Arrival | Departure | Reply:
         if not self._pending:
-            raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
+            raise RuntimeError("no worker is collecting a batch or answering a request, so there is nothing to receive")
         worker = self._pending[0]
         try:
             if next(self._workers[worker], _ENDED) is _ENDED:
                 raise WorkerDied(
-                    f"worker {worker} ended with an error, or was interrupted while it made its env. Create a "
+                    f"worker {worker} ended with an error, or was interrupted while it was making its env. Create a "
                     "new collector"
                 )
             if (failure := self._links[worker].take_error()) is not None:

@@ -135,7 +135,7 @@ def _unpack_added(message: bytes) -> dict[Key, torch.Tensor]:
     try:
         added = unpack_tensors(message)
     except Exception as error:
-        raise ValueError(f"FULL with {len(message)} bytes that are no tensors") from error
+        raise ValueError(f"FULL with {len(message)} bytes that are not tensors") from error
     if not isinstance(added, dict) or not all(_is_entry(*each) for each in added.items()):
         raise ValueError(f"FULL with {type(added).__name__} in place of tensors")
     return added

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
 
+from collectx.config.problem import counted
 from collectx.progress import OTHERS, STEPS, Counts
 from collectx.transport.connections import MessageReader
 from collectx.transport.handles import Handle, Limit
@@ -87,5 +88,5 @@ class Peer:
             verb = "reported" if self.counts is None else "finished"
             return f"It has {verb} no step of its envs since its last batch"
         if others:
-            return f"It has made or reset envs {others} times, and not stepped them yet"
-        return "It has delivered nothing, and finished no step of its envs"
+            return f"It has made or reset envs {counted(others, 'time')}, but has not stepped them yet"
+        return "It has delivered no batch, and finished no step of its envs"

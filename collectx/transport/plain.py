@@ -29,8 +29,8 @@ def packed(value: Any) -> Any:
     if type(value) in (bool, int, float, str, type(None)):
         return value
     raise TypeError(
-        f"got {type(value).__name__} {value!r:.100}, but only numbers, strings, None, tensors, arrays of numbers, and "
-        "dicts, lists and tuples of these can be sent to and from workers"
+        f"{value!r:.100}, of type {type(value).__name__}, cannot be sent to or from workers. Use numbers, strings, "
+        "None, tensors, arrays of numbers, and lists, tuples and dicts of these, with strings or integers as keys"
     )
 
 

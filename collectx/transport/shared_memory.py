@@ -91,7 +91,9 @@ class SharedMemoryTransport(SlabTransport):
     def receive(self) -> Arrival | Departure | Reply:
         while not self._events:
             if not self._supervisor.has_outstanding:
-                raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
+                raise RuntimeError(
+                    "no worker is collecting a batch or answering a request, so there is nothing to receive"
+                )
             for peer, message in self._supervisor.events():
                 self._handle_message(peer, message)
         return self._events.popleft()
@@ -133,7 +135,7 @@ class SharedMemoryTransport(SlabTransport):
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
-            refusal.add_note("the trainer's process cannot unpickle the answer")
+            refusal.add_note("raised while the trainer was unpickling a worker's answer")
             return Reply(peer.index, None, refusal)
         error = None if failure is None else failure.rebuild(self._supervisor.describe(peer))
         return Reply(peer.index, value, error)
@@ -188,7 +190,9 @@ class SharedMemoryLink(SlabLink):
         try:
             answer = cloudpickle.dumps((value, None if error is None else RemoteFailure.of(error)))
         except Exception as refusal:
-            refusal.add_note(f"{type(value).__name__}: the answer cannot be pickled for the trainer's process")
+            refusal.add_note(
+                f"raised while the worker was pickling its answer, which is of type {type(value).__name__}"
+            )
             answer = pickle.dumps((None, RemoteFailure.of(refusal)))
         self._send(messages.REPLY + answer)
 

@@ -109,5 +109,6 @@ def set_visible_device(device: str | None) -> None:
         os.environ[name] = devices[int(index)]
     else:
         raise RendezvousError(
-            f"visible_devices: this worker should see {device}, but its host provides {name}={present}"
+            f"this worker should see {device} (visible_devices), but its host only provides {name}={present}. Request "
+            "more GPUs, or change visible_devices"
         )

@@ -96,8 +96,8 @@ def _set(group: Env, name: str, is_each: bool, values: Any) -> None:
     holders = list(_holders(group, name))
     if is_each and len(holders) != group.spec.num_envs:
         raise NotImplementedError(
-            f"set_attr({name!r}): {type(holders[0]).__name__} steps {group.spec.num_envs} envs in one object, so its "
-            "envs have no attributes of their own. Pass one value, not a list"
+            f"set_attr({name!r}) needs a single value instead of a list, because the {group.spec.num_envs} envs of "
+            f"{type(holders[0]).__name__} share their attributes"
         )
     for holder, value in zip(holders, values if is_each else _copies(values, len(holders)), strict=True):
         setattr(holder, name, value)
@@ -128,7 +128,7 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
         holders = [each for each in layers(env) if name in getattr(each, "__dict__", ()) or hasattr(type(each), name)]
         if not holders:
             inner = type([*layers(env)][-1]).__name__
-            raise AttributeError(f"the env {inner} has no attribute {name!r}, and neither have its wrappers")
+            raise AttributeError(f"neither the env {inner} nor its wrappers have an attribute {name!r}")
         yield holders[0]
 
 
@@ -147,7 +147,7 @@ def resolve(value: Any, path: str) -> Any:
     while end < len(path) or not path:
         match = _STEP.match(path, end)
         if match is None:
-            raise AttributeError(f"{path!r} must be a path, such as transform[0].shape or spaces['a']")
+            raise AttributeError(f'{path!r} is not a path. Write it as in "transform[0].shape" or "spaces[\'a\']"')
         name, number, _, key = match.groups()
         value = getattr(value, name) if name else value[key if number is None else int(number)]
         end = match.end()

@@ -43,7 +43,9 @@ def reply_without_state(link: Link, request: Request) -> None:
     if name in ("ready", "state"):
         link.reply(None)
     else:
-        link.reply(None, NotImplementedError(f"{name} cannot be used: your collector_class manages its envs itself"))
+        link.reply(
+            None, NotImplementedError(f"{name} cannot be used, because your collector_class manages its envs itself")
+        )
 
 
 class RequestHandler:
@@ -117,10 +119,11 @@ class RequestHandler:
         process."""
         values = [resolve(holder_of(env, path), path) for env in self._envs or [self._rollout.group]]
         if not self._is_inline and (others := [each for each in values if not is_data(each)]):
-            what = "a method" if inspect.isroutine(others[0]) else type(others[0]).__qualname__
+            what = "a method" if inspect.isroutine(others[0]) else f"an object of type {type(others[0]).__qualname__}"
             raise TypeError(
-                f"{path!r} is {what} in the worker's env: calling or changing a copy here would not change the env. "
-                "Ask for data by its path. To call methods and to change envs, use call, set_attr or map_fn('env.NAME')"
+                f"{path!r} is {what} in the worker's env, so calling or changing a copy here would not change the env. "
+                "To read data, pass its full path. To call methods or change the env, use call(), set_attr() or "
+                "map_fn('env.NAME')"
             )
         return _one_or_all(values)
 
@@ -227,7 +230,9 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
     or `RuntimeError` if names or shapes differ."""
     module = resolve(value, path)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"{path} is {type(module).__name__}, not a module with weights")
+        raise TypeError(
+            f"{path!r} is of type {type(module).__name__}, not a torch.nn.Module, so it has no weights to load"
+        )
     module.load_state_dict(weights)
 
 
@@ -241,7 +246,10 @@ def check_forms(added: Sequence[Mapping[Key, torch.Tensor]]) -> None:
     parts, `[rows, steps, *shape]`."""
     forms = [{key: (*value.shape[2:], value.dtype) for key, value in each.items()} for each in added]
     if any(form != forms[0] for form in forms):
-        raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
+        raise ShapeError(
+            f"post_collect_hook added different keys, shapes or dtypes in different workers: {forms}. Add the same "
+            "ones in all workers"
+        )
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:
@@ -259,12 +267,14 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
         name = ".".join(as_key(key))
         if key in before:
             if not isinstance(value, torch.Tensor) or value.shape != before[key].shape:
-                raise ShapeError(f"post_collect_hook must keep the shape {[*before[key].shape]} of {name}")
+                raise ShapeError(f"post_collect_hook must keep {name!r} a tensor of shape {[*before[key].shape]}")
             before[key].copy_(value)
         elif isinstance(value, torch.Tensor):
             added[as_key(key)] = (
                 value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
             )
         else:
-            raise ShapeError(f"post_collect_hook added {name} ({type(value).__name__}): it may only add tensors")
+            raise ShapeError(
+                f"post_collect_hook added {name!r}, which is of type {type(value).__name__}, but may only add tensors"
+            )
     return added

@@ -183,7 +183,7 @@ class RolloutSource:
         if group.spec.num_envs != num_envs:
             raise ShapeError(
                 f"worker {self._spec.worker} made {counted(group.spec.num_envs, 'env')}, but worker 0 made {num_envs}. "
-                "Make equally many envs in each worker"
+                "Make the same number of envs in each worker"
             )
         return group
 
@@ -286,13 +286,13 @@ def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) ->
     """Raises `ShapeError` unless the slots contain these leaves, which the worker writes."""
     expected = {leaf.key: leaf for leaf in slot_spec.leaves}
     for leaf in leaves:
-        if expected.get(leaf.key) != leaf:
+        if (other := expected.get(leaf.key)) != leaf:
+            theirs = "do not write it" if other is None else f"write it with {_form(other)}"
             raise ShapeError(
-                f"worker {worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, but worker 0's env and the trainer's "
-                f"policy write {_form(expected.get(leaf.key))}. Use envs and policies with the same keys, shapes and "
-                "dtypes in all workers"
+                f"worker {worker} writes {'.'.join(leaf.key)!r} with {_form(leaf)}, but the trainer's env and policy "
+                f"{theirs}. Use envs and policies with the same keys, shapes and dtypes in all workers"
             )
 
 
-def _form(leaf: Leaf | None) -> str:
-    return "no such key" if leaf is None else f"{list(leaf.shape)} {leaf.dtype}"
+def _form(leaf: Leaf) -> str:
+    return f"shape {list(leaf.shape)}, {leaf.dtype}"

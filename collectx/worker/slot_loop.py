@@ -98,7 +98,7 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
     try:
         source.close()
     except Exception as another:
-        error.add_note(f"closing failed afterwards: {type(another).__name__}: {text_of(another)}")
+        error.add_note(f"closing the worker then failed too ({type(another).__name__}: {text_of(another)})")
 
 
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:

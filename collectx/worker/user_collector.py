@@ -45,7 +45,7 @@ class UserCollectorSource:
         self._link = link
         self._name = user_collector.name
         self._slots = link.slots
-        self._layout = _Layout(f"worker {placement.worker}: {user_collector.name}", self._slots[0])
+        self._layout = _Layout(f"{user_collector.name} of worker {placement.worker}", self._slots[0])
         policy, env, num_workers = spec.cfg.policy, spec.cfg.env, user_collector.num_workers
         self._policy: Any = None  # random actions
         if isinstance(policy, UserPolicyConfig):
@@ -88,8 +88,8 @@ class UserCollectorSource:
             batch = next(self._batches)
         except StopIteration:
             raise WorkerError(
-                f"worker {self._placement.worker}: {self._name} ended, although it was made with total_frames=-1. Let "
-                "it return batches until the trainer stops it"
+                f"{self._name} of worker {self._placement.worker} ended, although it was created with total_frames=-1. "
+                "Let it return batches until the trainer stops it"
             ) from None
         seconds = perf_counter() - began
         if hooks.post_collect_hook is not None:
@@ -117,7 +117,8 @@ class UserCollectorSource:
         method = "reset" if reset.seed is None else "set_seed"
         if not hasattr(self._collector, method):
             raise NotImplementedError(
-                f"worker {self._placement.worker}: {self._name} has no {method}(), which the trainer called"
+                f"{self._name} of worker {self._placement.worker} has no method {method}(), which the trainer called. "
+                "Add it"
             )
         self._trajectories.abandon()
         if reset.seed is None:
@@ -157,12 +158,14 @@ class _Layout:
         """Returns the leaves of a batch, and adds missing `DONE_KEYS` that follow from others. `TRAJ_IDS` and
         `POLICY_VERSION` may be missing. Raises `ShapeError` if the batch does not fit the slots."""
         if not isinstance(batch, TensorDictBase):
-            raise ShapeError(f"{self._name} returned {type(batch).__name__}, but must return a TensorDict of frames")
+            raise ShapeError(
+                f"{self._name} returned a value of type {type(batch).__name__}, but must return a TensorDict of frames"
+            )
         size = tuple(batch.batch_size)
         if not size or size[-1] != self.steps or math.prod(size) != self.frames:
             raise ShapeError(
-                f"{self._name} returned a batch of size {list(size)}, but the trainer expects {self.frames} frames, "
-                f"time last, as [{self.steps}] or [{self.rows}, {self.steps}]"
+                f"{self._name} returned a batch of size {list(size)}, but the trainer expects {self.frames} frames "
+                f"with time as the last dimension: [{self.steps}] or [{self.rows}, {self.steps}]"
             )
         leaves = {as_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
         _complete(leaves)
@@ -177,8 +180,8 @@ class _Layout:
             ]
             unexpected = [f"{'.'.join(key)} {kinds[key]} is unexpected" for key in kinds if key not in expected]
             raise ShapeError(
-                f"{self._name} returned a batch whose entries are not those that the trainer's env and policy write "
-                f"(shapes of one frame): {'; '.join([*missing, *different, *unexpected])}"
+                f"{self._name} returned a batch that does not match what the trainer's env and policy write (shapes of "
+                f"one frame): {'; '.join([*missing, *different, *unexpected])}"
             )
         return leaves
 

@@ -3,6 +3,7 @@ golden/names.json, golden/signatures.json and golden/attributes.json, so that To
 
 import inspect
 import json
+import re
 
 import golden
 import pytest
@@ -40,9 +41,7 @@ def test_every_public_name_of_theirs_is_exported_or_refused_with_a_reason(module
     missing = {name for name in NAMES[module] if not hasattr(collectx, name)}
     assert missing == refused.NAMES.keys() & set(NAMES[module])
     for name in missing:
-        with pytest.raises(
-            AttributeError, match=f"{name}.*TorchRL has it, collectx does not: {refused.NAMES[name][:15]}"
-        ):
+        with pytest.raises(AttributeError, match=rf"no attribute {name!r}\. {re.escape(refused.NAMES[name][:15])}"):
             getattr(collectx, name)
 
 
@@ -108,7 +107,7 @@ def test_exploration_types_are_theirs():
 def test_a_refused_method_is_refused_with_its_reason():
     with collectx.Collector(cartpole, frames_per_batch=4, compact_obs=False) as collector:
         for name, why in refused.ATTRIBUTES.items():
-            with pytest.raises(AttributeError, match=f"{name}.*TorchRL has it, collectx does not: {why[:20]}"):
+            with pytest.raises(AttributeError, match=rf"no attribute {name!r}\. {re.escape(why[:20])}"):
                 getattr(collector, name)
         with pytest.raises(AttributeError, match=r"no attribute 'no_such'$"):
             collector.no_such  # noqa: B018

@@ -161,7 +161,7 @@ def test_the_run_ends_where_too_few_come(way, gates):
     gates.open(0)
     with Runs(way, gates, 2, start_timeout_s=5.0).start() as run, pytest.raises(WorkerTimeout) as caught:
         next(run.collector)
-    assert "1 worker would be left, and collector.min_workers=2" in caught.value.__notes__[-1]
+    assert "1 worker would be left, but collector.min_workers=2" in caught.value.__notes__[-1]
     assert "collector.start_timeout_s=5" in str(caught.value)
 
 

@@ -142,7 +142,7 @@ def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
         pytest.raises(BrokenLever) as caught,
     ):
         deque(batches, maxlen=0)
-    assert any("the run used all 2 restarts (collector.max_restarts" in note for note in caught.value.__notes__)
+    assert any("the run used all 2 restarts that its workers share" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("least", [1, 2])
@@ -153,7 +153,7 @@ def test_fewer_workers_than_the_least_cannot_be_left(least):
         for _ in range(2):
             with pytest.raises(BrokenLever) as caught:
                 list(batches)
-    left = rf"{least - 1} workers? would be left, and collector.min_workers={least}"
+    left = rf"{least - 1} workers? would be left, but collector.min_workers={least}"
     assert re.search(left, caught.value.__notes__[-1])
 
 
@@ -253,7 +253,7 @@ def test_a_worker_of_another_host_writes_its_stacks_to_its_log_and_goes_on(tmp_p
 def test_an_error_of_a_reset_says_so(way):
     with (
         start(way.kind, way.place, faulty("raises", at_step=-1)) as collector,
-        pytest.raises(BrokenLever, match=r"raised in reset of env 0 \(of 1\)"),
+        pytest.raises(BrokenLever, match=r"raised in reset() of env 0 \(of 1\)"),
     ):
         next(collector)
 

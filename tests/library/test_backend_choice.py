@@ -51,7 +51,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
     ("keywords", "message"),
     [
         ({"backend": "thread"}, "backend='thread' is unknown. Valid names: 'direct', "),
-        ({"num_collectors": 0}, "num_collectors=0 must be an integer"),
+        ({"num_collectors": 0}, "num_collectors=0 must be an int"),
         (
             {"num_collectors": 2, "backend": "direct"},
             "num_collectors=2 is not supported: this collector collects in this process",
@@ -66,7 +66,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
         ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options contains 'seed'"),
         (
             {"backend": "submitit", "launcher": "mp"},
-            "launcher='mp' cannot be used with backend='submitit', which is a launcher itself",
+            "launcher='mp' cannot be used, because backend='submitit' already selects the launcher",
         ),
     ],
 )

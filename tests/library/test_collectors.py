@@ -95,7 +95,7 @@ def test_workers_step_copies_of_an_env_that_is_passed_itself(way):
         batch = collector.next()
     assert batch.shape == (2, 6)
     assert not torch.equal(batch[0]["observation"], batch[1]["observation"])
-    with pytest.raises(ConfigError, match="num_envs=3 cannot be used: create_env_fn is one env object"):
+    with pytest.raises(ConfigError, match="num_envs=3 cannot be used: create_env_fn is a single env"):
         Collector(env, frames_per_batch=12, num_envs=3)
 
 
@@ -370,7 +370,7 @@ def test_an_action_that_is_not_finite_is_the_policys_fault_not_the_envs(asserts,
         return torch.where(observation == 3, math.nan, 1.0)
 
     source, rest = (
-        ("the policy of", ", and the env raised") if asserts else ("the policy for env 0 of", r" \(step 3 of")
+        ("the policy of", ", and then the env raised") if asserts else ("the policy for env 0 of", r" \(step 3 of")
     )
     where = rf"^{source} worker 0 returned nan in action{rest}"
     with (

@@ -92,22 +92,32 @@ def test_the_newest_weights_act(cls):
 def test_an_order_that_it_cannot_follow_is_an_error():
     with start(Handmade) as collector:
         collector.reset()
-        with pytest.raises(NotImplementedError, match=r"worker \d: Handmade has no reset\(\)"):
+        with pytest.raises(NotImplementedError, match=r"Handmade of worker \d has no method reset\(\)"):
             next(collector)
 
 
 WRONG = {
     "raises": (refuse, {}, ZeroDivisionError, "no collector today"),
-    "lacks": (Handmade, {"drop": ["observation"]}, ShapeError, r"Handmade returned .*observation \[4\] .* is missing"),
+    "lacks": (
+        Handmade,
+        {"drop": ["observation"]},
+        ShapeError,
+        r"Handmade of worker .* returned .*observation \[4\] .* is missing",
+    ),
     "shape": (
         Handmade,
         {"shape": [2, 20]},
         ShapeError,
-        r"size \[2, 20\], but the trainer expects 40 frames, time last",
+        r"size \[2, 20\], but the trainer expects 40 frames with time as the last dimension",
     ),
     "adds": (Handmade, {"add": ["advantage"]}, ShapeError, r"advantage \[\] torch.float32 is unexpected"),
     "dtype": (Handmade, {"drop": ["action"], "add": ["action"]}, ShapeError, r"float32 should be \[\] torch.int64"),
-    "ends": (Handmade, {"last": 1}, WorkerError, "Handmade ended, although it was made with total_frames"),
+    "ends": (
+        Handmade,
+        {"last": 1},
+        WorkerError,
+        "Handmade of worker 0 ended, although it was created with total_frames",
+    ),
 }
 
 

@@ -112,7 +112,7 @@ def test_a_part_with_the_name_of_another_key_is_refused(name):
     create = partial(Named, "camera", name)
     with pytest.raises(
         SpaceError,
-        match=rf"a part named '{name}': batches reserve this name. .*TransformObservation.*exclude_keys=\['{name}'",
+        match=rf"named '{name}', because batches reserve this name. .*TransformObservation.*exclude_keys=\['{name}'",
     ):
         Collector(create, frames_per_batch=4)
     with Collector(create, frames_per_batch=4, exclude_keys=[name]) as collector:
@@ -135,7 +135,7 @@ def with_version(td):
 )
 def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(create, policy):
     with pytest.raises(
-        SpaceError, match=r"writes policy_version, the key that track_policy_version=True adds.*another key"
+        SpaceError, match=r"writes the key policy_version, which track_policy_version=True adds.*Rename the key"
     ):
         Collector(create, policy, frames_per_batch=4, track_policy_version=True)
     with Collector(create, policy, frames_per_batch=4) as collector:
@@ -143,7 +143,7 @@ def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(cr
 
 
 def test_a_part_named_info_is_refused_beside_kept_infos_only():
-    with pytest.raises(SpaceError, match="a part named 'info': batches reserve this name"):
+    with pytest.raises(SpaceError, match="a part named 'info', because batches reserve this name"):
         Collector(partial(Named, "camera", "info"), frames_per_batch=4, info_keys=["info"])
     assert first_batch(partial(Named, "camera", "info"), None)["info"].shape == (40, 2)
 

@@ -125,17 +125,17 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
     stored = {"true": 1.0, "exact": 16_777_218.0, "one": 1.5, "single": 1.5, "byte": 3.0}
     assert {name: got[name] for name in stored} == {name: 3 * [4 * [value]] for name, value in stored.items()}
     words = {
-        "none": "the reward from env 0 must be one number, but is None",
-        "text": "the reward from env 0 must be one number, but is '1.5'",
-        "integer": "the reward 16777217 from env 0 "
+        "none": "the reward of env 0 must be a single number, but is None",
+        "text": "the reward of env 0 must be a single number, but is '1.5'",
+        "integer": "the reward 16777217 of env 0 "
         "would be rounded to 16777216, because rewards are stored as float32 (step 0 of the batch). To allow this,",
         "huge": "would be rounded to inf, because rewards are stored as float32",
         "float": "env 0 of worker 0 returned inf in next.reward (step 0 of the batch; the largest float32 is 3.4e+38). "
         "Fix the env",
-        "complex": "the reward from env 0 must be one number, but is 1j",
-        "two": "the reward from env 0 must be one number, but is an array of shape (2,), dtype float64 "
-        "(step 0 of the batch). Return a float from step, such as the sum of several objectives "
-        "(mo_gymnasium.wrappers.LinearReward",
+        "complex": "the reward of env 0 must be a single number, but is 1j",
+        "two": "the reward of env 0 must be a single number, but is an array of shape (2,) and dtype float64 "
+        "(step 0 of the batch). Return a float from step(). To add up several objectives, put "
+        "mo_gymnasium.wrappers.LinearReward into env.wrappers",
     }
     missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
     assert missing == []
@@ -163,9 +163,7 @@ def test_an_integer_that_the_action_spec_cannot_hold_is_refused():
 
     with Collector(Bytes, policy(255), frames_per_batch=4) as collector:
         assert collector.next()["action"].unique().tolist() == [255]
-    words = (
-        r"with the value 256, but .*uint8, which cannot represent it. Clamp it to 0 \.\. 255, or .* dtype torch.int64"
-    )
+    words = r"returned 256 \(torch.int64\) .*uint8, .* Clamp it to the range from 0 to 255, or .* dtype torch.int64"
     with pytest.raises(ShapeError, match=words), Collector(Bytes, policy(256), frames_per_batch=4) as collector:
         collector.next()
 

@@ -106,7 +106,7 @@ def test_a_hook_within_a_batch_cannot_shut_the_collector_down(is_started, wait_u
         if is_started:
             collector.start()
             wait_until(lambda: not collector.is_running(), what="the end")
-        with pytest.raises(RuntimeError, match=r"shutdown\(\) was called by a hook, an env or a policy"):
+        with pytest.raises(RuntimeError, match=r"shutdown\(\) was called by a hook, an env or the policy"):
             collector.shutdown() if is_started else collector.fill()
     assert collector.closed
 
@@ -173,10 +173,10 @@ def test_in_this_process_a_hook_sees_what_postproc_has_made():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda batch: batch.set("text", "words"), r"post_collect_hook added text \(NonTensorData\)"),
+        (lambda batch: batch.set("text", "words"), r"post_collect_hook added 'text', which is of type NonTensorData"),
         (
             lambda batch: batch.set("action", torch.zeros(*batch.shape, 3)),
-            r"must keep the shape \[24\] of action",
+            r"must keep 'action' a tensor of shape \[24\]",
         ),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_path_in_the_envs_of_all_workers(way):
             with pytest.raises(AttributeError):
                 collector.getattr_env(path)
         if way != SINGLE:
-            with pytest.raises(AttributeError, match="because they are not collectors"):
+            with pytest.raises(AttributeError, match="cannot be read from the workers"):
                 collector.get_distant_attr("policy.weight")
 
 
@@ -134,7 +134,7 @@ def test_workers_on_other_hosts_cannot_be_asked(way):
     with make(way, frames_per_batch=20) as collector:
         with pytest.raises(NotImplementedError, match=f"getattr_env {words}"):
             collector.getattr_env("spec")
-        with pytest.raises(NotImplementedError, match=f"a new hook {words}"):
+        with pytest.raises(NotImplementedError, match=f"replacing a hook {words}"):
             collector.pre_collect_hook = print
         with pytest.raises(NotImplementedError, match=f"enable_profile {words}"):
             collector.enable_profile()
@@ -255,7 +255,7 @@ def test_added_workers_count():
         assert collector.stats()["workers"] == collector.num_workers == 3
         assert collector.map_fn("env.set_level", [(1,), (2,), (3,)]) == [None, None]
         assert collector.get_attr("level") == (1, 2)
-        with pytest.raises(ValueError, match="list_of_args has 2 entries, but there are 3 workers"):
+        with pytest.raises(ValueError, match=r"list_of_args of .* has 2 entries, but there are 3 workers"):
             collector.map_fn("env.set_level", [(1,), (2,)])
 
 
@@ -356,16 +356,19 @@ def test_a_reset_of_some_workers(way):
 
 
 def test_resets_that_are_refused():
-    with make(SINGLE, partial(cartpoles, mode="NEXT_STEP")) as collector, pytest.raises(ValueError, match="by itself"):
+    with (
+        make(SINGLE, partial(cartpoles, mode="NEXT_STEP")) as collector,
+        pytest.raises(ValueError, match="only resets an env when"),
+    ):
         collector.reset([True, False, False])
     with make(SINGLE, cartpoles, frames_per_batch=6, trajs_per_batch=2) as collector:
-        with pytest.raises(ValueError, match="trajs_per_batch=2, all envs are reset together"):
+        with pytest.raises(ValueError, match="trajs_per_batch=2, because all envs are reset together"):
             collector.reset([True, False, False])
-        with pytest.raises(ValueError, match=r"reset\(\) does not take 'options'"):
+        with pytest.raises(ValueError, match=r"reset\(\) has no argument 'options'"):
             collector.reset(options={})
         with pytest.raises(IndexError):
             collector.reset(3)
-    with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1 must be an integer, at least 0 "):
+    with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1 must be an int from 0 to "):
         collector.set_seed(-1)
 
 

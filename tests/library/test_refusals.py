@@ -80,7 +80,7 @@ def test_a_machine_without_slurm_is_told_how_python_writes_another_launcher(monk
 
 @over([SINGLE, SHARED_SYNC], smoke=True)
 def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
-    words = r"frames_per_batch=1000000000000 cannot be used: the slots .* GB of memory\. Use fewer frames\.$"
+    words = r"frames_per_batch=1000000000000 cannot be used: these batches .* GB of memory\. Use fewer frames\.$"
     with pytest.raises(ConfigError, match=words):
         make(way, frames_per_batch=1_000_000_000_000)
 
@@ -178,7 +178,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"device": "cuda:99"}, "device='cuda:99' cpu"),
         ("sync", {"device": object()}, "device= 'cuda:N'"),
         ("sync", {"reset_when_done": False}, "reset_when_done=False"),
-        ("sync", {"extend_buffer": False, "replay_buffer": SimpleNamespace(extend=print)}, "extend_buffer=False `add`"),
+        ("sync", {"extend_buffer": False, "replay_buffer": SimpleNamespace(extend=print)}, "extend_buffer=False add()"),
         ("sync", {"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True SliceSampler"),
         ("sync", {"init_fn": 3}, "init_fn=3"),
         # What all workers have, in collector_kwargs.
@@ -215,7 +215,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"frames_per_batch": [5, 0], "cat_results": -1}, "frames_per_batch=[5, 0] 1"),
         ("single", {"frames_per_batch": [5]}, "frames_per_batch=[5] MultiSyncCollector"),
         ("gloo", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] MultiSyncCollector"),
-        ("single", {"interruptor": object()}, "interruptor= object collection_stopped."),
+        ("single", {"interruptor": object()}, "interruptor= object collection_stopped()"),
         ("single", {"interruptor": BELL, "return_same_td": True}, "return_same_td=True interruptor"),
         ("async", PREEMPTIVE, "preemptive_threshold=0.5 async"),
         ("sync", PREEMPTIVE | {"split_trajs": True}, "split_trajs preemptive_threshold=0.5 cat_results=-1"),
@@ -242,7 +242,7 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
     given = {"launcher": "mp"} | keywords if kind in ("gloo", "rpc") else keywords
     (problem,) = refused(KINDS[kind], **given)
     assert [word for word in words.split() if word not in problem] == []
-    assert not YAML_WORDS.search(problem.replace("`add`", ""))
+    assert not YAML_WORDS.search(problem)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_names_of_torchrl_that_are_missing():
     methods = ("cascade_execute", "register_scheme_receiver", "init_updater", "get_cached_weights", "server_stats")
     with Collector(cartpole, frames_per_batch=4) as collector:
         for name in methods:
-            with pytest.raises(AttributeError, match=f"{name}.*TorchRL has it, collectx does not"):
+            with pytest.raises(AttributeError, match=f"no attribute {name!r}. [A-Z]"):
                 getattr(collector, name)
     for name in ("Evaluator", "RayEvalWorker"):
         with pytest.raises(AttributeError, match=name):

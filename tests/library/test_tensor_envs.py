@@ -132,7 +132,7 @@ def test_workers_of_their_own_step_envs_of_the_cpu():
     ("make", "options", "error", "message"),
     [
         (partial(TensorCountingEnv, nan_step=3), {}, ShapeError, r"env 1 of .* nan in next.reward \(step 2 "),
-        (partial(TensorCountingEnv, final=None), {}, CollectxError, "env 0 .* without a final observation"),
+        (partial(TensorCountingEnv, final=None), {}, CollectxError, "env 0 .* the infos contain no final observation"),
         (TensorCountingEnv, {"max_frames_per_traj": 3}, ConfigError, "resets its envs by itself"),
         (TensorCountingEnv, {"info_keys": ["a"]}, ConfigError, "info_keys"),
         (TensorCountingEnv, {"env_device": "cuda"}, ConfigError, "env_device"),
@@ -162,14 +162,14 @@ class Returning(TensorCountingEnv):
     [
         (
             partial(Returning, reward=torch.zeros(3, 1)),
-            "reward of shape [3, 1], torch.float32, on cpu, but it must have shape [3], torch.float32",
+            "reward with shape [3, 1], torch.float32, on cpu, but it must have shape [3], torch.float32",
         ),
         (partial(Returning, observation=torch.zeros(3, 5)), "but it must have shape [3, 5], torch.int64"),
         (
             partial(Returning, observation=torch.zeros(3, 5).numpy()),
             "returned observation as ndarray, but it has an attribute 'device'",
         ),
-        (partial(Returning, mode=AutoresetMode.NEXT_STEP), "autoreset mode NextStep. Use same_step"),
+        (partial(Returning, mode=AutoresetMode.NEXT_STEP), "with autoreset mode NextStep, in which"),
     ],
 )
 def test_an_env_that_breaks_its_promise_is_told(make, message):

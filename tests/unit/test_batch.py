@@ -25,7 +25,7 @@ LEAVES = batch_leaves([OBSERVATION], [ACTION])
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        (OBSERVATION, r"the batch contains the key \('observation',\) twice"),
+        (OBSERVATION, r"the batch contains the key 'observation' twice"),
         (Leaf(("observation", "camera"), (), torch.uint8), "is a tensor, but also the parent of"),
     ],
 )

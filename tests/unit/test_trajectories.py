@@ -217,6 +217,7 @@ def test_a_long_wait_for_trajectories_is_said_once(within, monkeypatch):
     for now[0] in (100.0, 110.0, 110.1, 200.0):
         assembler.add(frames_of([(0, 0, False)] * 500, (500,)))
     assert said == [
-        "collector.trajs_per_batch=2: 0 trajectories ended in 10 s, and 1,503 frames of unfinished ones are in "
-        "memory. If these never end, cut each after N frames with collector.max_frames_per_traj=N"
+        "only 0 of the 2 trajectories of a batch (collector.trajs_per_batch=2) ended within 10 s, and memory holds "
+        "1,503 frames of unfinished ones. If these never end, cut each after N frames with "
+        "collector.max_frames_per_traj=N"
     ]

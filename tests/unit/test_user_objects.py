@@ -24,8 +24,12 @@ class Broken:
 @pytest.mark.parametrize(
     ("create", "kwargs", "keywords"),
     [
-        (print, {"size": Broken()}, "create_env_fn, create_env_kwargs: pickled"),
-        (Broken(), {}, "create_env_fn: pickled"),
+        (
+            print,
+            {"size": Broken()},
+            "raised while the worker was unpickling create_env_fn and create_env_kwargs, which",
+        ),
+        (Broken(), {}, "raised while the worker was unpickling create_env_fn, which"),
     ],
 )
 def test_an_error_while_unpickling_names_what_the_user_passed(create, kwargs, keywords):

@@ -36,8 +36,8 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
     env = make_one(0)
     if not is_torchrl_env(env):
         raise ConfigError(
-            f"env.target={cfg.target} returned {type(env).__name__}, which is not a TorchRL EnvBase. For a Gymnasium "
-            f"env, use env=gym env.entry_point={cfg.target}"
+            f"env.target={cfg.target} returned an object of type {type(env).__name__}, which is not a TorchRL EnvBase. "
+            f"For a Gymnasium env, use env=gym env.entry_point={cfg.target}"
         )
     if env.batch_size:
         if env.batch_size.numel() != cfg.num_envs:
@@ -80,7 +80,10 @@ class TorchrlEnv(Env):
             specs = [read_spec(env, exclude) for env in envs]
             leaves, *others = [(spec.observation, spec.action, spec.rewards, spec.deltas) for spec in specs]
             if any(each != leaves for each in others):
-                raise SpaceError("the envs of a worker must have the same specs, but these differ")
+                raise SpaceError(
+                    "the envs of one worker must have the same specs, but these differ. Return envs with the same "
+                    "specs from all calls"
+                )
             action = specs[0].action
             num_envs = sum(spec.num_envs for spec in specs)
             self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
@@ -138,7 +141,8 @@ class TorchrlEnv(Env):
             if isinstance(stepper, EnvStepper):
                 reason = self.spec.path.removeprefix("torchrl: ")
                 raise NotImplementedError(
-                    f"reset options cannot be used: TorchRL resets these envs, because {reason}. Use set_attr or call"
+                    f"reset options cannot be used, because TorchRL resets these envs ({reason}). Use set_attr() or "
+                    "call() instead"
                 )
             stepper.reset_options = options or {}
         self.reset_options = options or {}

@@ -50,7 +50,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     leaves, action = _leaves(observed, env), _leaves(acted, env)
     rewards = _leaves(_by_key(env.full_reward_spec), env)
     if not rewards:
-        raise SpaceError(f"{type(env).__name__} returns no reward. Add one with a transform")
+        raise SpaceError(f"the specs of {type(env).__name__} declare no reward. Add one with a transform")
     ends = _by_key(env.full_done_spec).keys() - DONE_KEYS
     agents_ends = tuple(
         leaf for leaf in leaves if leaf.key in ends and leaf.key[-1:] in DONE_KEYS and leaf.dtype is torch.bool
@@ -172,8 +172,8 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
     if any(leaf.shape != (1,) for leaf in leaves if leaf.key in DONE_KEYS):
         names = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in leaves)
         raise SpaceError(
-            f"{name} declares the done keys {names}, but done, terminated and truncated at the root must be [1]. Put "
-            "those of several agents below the name of their group, such as agents.done"
+            f"{name} declares the done keys {names}, but done, terminated and truncated at the root must have shape "
+            "[1]. Put those of several agents below the name of their group, such as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
 
@@ -205,15 +205,16 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
         if not isinstance(owner, torchrl_envs().NextObservationDelta):
             raise ConfigError(
                 f"{type(owner).__name__} cannot be used: its _post_step_mdp_hooks changes observations between steps, "
-                "so a frame's 'next' no longer matches the following frame. Remove it, and make the change after "
-                "collection, for example with postproc or a replay buffer's transforms."
+                "so a frame's 'next' would not match the following frame. Remove it, and change the batches instead, "
+                "for example with postproc."
             )
         changing = [by_key[key] for key in map(as_key, owner.in_keys) if key in by_key]
         deltas |= {leaf.key: Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing}
     for leaf in deltas.values():
         if not _is_storable(leaf):
             raise SpaceError(
-                f"{'.'.join(leaf.key)!r} cannot be stored: NumPy has no {leaf.dtype}. Use delta_dtype=torch.float16"
+                f"{'.'.join(leaf.key)!r} cannot be stored, because NumPy has no {leaf.dtype}. Use "
+                "delta_dtype=torch.float16"
             )
     return tuple(deltas.values())
 
@@ -241,9 +242,9 @@ def _leaves(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:
             is_fixed = min(leaf.shape, default=0) >= 0
             has = f"shape {leaf.shape}" if not is_fixed else f"dtype {leaf.dtype}" if leaf.dtype else "no dtype"
             raise SpaceError(
-                f"{name!r} of {type(env).__name__} cannot be stored: its {kind} spec has {has}, and a batch only "
-                "contains tensors with a fixed shape and a NumPy dtype. Transform it, or, if it is part of the "
-                f"observation, {leave_out(name)}"
+                f"{name!r} of {type(env).__name__} cannot be stored: its {kind} spec has {has}, but a batch only "
+                "contains tensors with a fixed shape and a NumPy dtype. Transform it. If it is part of the "
+                f"observation, you can also {leave_out(name)}"
             )
     return leaves
 

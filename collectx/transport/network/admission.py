@@ -82,7 +82,10 @@ class Admission:
             else:
                 peer = None
         if peer is None:
-            reason = f"worker {index} is not expected: it already joined, or its index is too high"
+            reason = (
+                f"worker {index} cannot join, because a worker with this index already joined, or the run has "
+                "fewer workers"
+            )
             connection.send_bytes(json.dumps({"refused": reason}).encode())
             raise RendezvousError(reason)
         peer.info = hello
@@ -97,7 +100,7 @@ class Admission:
             with self._lock:
                 if peer.state is JoinState.PAIRING:
                     peer.state, peer.is_making_pair = JoinState.EXPECTED, False
-            raise RendezvousError(f"worker {peer.index}: {error!r}") from error
+            raise RendezvousError(f"the connection of worker {peer.index} failed ({error!r})") from error
         with self._lock:
             if not self._is_closed:
                 self._admitted.put((peer, connection, pair))

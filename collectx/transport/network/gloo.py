@@ -19,7 +19,7 @@ from collectx.transport.network.process_group import ConnectionStore, GroupPair,
 
 def why_not() -> str | None:
     if not dist.is_available() or not dist.is_gloo_available():
-        return "this torch build does not include gloo. Install one of pytorch.org"
+        return "this torch build does not include gloo. Install torch from pytorch.org"
     return None
 
 

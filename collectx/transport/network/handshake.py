@@ -239,9 +239,9 @@ def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connectio
         is_refused = refusals == len(endpoint.addresses)
         if is_refused or time.monotonic() > deadline:
             tried = "" if is_refused else f" within {timeout_s:g} s ({limit})"
-            results = "; ".join(f"{address} port {endpoint.port}: {answer}" for address, answer in answers.items())
+            results = ", ".join(f"{address} port {endpoint.port} ({answer})" for address, answer in answers.items())
             advice = _REFUSED if is_refused else _SILENT
-            raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried}: {results}. {advice}")
+            raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried} at {results}. {advice}")
         time.sleep(_PAUSE_S)
 
 

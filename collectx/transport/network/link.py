@@ -64,7 +64,7 @@ def join_trainer(
         connection.send_bytes(json.dumps(hello | {"worker": worker}).encode())
         reply = json.loads(connection.recv_bytes())
         if "refused" in reply:
-            raise RendezvousError(f"the trainer refused: {reply['refused']}")
+            raise RendezvousError(f"the trainer refused this worker: {reply['refused']}")
         prepare(reply["spec"])
         connection.send_bytes(b"")  # it begins to make the pair
         config = PairConfig(**reply["pair"])

@@ -58,17 +58,20 @@ def why_not() -> str | None:
     version = MPI.Get_library_version()
     if not version.startswith("Open MPI"):
         return (
-            "MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
+            "collectx starts MPI workers with MPI_Comm_spawn, which was only tested with Open MPI, but this is "
             f"{version.split(',')[0]}. Install Open MPI (pip install 'collectx[mpi]'), or use `backend=gloo`"
         )
     if shutil.which("prte", path=mpi_path()) is None:
         scripts = sysconfig.get_path("scripts")
-        return f"Open MPI needs its program prte to start workers, but it is neither in {scripts} nor on PATH"
+        return (
+            f"Open MPI needs its program prte to start workers, but it is neither in {scripts} nor on PATH. "
+            "Install it (pip install 'collectx[mpi]'), or use `backend=gloo`"
+        )
     names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
         return (
             "Open MPI refuses to start workers for root by default. Set PRTE_ALLOW_RUN_AS_ROOT=1 and "
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use `backend=gloo`"
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, run as another user, or use `backend=gloo`"
         )
     return None
 
@@ -88,8 +91,8 @@ def make(config: PairConfig, connection: Connection, rank: int, address: str) ->
     if mine["namespace"] and mine["namespace"] == theirs["namespace"]:
         return MpiPair(connection, timeout_s, MPI.COMM_WORLD, theirs["rank"])
     raise RuntimeError(
-        "trainer and worker belong to different MPI jobs, so MPI cannot connect them. Start both with the same mpirun, "
-        "or by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
+        "trainer and worker belong to different MPI jobs, so MPI cannot connect them. Start both with one mpirun or "
+        "srun --mpi=pmix, let the trainer start its workers with launcher=local, or use backend=gloo"
     )
 
 
@@ -123,7 +126,10 @@ def initialize() -> None:
             # A pip-installed Open MPI looks for its files at the place where it was built.
             os.environ.setdefault("OPAL_PREFIX", sys.prefix)
         if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
-            raise RuntimeError("this MPI library is built without MPI_THREAD_MULTIPLE, which backend=mpi needs")
+            raise RuntimeError(
+                "this MPI library was built without MPI_THREAD_MULTIPLE, which backend=mpi needs. Install Open MPI "
+                "(pip install 'collectx[mpi]'), or use backend=gloo"
+            )
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         atexit.register(_finalize)
 
@@ -200,7 +206,7 @@ class MpiTransfer:
         started = time.monotonic()
         while not self.done():
             if self._disconnected.poll(0):
-                raise RuntimeError("the other end has closed the connection")
+                raise RuntimeError("the other end closed the connection")
             if time.monotonic() - started > self._timeout_s:
                 raise RuntimeError(f"MPI transferred nothing for {self._timeout_s:g} s")
             time.sleep(_WAIT_POLL_S)

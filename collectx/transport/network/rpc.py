@@ -49,7 +49,7 @@ _CHECK_S = 0.05
 
 def why_not() -> str | None:
     if not rpc.is_available():
-        return "this torch build does not include RPC. Install one of pytorch.org, or use `backend=gloo`"
+        return "this torch build does not include RPC. Install torch from pytorch.org, or use `backend=gloo`"
     return None
 
 
@@ -161,9 +161,9 @@ class InboxReceive:
         deadline_s = time.monotonic() + self._inbox.timeout_s
         while not self._has_arrived.wait(_CHECK_S):
             if self._inbox.disconnected.poll(0):
-                raise RuntimeError("the connection broke while a message was awaited")
+                raise RuntimeError("the connection broke while a message was being received")
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"no message for {self._inbox.timeout_s:g} s (collector.worker_timeout_s)")
+                raise RuntimeError(f"no message arrived for {self._inbox.timeout_s:g} s (collector.worker_timeout_s)")
         return self._buffer
 
 
@@ -234,7 +234,10 @@ class _Agent:
 
     def _start(self, agent_id: int, address: str, options: Mapping[str, Any]) -> None:
         if rpc.api._is_current_rpc_agent_set():
-            raise RuntimeError("this process already uses torch RPC (rpc.init_rpc), which allows one agent per process")
+            raise RuntimeError(
+                "this process already uses torch RPC (rpc.init_rpc), which allows one agent per process. Use "
+                "another backend, such as gloo"
+            )
         interface = _interface_of(address)
         # TensorPipe reads this variable once per process.
         if interface != (self._interface or interface):

@@ -21,7 +21,7 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
     path = "backend.tensorpipe"
     for key, value in cfg.backend.tensorpipe.items():
         if key not in _TENSORPIPE:
-            rule = f"has the key {key!r}, which is unknown. Valid names: {', '.join(_TENSORPIPE)}."
+            rule = f"has the unknown key {key!r}. Valid names: {', '.join(_TENSORPIPE)}."
             yield Problem(path, rule)
         elif key.startswith("_"):
             if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
@@ -38,14 +38,14 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
     if visible is None:
         return
     if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
-        rule = "must be a list with one entry for each worker: cuda:N, the only GPU that it sees, or cpu for none."
+        rule = "must be a list with one entry per worker: cuda:N for the only GPU that it sees, or cpu for none."
         yield Problem(path, rule, visible)
         return
     if len(visible) != num_workers:
         yield Problem(
             path,
             f"has {counted(len(visible), 'entry', 'entries')} for {counted(num_workers, 'worker')}",
-            advice="give one for each.",
+            advice="give one entry per worker.",
         )
         return
     for worker, sees in enumerate(visible):

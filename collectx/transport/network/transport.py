@@ -138,7 +138,9 @@ class NetworkTransport:
     def receive(self) -> Arrival | Departure | Joined | Reply:
         while not self._received:
             if not self._supervisor.has_outstanding:
-                raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
+                raise RuntimeError(
+                    "no worker is collecting a batch or answering a request, so there is nothing to receive"
+                )
             self._process_events(POLL_S if self._announced else None)
         return self._received.popleft()
 

@@ -388,7 +388,7 @@ def test_what_a_trainer_asks_of_envs():
     methods.set_attr("size", (1, 2, 3, 4))
     methods.set_reset_options({"a": 1})
     methods.set_reset_options(None)
-    with pytest.raises(TypeError, match=r"set_reset_options\('easy'\): pass a dict"):
+    with pytest.raises(TypeError, match=r"set_reset_options\(\) needs a dict"):
         methods.set_reset_options("easy")
     assert methods.get_attr("size") == (1, 2, 3, 4)
     assert calls == [

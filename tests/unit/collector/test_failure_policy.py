@@ -21,10 +21,10 @@ DIED, ENDED = WorkerDied, JobEnded
             3,
             3,
             FailureAction.END_RUN,
-            "worker 5 was not restarted: the run used all 3 restarts (collector.max_restarts",
+            "worker 5 was not restarted: the run used all 3 restarts that its workers share",
         ),
         ("drop", DIED, 0, 2, 0, FailureAction.DROP, ""),
-        ("drop", DIED, 0, 1, 0, FailureAction.END_RUN, "1 worker would be left, and collector.min_workers=2"),
+        ("drop", DIED, 0, 1, 0, FailureAction.END_RUN, "1 worker would be left, but collector.min_workers=2"),
         # A job that its scheduler has ended is no failure, for so many times; its restarts are counted apart.
         ("raise", ENDED, 1, 3, 0, FailureAction.REQUEUE, ""),
         ("restart", ENDED, 1, 3, 3, FailureAction.REQUEUE, ""),
@@ -35,9 +35,17 @@ DIED, ENDED = WorkerDied, JobEnded
             3,
             0,
             FailureAction.END_RUN,
-            "worker 5 was already requeued 2 times (launcher.max_requeues)",
+            "worker 5 was not requeued again: its job was already requeued 2 times",
         ),
-        ("restart", ENDED, 2, 3, 0, FailureAction.RESTART, "requeued 2 times (launcher.max_requeues)"),
+        (
+            "restart",
+            ENDED,
+            2,
+            3,
+            0,
+            FailureAction.RESTART,
+            "already requeued 2 times. To allow more, raise launcher.max_requeues",
+        ),
     ],
 )
 def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others, num_restarts, action, note):

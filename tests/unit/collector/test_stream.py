@@ -113,8 +113,8 @@ def test_a_collector_is_used_by_one_thread_of_its_process():
         thread.start()
         thread.join()
     enter()
-    assert [error.partition(",")[0] for error in errors] == ["this collector is in use by another thread"]
+    assert [error.partition(",")[0] for error in errors] == ["this collector is already in use: by another thread"]
     owner._pid += 1
     assert not owner.is_this_process
     enter()
-    assert f"belongs to process {owner._pid}, from which this one ({os.getpid()}) was forked" in errors[1]
+    assert f"belongs to process {owner._pid}, but was called in its fork {os.getpid()}" in errors[1]

@@ -70,7 +70,7 @@ def test_an_env_without_a_legal_action_is_named():
     observation = SEEN, MASK
     legal = LegalActions(spec(spaces.Discrete(6), *observation), MASK)
     mask = torch.tensor([[0, 1, 0, 0, 0, 0], [0] * 6])
-    with pytest.raises(ShapeError, match=r"^'action_mask' of env 1 \(of 2\) allows no action\. Return"):
+    with pytest.raises(ShapeError, match=r"^the mask 'action_mask' of env 1 \(of 2\) allows no action\. Return"):
         legal.draw(mask)
     # The next observation of a frame that ended its episode.
     assert legal.or_all(legal(mask)).sum(-1).tolist() == [[1], [6]]
@@ -78,7 +78,7 @@ def test_an_env_without_a_legal_action_is_named():
     ragged = LegalActions(spec(spaces.Discrete(6), *observation, ragged=True), MASK)
     assert ragged.draw(mask).tolist()[0] == 1
     # A choice, too.
-    with pytest.raises(ShapeError, match=r"^'action_mask' of env 0 \(of 1\)"):
+    with pytest.raises(ShapeError, match=r"^the mask 'action_mask' of env 0 \(of 1\)"):
         LegalActions(spec(choices(), *observation), MASK).draw(torch.tensor([[1, 1, 1, 1, 0, 0]]))
 
 
@@ -94,10 +94,18 @@ def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
 @pytest.mark.parametrize(
     ("action_space", "mask", "words"),
     [
-        (spaces.Discrete(5), MASK, r"'action_mask', .* has shape \[6\], .* Discrete\(5\) needs \[5\].*exclude_keys"),
-        (spaces.MultiDiscrete([3, 4]), MASK, r"needs \[7\]"),
-        (spaces.MultiDiscrete([2, 3]), Leaf(("action_mask",), (2, 3), torch.bool), r"shape \[2, 3\].*needs \[5\]"),
-        (spaces.Box(-1, 1, (6,)), MASK, r"can have none, unlike Discrete"),
+        (
+            spaces.Discrete(5),
+            MASK,
+            r"'action_mask', .* has shape \[6\], .* Discrete\(5\) needs shape \[5\].*exclude_keys",
+        ),
+        (spaces.MultiDiscrete([3, 4]), MASK, r"needs shape \[7\]"),
+        (
+            spaces.MultiDiscrete([2, 3]),
+            Leaf(("action_mask",), (2, 3), torch.bool),
+            r"shape \[2, 3\].*needs shape \[5\]",
+        ),
+        (spaces.Box(-1, 1, (6,)), MASK, r"cannot be masked: only Discrete"),
         (
             spaces.Discrete(6),
             Leaf(("action_mask", "arm"), (6,), torch.int8),
@@ -179,7 +187,7 @@ def test_every_mask_is_read_and_obeyed(name):
     possible = some.all(-1)
     assert legal.check(table[possible]) is not None
     both = torch.cat([table[possible][:1], table[possible][-1:], table[~possible][-1:], table[~possible][:1]])
-    with pytest.raises(ShapeError, match=r"^'action_mask' of env 2 \(of 4\) allows no action"):
+    with pytest.raises(ShapeError, match=r"^the mask 'action_mask' of env 2 \(of 4\) allows no action"):
         legal.check(both)
     torch.manual_seed(0)
     drawn = torch.stack([legal.draw(masks[possible]) for _ in range(40)])
@@ -212,12 +220,12 @@ def agents(num_choices, shape, dims):
     ("num_choices", "shape", "dims", "needs"),
     [
         (2, (2, 4), (2,), None),
-        (2, (8,), (2,), "needs [2, 4]"),
+        (2, (8,), (2,), "needs shape [2, 4]"),
         (4, (2, 8), (2,), None),
-        (4, (4, 4), (2,), "needs [2, 8]"),
-        (3, (2, 4), (2,), "can have none, unlike Discrete"),
+        (4, (4, 4), (2,), "needs shape [2, 8]"),
+        (3, (2, 4), (2,), "cannot be masked: only Discrete"),
         (2, (8,), (), None),
-        (2, (2, 4), (), "needs [8]"),
+        (2, (2, 4), (), "needs shape [8]"),
         (1, (4,), (), None),
         (1, (2, 2), (), None),
         (2, (4, 4), (), "use one Discrete(16) as action"),

@@ -65,7 +65,7 @@ def test_dense_final_observations_and_infos():
 
 def test_an_env_that_does_not_say_how_it_resets():
     # Its own argument `mode` is the one that it tells.
-    with pytest.raises(ConfigError, match=r"Set env.autoreset_mode to next_step, same_step or disabled"):
+    with pytest.raises(ConfigError, match=r"or set env.autoreset_mode to next_step, same_step or disabled"):
         build(replace(dense(), kwargs={"mode": None}))
     build(replace(dense(mode="same_step"), kwargs={"mode": None})).close()
 
@@ -75,10 +75,10 @@ def test_an_env_that_does_not_say_how_it_resets():
     [
         (
             np.zeros((2, 2)),
-            r"env 0 .*returned observation of shape \(2,\).*, but its space has shape \(1,\), dtype float64",
+            r"env 0 returned a value of shape \(2,\).*, but its space has shape \(1,\) and dtype float64",
         ),
-        (np.zeros((2, 1), complex), r"env 0 returned observation of .* dtype complex128"),
-        (np.zeros((1, 1)), "returned observation as 1 value, but its space has 2 values of shape .*, one for each env"),
+        (np.zeros((2, 1), complex), r"env 0 returned a value of .* dtype complex128 as 'observation'"),
+        (np.zeros((1, 1)), "returned 1 value as 'observation', but its space has 2 values of shape .*, one per env"),
     ],
 )
 def test_observations_that_do_not_fit_are_refused_in_a_later_step(fault, message):

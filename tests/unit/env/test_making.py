@@ -33,36 +33,36 @@ REWARDS = [
     (np.int8(-3), -3.0),
     (2**24, 2.0**24),
     (-(2**24), -(2.0**24)),
-    (2**24 + 1, "the reward 16777217 from env 1 would be rounded to 16777216, because"),
+    (2**24 + 1, "the reward 16777217 of env 1 would be rounded to 16777216, because"),
     (2**24 + 2, 2.0**24 + 2),
-    (-(2**24) - 1, "the reward -16777217 from env 1 would be rounded to -16777216, because"),
+    (-(2**24) - 1, "the reward -16777217 of env 1 would be rounded to -16777216, because"),
     (2**127, 2.0**127),
     (2**128, "would be rounded to inf, because rewards are stored as float32. To allow this, return float(reward)"),
     (np.uint64(2**63), 2.0**63),
     ([1.5], 1.5),
     (np.array([[2]]), 2.0),
     (np.array(3, np.uint8), 3.0),
-    (np.array([2**24 + 1]), "the reward 16777217 from env 1 would be rounded to 16777216"),
+    (np.array([2**24 + 1]), "the reward 16777217 of env 1 would be rounded to 16777216"),
     (
         np.ones(2),
-        " from env 1 must be one number, but is an array of shape (2,), dtype float64. Return a float",
+        " of env 1 must be a single number, but is an array of shape (2,) and dtype float64. Return a float",
     ),
     (
         [],
-        " from env 1 must be one number, but is an array of shape (0,), dtype float64. Return",
+        " of env 1 must be a single number, but is an array of shape (0,) and dtype float64. Return",
     ),
     (
         [1, [2]],
-        " from env 1 must be one number, but is list of uneven shape. Return a float from step",
+        " of env 1 must be a single number, but is a value of type list with uneven shape. Return a float from step()",
     ),
-    ("x", "the reward from env 1 must be one number, but is 'x'. Return a float from step"),
+    ("x", "the reward of env 1 must be a single number, but is 'x'. Return a float from step()"),
     (
         ["x"],
-        " from env 1 must be one number, but is an array of shape (1,), dtype <U1. Return",
+        " of env 1 must be a single number, but is an array of shape (1,) and dtype <U1. Return",
     ),
-    (["x", "y"], "dtype <U1. Return a float from step, such as the sum of several objectives"),
-    (None, "the reward from env 1 must be one number, but is None. Return a float from step"),
-    (1j, "the reward from env 1 must be one number, but is 1j. Return a float from step"),
+    (["x", "y"], "and dtype <U1. Return a float from step(). To add up several objectives"),
+    (None, "the reward of env 1 must be a single number, but is None. Return a float from step()"),
+    (1j, "the reward of env 1 must be a single number, but is 1j. Return a float from step()"),
 ]
 
 
@@ -106,7 +106,7 @@ def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
     several = [0.0, reward]
     with_bound = partial(SyncVectorEnv, [Paying, partial(Paying, reward)], autoreset_mode=AutoresetMode.DISABLED)
     if isinstance(expected, str):
-        of_one = expected.replace(" from env 1", "")
+        of_one = expected.replace(" of env 1", "")
         for message, call in ((of_one, lambda: reward_number(reward)), (expected, lambda: reward_number(reward, 1))):
             with pytest.raises(ShapeError, match=re.escape(message)):
                 call()
@@ -131,11 +131,11 @@ def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
         (np.array([[1.5], [2]]), [1.5, 2]),
         ((1, 2.5), [1, 2.5]),
         ([np.array([1]), 2], [1, 2]),
-        (np.ones((2, 2)), "returned reward of shape (2, 2), but one value for each env has shape (2,)"),
-        (np.ones(3), "returned reward of shape (3,), but one value for each env has shape (2,)"),
-        (1.5, "returned reward of shape (), but one value for each env has shape (2,)"),
-        (np.array([1, 2**24 + 1]), "the reward 16777217 from env 1 would be rounded"),
-        (np.array([0.5, "x"], object), "the reward from env 1 must be one number, but is 'x'"),
+        (np.ones((2, 2)), "returned reward with shape (2, 2), but must return one value per env, with shape (2,)"),
+        (np.ones(3), "returned reward with shape (3,), but must return one value per env, with shape (2,)"),
+        (1.5, "returned reward with shape (), but must return one value per env, with shape (2,)"),
+        (np.array([1, 2**24 + 1]), "the reward 16777217 of env 1 would be rounded"),
+        (np.array([0.5, "x"], object), "the reward of env 1 must be a single number, but is 'x'"),
     ],
     ids=str,
 )
@@ -358,11 +358,11 @@ def test_an_error_of_making_an_env_names_its_numbers():
     def broken():
         raise ValueError("mine")
 
-    for numbers, which in ((SPACES, "the env whose spaces the trainer reads"), (NUMBERS, "env 5 of worker 2")):
+    for numbers, which in ((SPACES, "the env from which the trainer reads the spaces"), (NUMBERS, "env 5 of worker 2")):
         with pytest.raises(ValueError, match="mine") as raised:
             build(gym(1, entry_point=broken), numbers=numbers)
         (note,) = raised.value.__notes__
-        assert re.sub("while .* made", "while it made", note) == f"raised while it made {which}"
+        assert re.sub("while .* was making", "while it was making", note) == f"raised while it was making {which}"
 
 
 def test_the_modes_of_vector_envs_and_their_names():
@@ -388,13 +388,13 @@ def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
     within(vectors, "multiprocessing", current_process=lambda: SimpleNamespace(name=name))
     env = vectors.CheckedEnv(Paying("x"), index=index)
     env.reset()
-    source = "" if where == "the env" else f" from {where}"
-    with pytest.raises(ShapeError, match=rf"^the reward{source} must be one number, but is 'x'\. Return"):
+    source = "" if where == "the env" else f" of {where}"
+    with pytest.raises(ShapeError, match=rf"^the reward{source} must be a single number, but is 'x'\. Return"):
         env.step(0)
     env = vectors.CheckedEnv(Paying(), index=index)
     env.observation_space = spaces.Box(0, 1, (2,))
     env = vectors.CheckedEnv(env, index=index)
-    with pytest.raises(ShapeError, match=f"^{where} returned observation of shape"):
+    with pytest.raises(ShapeError, match=f"^{where} returned .* as 'observation', but its space has shape"):
         env.step(0)
 
 

@@ -38,7 +38,7 @@ def test_warnings_of_many_envs_and_steps_are_shown_once(no_handler, capfd, tmp_p
         group.close()
     said = capfd.readouterr().err
     assert said.count("in QVEL") == 1, said
-    assert "WARNING of MuJoCo, shown once: " in said
+    assert "MuJoCo warning (shown once): " in said
     assert not [*tmp_path.iterdir()]
 
 
@@ -75,5 +75,5 @@ def test_an_env_whose_function_imports_mujoco_warns_once(tmp_path, monkeypatch, 
 
     with Collector(create, frames_per_batch=4, num_envs=2) as collector:
         assert collector.next().numel() == 4
-    assert capfd.readouterr().err == "WARNING of MuJoCo, shown once: the model has no mass\n"
+    assert capfd.readouterr().err == "MuJoCo warning (shown once): the model has no mass\n"
     assert not any(type(finder).__module__.startswith("collectx") for finder in sys.meta_path)

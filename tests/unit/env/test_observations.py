@@ -136,7 +136,7 @@ def test_values(expected):
                     store(array)
                 results.append(array[1].item())
             except ShapeError as error:
-                results.append(str(error).removeprefix(f"env {e} returned a.b "))
+                results.append(str(error).removeprefix(f"env {e} returned "))
         assert results[0] == results[1]
         return results[0]
 
@@ -153,23 +153,29 @@ def test_values(expected):
         (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
         ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
         ([np.array([1, 2], np.uint8), [3, 4]], [[1, 2], [3, 4]]),
-        ([[1, 2], [3]], "env 1 returned x of shape (1,), dtype int64, but its space has shape (2,), "),
-        ([[1, 2], [3, [4]]], "env 1 returned x as list of uneven shape, but its space has shape (2,), "),
+        (
+            [[1, 2], [3]],
+            "env 1 returned a value of shape (1,) and dtype int64 as 'x', but its space has shape (2,) and ",
+        ),
+        (
+            [[1, 2], [3, [4]]],
+            "env 1 returned a value of type list with uneven shape as 'x', but its space has shape (2,) and ",
+        ),
         (
             [[1, 2], [3, 256]],
-            "env 1 returned x with values from 3 to 256, but its space has dtype uint8 (0 to 255)",
+            "env 1 returned values from 3 to 256 as 'x', but its space has dtype uint8, which only holds 0 to 255",
         ),
         (
             [[1, 2]],
-            "the vector env returned x as 1 value, but its space has 2 values of shape (2,), one for each env",
+            "the vector env returned 1 value as 'x', but its space has 2 values of shape (2,), one per env",
         ),
         (
             3,
-            "the vector env returned x as int, but its space has 2 values of shape (2,), one for each env",
+            "the vector env returned a value of type int as 'x', but its space has 2 values of shape (2,), one per env",
         ),
         (
             [],
-            "the vector env returned x as list, but its space has 2 values of shape (2,), one for each env",
+            "the vector env returned a value of type list as 'x', but its space has 2 values of shape (2,), one",
         ),
     ],
 )

@@ -48,22 +48,22 @@ REFUSED = [
     (wrapped("ClipAction"), r"env.wrappers\[0\]=ClipAction cannot wrap .*CartPole-v1.* requires a Box action space"),
     (
         replace(gym_vector(3, None, "async"), id=None, entry_point="user_code.cartpoles:cartpole"),
-        "env.entry_point=user_code.cartpoles:cartpole takes no num_envs, .* register the env and use env.id",
+        "env.entry_point=user_code.cartpoles:cartpole has no parameter num_envs, .* register the env and use env.id",
     ),
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes is unknown. Valid names: next_step"),
     (gym_vector(3, "disabled"), "in this vectorization mode"),
-    (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "names 'nothing'"),
-    (replace(gym(), info_keys=["nothing"]), "names 'nothing', but the infos .* contain no entry"),
+    (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "contains 'nothing'"),
+    (replace(gym(), info_keys=["nothing"]), "contains 'nothing', but the infos .* are empty"),
     (
         replace(gym(), exclude_keys=["mission"]),
-        "exclude_keys has 'mission', which is not in the observation. Valid names: observation",
+        "exclude_keys cannot contain 'mission', which is not in the observation. Valid names: observation",
     ),
     (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
     (
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="gymnasium.spaces:Discrete", kwargs={"n": 2}),
-        "returned Discrete, which is not a TorchRL EnvBase",
+        "returned an object of type Discrete, which is not a TorchRL EnvBase",
     ),
     pytest.param(
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="user_code.torchrlenvs:serial"),

@@ -266,7 +266,7 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
         else:
             with pytest.raises(
                 ShapeError,
-                match=r"^the reward from env 0 must be one number, but is an array of shape \(2,\)",
+                match=r"^the reward of env 0 must be a single number, but is an array of shape \(2,\)",
             ):
                 collector.next()
 
@@ -344,7 +344,7 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             partial(torchrlenvs.differences, delta_dtype=torch.bfloat16),
             SpaceError,
-            "'delta.observation' cannot be stored: NumPy has no torch.bfloat16",
+            "'delta.observation' cannot be stored, because NumPy has no torch.bfloat16",
         ),
         (lambda: 3, ConfigError, "returned 3, which is not an env. Return a gymnasium.Env, .* a TorchRL EnvBase"),
         (
@@ -356,12 +356,12 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             partial(Misfit, torch.ones(1)),
             ShapeError,
-            r"returned pixels of shape \(1,\), .* shape \(2, 2, 3\), .*step 2 of the batch",
+            r"of shape \(1,\) .* as 'pixels', .* shape \(2, 2, 3\) .*step 2 of the batch",
         ),
         (
             partial(Misfit, torch.full((2, 2, 3), 300)),
             ShapeError,
-            r"returned pixels with the value 300, but its space has dtype uint8 \(0 to 255\)",
+            r"returned the value 300 as 'pixels', but its space has dtype uint8, which only holds 0 to 255",
         ),
     ],
 )

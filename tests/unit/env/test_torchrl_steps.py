@@ -371,19 +371,19 @@ def test_the_ends_that_a_step_writes(written, terminated, truncated):
 
 
 MISSING = [
-    ([{}], r"^step writes neither done nor terminated, so no episode would ever end$"),
+    ([{}], r"^step writes neither done nor terminated, so no episode would ever end\. Write"),
     (
         [{"done": flag(False), "reward": torch.zeros(2)}],
-        r"^the env returned 2 rewards, but must return 1, one for each env$",
+        r"^the env returned 2 rewards, but must return 1, one per env$",
     ),
-    ([{"done": flag(False), "reward": None}], r"^the env returned 0 rewards, but must return 1, one for each env$"),
+    ([{"done": flag(False), "reward": None}], r"^the env returned 0 rewards, but must return 1, one per env$"),
     (
         [{"done": flag(False), "observation": torch.zeros(2)}],
-        r"^env 0 returned observation of shape \(2,\), dtype float32, but its space has shape \(1,\)",
+        r"^env 0 returned a value of shape \(2,\) and dtype float32 as 'observation', but its space has shape \(1,\)",
     ),
     (
         [{"done": flag(False)}, {"done": flag(False), "observation": None}],
-        r"^the env wrote 'observation' in its first step, but not in this one$",
+        r"^the env wrote 'observation' in its first step, but not in this one\. Write",
     ),
 ]
 

@@ -49,5 +49,5 @@ def test_envs_made_by_one_function_are_different_ones():
     cfg.num_envs = 1
     assert user_env._make_envs(cfg, env, numbers) == [env]
     cfg.num_envs = 2
-    with pytest.raises(user_env.ConfigError, match="num_envs=2 cannot be used: create_env_fn is one env object"):
+    with pytest.raises(user_env.ConfigError, match="num_envs=2 cannot be used: create_env_fn is a single env"):
         user_env._make_envs(cfg, env, numbers)

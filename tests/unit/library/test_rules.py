@@ -52,14 +52,14 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             rules._batches,
             {"replay_buffer": 3},
             {},
-            ["replay_buffer must be a ReplayBuffer, ... `extend`, but got int."],
+            ["replay_buffer must be a ReplayBuffer, ... method extend(), but is of type int."],
         ),
         (rules._batches, {"replay_buffer": ADDING, "extend_buffer": False}, {}, []),
         (
             rules._batches,
             {"replay_buffer": EXTENDING, "extend_buffer": False},
             {},
-            ["extend_buffer=False ... `add`"],
+            ["extend_buffer=False ... the method add()"],
         ),
         (rules._frames_per_worker, {"frames_per_worker": [4, 6], "is_concatenated": True}, {}, []),
         (rules._frames_per_worker, {"frames_per_worker": [4, 6]}, {}, ["frames_per_batch=[4, 6] ... cat_results=-1"]),
@@ -74,7 +74,7 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             rules._frames_per_worker,
             {"frames_per_worker": [4], "has_workers": False},
             {},
-            ["frames_per_batch=[4] ... must be one number"],
+            ["frames_per_batch=[4] ... must be a single number"],
         ),
         (rules._overlap, {"has_individual_policies": True}, {"overlap": 1}, ["overlap=1 ... policy_factory"]),
         (rules._overlap, {"has_individual_policies": True}, {"overlap": 0}, []),
@@ -126,7 +126,7 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             rules._models,
             {"weight_recv_schemes": {"env": 1, "critic": 2}},
             {},
-            ["weight_recv_schemes ... 'critic' and 'env', which are unknown"],
+            ["weight_recv_schemes ... unknown models 'critic' and 'env'"],
         ),
         (rules._callables, {"policy_factory": [print, None]}, {}, []),
         (
@@ -197,7 +197,7 @@ def test_what_a_rule_refuses(rule, keywords, collector, expected):
 def test_a_key_that_is_added_to_batches_is_not_written_by_others(key, tracks, is_refused):
     keywords, leaves = SimpleNamespace(track_policy_version=tracks), [Leaf(key, (), None)]
     if is_refused:
-        with pytest.raises(SpaceError, match="writes policy_version"):
+        with pytest.raises(SpaceError, match="writes the key policy_version"):
             rules.check_keys(keywords, leaves)
     else:
         rules.check_keys(keywords, leaves)

@@ -279,7 +279,7 @@ def test_an_error_in_the_background_is_raised_once(way):
         with pytest.raises(OSError, match="no space"):
             collector.stats() and collector.set_seed(1)
         collector.set_seed(1)
-        with pytest.raises(RuntimeError, match="already called"):
+        with pytest.raises(RuntimeError, match="already collects in the background"):
             collector.start()
     for raise_on_error in (True, False):
         collector = make(way, Count, Acts(), frames_per_batch=4, replay_buffer=Full())

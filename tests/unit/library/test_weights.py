@@ -46,7 +46,7 @@ def test_weights_belong_to_models(alternatives, models, model, expected):
         (7, [0, 2], {0: 7, 2: 7}),
         ({0: 7, np.int64(2): 8}, None, {0: 7, 2: 8}),
         ({0: 7}, [0], r"worker_ids=\[0\]"),
-        (7, [], "for no worker"),
+        (7, [], "worker_ids is empty"),
         (7, 3, "worker 3 does not exist: there are 3 workers, numbered from 0"),
         (7, -1, "worker -1 does not exist"),
         ({0: 7, 3: 8}, None, "worker 3 does not exist"),
@@ -103,7 +103,7 @@ def test_weights_are_loaded_from_every_form(given):
 @pytest.mark.parametrize(
     ("given", "strict", "error", "words"),
     [
-        ({"weight": STATE["weight"]}, False, KeyError, "the weights have no entry 'bias'"),
+        ({"weight": STATE["weight"]}, False, KeyError, "the weights lack 'bias'"),
         (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weight named 'more'"),
         (linear(3.0, 4), False, ValueError, r"'weight' has shape \[1, 4\] in the weights, but \[1, 2\] in the policy"),
         (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weight, but the policy has 2"),
@@ -115,7 +115,7 @@ def test_weights_that_do_not_fit_are_refused(given, strict, error, words):
     with pytest.raises(error, match=words):
         load_weights(policy, given, strict)
     assert values(policy) == {0.0}
-    with pytest.raises(TypeError, match="not a module, so it has no weights"):
+    with pytest.raises(TypeError, match=r"not a torch\.nn\.Module, so it has no weights"):
         load_weights(print, given)
 
 

@@ -83,7 +83,9 @@ def test_the_policy_of_a_target(name):
 
 
 def test_what_is_no_policy_is_refused():
-    with pytest.raises(ConfigError, match=r"make_number returned int, which is not a policy\. Return a function"):
+    with pytest.raises(
+        ConfigError, match=r"make_number returned a value of type int, which is not a policy\. Return a function"
+    ):
         build(custom(f"{__name__}:make_number"), SPEC)
     with pytest.raises(ConfigError, match=r"policy\.kwargs\.size"):
         build(custom(f"{__name__}:Plain"), SPEC)

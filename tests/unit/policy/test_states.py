@@ -95,5 +95,5 @@ def test_states(expected):
 
 
 def test_a_shape_that_the_policy_accepts_but_does_not_return_is_no_state():
-    with pytest.raises(ConfigError, match=r"state h is unknown: the policy accepts none of \[\(4,\)\]\. Set"):
+    with pytest.raises(ConfigError, match=r"state h is unknown: none of the shapes \(4,\) fits\. Set"):
         find_states(Policy(*H, nn.GRUCell(3, 4)), spec(), lambda seen: [])

@@ -85,10 +85,22 @@ def test_scores_of_the_dtype_of_a_one_hot_action_are_converted():
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        (lambda seen: torch.full(seen.shape[:-1], 2), r"the indices \[2\], but there are 2 actions"),
-        (lambda seen: torch.full(seen.shape[:-1], -1), r"the indices \[-1\], but there are 2 actions"),
-        (lambda seen: torch.full((*seen.shape[:-1], 2), torch.nan), "a NaN among the scores of the 2 actions"),
-        (lambda seen: torch.zeros(*seen.shape[:-1], 3), r"action of shape \[3\], but the action space requires \[2\]"),
+        (
+            lambda seen: torch.full(seen.shape[:-1], 2),
+            r"returned \[2\] as 'action', but the 2 actions are numbered from 0 to 1",
+        ),
+        (
+            lambda seen: torch.full(seen.shape[:-1], -1),
+            r"returned \[-1\] as 'action', but the 2 actions are numbered from 0 to 1",
+        ),
+        (
+            lambda seen: torch.full((*seen.shape[:-1], 2), torch.nan),
+            "returned NaN as 'action', among the scores of the 2 actions",
+        ),
+        (
+            lambda seen: torch.zeros(*seen.shape[:-1], 3),
+            r"'action' with shape \[3\], but the action space requires shape \[2\]",
+        ),
     ],
 )
 def test_an_index_or_scores_of_no_action_are_refused(choose, message):

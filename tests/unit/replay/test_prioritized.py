@@ -49,7 +49,7 @@ def test_wrong_priorities():
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite and not negative"):
             buffer.update_priority(torch.tensor([0]), torch.tensor([wrong]))
-    with pytest.raises(ValueError, match="there are 1 priorities for 2 frames"):
+    with pytest.raises(ValueError, match="got 1 priority for 2 frames"):
         buffer.update_priority(torch.tensor([0, 1]), torch.tensor([1.0]))
     check_priorities(buffer, dict.fromkeys(range(4), 1.0))
 

@@ -42,7 +42,7 @@ def test_every_slice_and_no_other(capacity, length, writes, envs):
         first = max(0, len(frames) - capacity)
         expected = places(frames[first:], first, length)
         if not expected:
-            with pytest.raises(ValueError, match=f"contain no slice_len={length} consecutive"):
+            with pytest.raises(ValueError, match=f"no trajectory in the buffer has slice_len={length} consecutive"):
                 buffer.sample(length)
             continue
         sample = buffer.sample(200 * length)
@@ -80,11 +80,11 @@ def test_rare_slices_are_found():
 def test_mistakes_are_named():
     buffer = ReplayBuffer(100, sampler=SliceSampler(4))
     batch = Stream(1).take(20)
-    with pytest.raises(ShapeError, match=r"slices need collector\.traj_ids and next\.done"):
+    with pytest.raises(ShapeError, match=r"SliceSampler needs 'collector\.traj_ids' and 'next\.done'"):
         buffer.extend(TensorDict({"observation": batch["observation"]}, batch.batch_size))
     twice = batch.clone()
     twice["next", "done"] = batch["next", "done"].expand(-1, -1, 2)
-    with pytest.raises(ShapeError, match=r"one next\.done per frame, but its shape is \(2,\)"):
+    with pytest.raises(ShapeError, match=r"one value of 'next\.done' per frame, but its shape is \(2,\)"):
         buffer.extend(twice)
     # What was refused has not settled what frames are.
     buffer.extend(batch)

@@ -108,7 +108,9 @@ def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite(steps)
     steps(2)
     checked.explain(0, ValueError("mine"))
     arrays[ACTION][0, 1:] = [[np.inf], [np.nan]]
-    with pytest.raises(ShapeError, match=r"the policy of worker 0 returned inf in action, and the env raised .*mine"):
+    with pytest.raises(
+        ShapeError, match=r"the policy of worker 0 returned inf in action, and then the env raised .*mine"
+    ):
         checked.explain(0, ValueError("mine"))
 
 

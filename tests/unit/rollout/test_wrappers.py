@@ -35,7 +35,7 @@ LIMIT, EACH, SOON = ({"max_frames_per_traj": 3}, {"reset_at_each_iter": True}, {
         (EARLY, {}, None),
         (EARLY, SOON, None),
         (RAGGED, {"set_truncated": True}, None),
-        (RAGGED, SOON, ["no batch can end early (preemptive_threshold, interruptor): this vector env "]),
+        (RAGGED, SOON, ["preemptive_threshold and interruptor cannot be used with this vector env: "]),
         (EARLY, LIMIT, ["collector.max_frames_per_traj=3 cannot be used: this vector env resets its envs by itself"]),
         (EARLY, EACH, ["collector.reset_at_each_iter="]),
         (EARLY, LIMIT | EACH, ["collector.max_frames_per_traj=3 cannot", "collector.reset_at_each_iter="]),
@@ -157,7 +157,7 @@ def test_a_saved_group_gets_the_current_options_if_it_has_the_same_wrappers():
         (limited(3), limited(3, 2)),
         (limited(3, 2), limited(3)),
     ):
-        with pytest.raises(NotRestorableError, match="the saved options gave the envs other wrappers"):
+        with pytest.raises(NotRestorableError, match="the saved envs had other wrappers"):
             keep_options(saved, current)
     with pytest.raises(NotRestorableError, match="other wrappers"):
         keep_options(limited(3), RecurrentStateEnv(build(counting(1)), STATES[1:]))

@@ -189,13 +189,13 @@ def test_processes_that_cannot_be_saved_continue_to_work(make, reason):
 
 def test_bytes_that_are_no_state_are_refused():
     for damaged in (torch.zeros(9, dtype=torch.uint8), dumps(_Shared(), "env")[:-9], torch.zeros(0, dtype=torch.uint8)):
-        with pytest.raises(NotRestorableError, match="env: cannot read the saved state"):
+        with pytest.raises(NotRestorableError, match="the saved state of env cannot be read"):
             loads(damaged, _Shared(), "env")
 
 
 def test_the_state_of_an_env_with_other_processes_is_refused():
     state = dumps(_Stateful(), "env")
-    with pytest.raises(NotRestorableError, match="fewer objects that cannot be recreated"):
+    with pytest.raises(NotRestorableError, match="lacks objects of the saved env that cannot be recreated"):
         loads(state, _Shared(), "env")
 
 
@@ -359,7 +359,7 @@ def test_functions_of_no_module_may_have_variables_of_their_own_alone():
     assert more() == 1
     loaded = loads(through_a_file(dumps([more], "function")), None, "function")[0]
     assert [loaded(), loaded(), more()] == [2, 3, 2]
-    with pytest.raises(NotRestorableError, match="shares a variable but belongs to no module"):
+    with pytest.raises(NotRestorableError, match="shares a variable, but belongs to no module"):
         dumps(list(counter()), "functions")
 
 

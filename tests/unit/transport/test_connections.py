@@ -122,7 +122,7 @@ def test_what_is_no_batch_is_refused():
         (whole[:-1], f"FULL with {len(whole) - 1} bytes, 2 episodes and 1 metrics"),
         (whole[:25] + struct.pack("<q", -1) + whole[33:], "-1 episodes and 1 metrics"),
         (whole[:25] + struct.pack("<qq", 0, -1) + whole[41:], "0 episodes and -1 metrics"),
-        (whole + b"x", "1 bytes that are no tensors"),
+        (whole + b"x", "1 bytes that are not tensors"),
         (whole + messages.pack_tensors(b"x", [1]), "FULL with list in place of tensors"),
         (whole + messages.pack_tensors(b"x", {"a": torch.ones(1)}), "FULL with dict in place of tensors"),
         (whole + messages.pack_tensors(b"x", {(): torch.ones(1)}), "FULL with dict in place of tensors"),

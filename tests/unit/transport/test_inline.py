@@ -46,7 +46,7 @@ def made():
 def test_events_come_in_the_order_of_what_was_asked(made):
     transport, seen = made
     assert (transport.num_stepping, transport.carries_objects) == (None, True)
-    with pytest.raises(RuntimeError, match="no worker owes a batch or a reply"):
+    with pytest.raises(RuntimeError, match="no worker is collecting a batch or answering a request"):
         transport.receive()
     transport.grant(1, 1)
     transport.send_request(0, Request("a"))
@@ -79,7 +79,7 @@ def test_a_lost_worker_owes_nothing_and_the_others_go_on(made, name, error):
     assert (type(departure), departure.worker, type(departure.error)) == (Departure, 1, type(error))
     assert str(error) in str(departure.error)
     assert arrival == Arrival(2, 0, REPORT)
-    with pytest.raises(RuntimeError, match="no worker owes"):
+    with pytest.raises(RuntimeError, match="no worker is collecting"):
         transport.receive()
 
 

@@ -164,7 +164,7 @@ def test_a_walk_of_both_ends(options):
                     walk.work(index)
         walk.receive()
         assert not walk.supervisor.has_outstanding
-        with pytest.raises(RuntimeError, match="no worker owes a batch or a reply"):
+        with pytest.raises(RuntimeError, match="no worker is collecting a batch or answering a request"):
             walk.transport.receive()
         # The end of the trainer is no request.
         walk.transport.close()

@@ -356,8 +356,8 @@ def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, r
 @pytest.mark.parametrize(
     ("peer", "text"),
     [
-        (Peer(0), "It has delivered nothing, and finished no step of its envs"),
-        (Peer(0, progress=(0, 3), progressed_s=1.0), "It has made or reset envs 3 times, and not stepped them yet"),
+        (Peer(0), "It has delivered no batch, and finished no step of its envs"),
+        (Peer(0, progress=(0, 3), progressed_s=1.0), "It has made or reset envs 3 times, but has not stepped them yet"),
         (Peer(0, has_delivered=True), "It has reported no step of its envs since its last batch"),
         (
             Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0])), progress=(256, 3)),
@@ -545,7 +545,7 @@ def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
 @pytest.mark.parametrize(
     ("handle", "has_joined", "error", "text"),
     [
-        ({"pid": None, "ended_by": "SLURM"}, True, None, "JobEnded: w is gone: SLURM ended its job."),
+        ({"pid": None, "ended_by": "SLURM"}, True, None, "JobEnded: w is gone, because SLURM ended its job."),
         ({"pid": None}, False, None, "WorkerDied: w ended before it joined the trainer."),
         (None, False, None, "WorkerDied: w ended before it joined the trainer."),
         (None, True, EOFError("x"), "WorkerDied: w is gone: its connection"),

@@ -123,7 +123,7 @@ def test_attributes_of_one_env_of_several_and_of_a_group_without_any():
     assert handler(one, is_inline=True).getattr_env("close") is print
     for envs, path, words in (
         ([one], "close", "'close' is a method in the worker's env"),
-        ([other, one], "made", "'made' is object in the worker's env"),
+        ([other, one], "made", "'made' is an object of type object in the worker's env"),
     ):
         link = Link()
         handler(*envs).reply(link, Request("getattr_env", (path,)))
@@ -137,7 +137,7 @@ def test_weights_are_copied_into_the_module_of_every_env():
     new = nn.Linear(1, 1).state_dict()
     handler(*envs).load_weights("net", new)
     assert [env.net.weight.item() for env in envs] == [new["weight"].item()] * 2
-    with pytest.raises(TypeError, match=r"net\.weight is Parameter, not a module with weights"):
+    with pytest.raises(TypeError, match=r"'net\.weight' is of type Parameter, not a torch\.nn\.Module"):
         load_into(envs[0], "net.weight", new)
 
 
@@ -210,8 +210,8 @@ def test_hooks_change_a_batch_and_add_to_it():
     assert one.after_batch(0, 3) == {}
     assert [*written[1].keys()] == ["action", "next"]
     for change, words in (
-        (lambda seen: seen.set("action", torch.zeros(2, 3, 1)), r"must keep the shape \[2, 3\] of action"),
-        (lambda seen: seen.set("words", "text"), r"added words \(NonTensorData\)"),
+        (lambda seen: seen.set("action", torch.zeros(2, 3, 1)), r"must keep 'action' a tensor of shape \[2, 3\]"),
+        (lambda seen: seen.set("words", "text"), r"added 'words', which is of type NonTensorData"),
     ):
         with pytest.raises(ShapeError, match=words):
             handler(batch=batch(), hooks=Hooks(post_collect_hook=change)).after_batch(0, 3)
@@ -225,7 +225,7 @@ def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
     for name in ("ready", "state", "getattr_env"):
         reply_without_state(link, Request(name, ()))
     assert link[:3] == [(None, None)] * 3
-    assert "getattr_env cannot be used: your collector_class" in str(link[3][1])
+    assert "getattr_env cannot be used, because your collector_class" in str(link[3][1])
 
 
 def test_a_profile_ends_by_itself_or_early(monkeypatch):
@@ -260,5 +260,5 @@ def test_the_first_that_is_no_data_is_named():
     envs = [SimpleNamespace(made=each) for each in (1, print, object())]
     with pytest.raises(TypeError, match="'made' is a method in the worker's env"):
         handler(*envs).getattr_env("made")
-    with pytest.raises(TypeError, match="'made' is object in the worker's env"):
+    with pytest.raises(TypeError, match="'made' is an object of type object in the worker's env"):
         handler(*reversed(envs)).getattr_env("made")

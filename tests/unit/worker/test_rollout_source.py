@@ -166,7 +166,7 @@ def test_a_worker_whose_envs_do_not_fit_is_refused():
         ({"env": counting(3, 3, 3)}, "worker 0 made 3 envs, but worker 0 made 2"),
         (
             {"env": counting(2, 3, 4)},
-            r"worker 0 writes observation as \[4\] torch.int64, but .* write \[3\] torch.int64",
+            r"worker 0 writes 'observation' with shape \[4\], torch.int64, but .* with shape \[3\], torch.int64",
         ),
     ):
         spec = replace(made.spec, cfg=replace(made.spec.cfg, **changes))

@@ -207,9 +207,9 @@ def test_a_reset_that_a_users_collector_lacks_is_refused():
     plain = source._collector
     assert (plain.env, plain.policy, plain.keywords) == (dict, None, {"frames_per_batch": 6, "total_frames": -1})
     for reset, name in ((Reset(), "reset"), (Reset(3), "set_seed")):
-        with pytest.raises(NotImplementedError, match=rf"worker 0: Plain has no {name}\(\)"):
+        with pytest.raises(NotImplementedError, match=rf"Plain of worker 0 has no method {name}\(\)"):
             source.fill(Fill(0, reset))
-    with pytest.raises(WorkerError, match="worker 0: Plain ended, although"):
+    with pytest.raises(WorkerError, match="Plain of worker 0 ended, although"):
         source.fill(Fill(0))
     link.transport.publish({None: lambda buffer: None})
     source.refresh()

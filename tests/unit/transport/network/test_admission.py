@@ -99,7 +99,8 @@ def test_a_worker_that_does_not_get_its_pair(admitting, end):
                 made.stop()
             if "fails" in end or end == "stopped":
                 with pytest.raises(
-                    RendezvousError, match="worker 4: OSError\\('no pair'\\)" if "fails" in end else "not expe"
+                    RendezvousError,
+                    match=r"worker 4 failed \(OSError\('no pair'\)\)" if "fails" in end else "cannot join",
                 ):
                     made._admit(ours, "here")
             elif end == "stopped early":
@@ -171,7 +172,7 @@ def test_what_a_worker_says_when_it_joins(joining, timeout_s, keepalive_s):
 def test_why_a_worker_does_not_join(joining, monkeypatch, within):
     ours, _, _ = joining
     ours.send_bytes(b'{"refused": "no such worker"}')
-    with pytest.raises(RendezvousError, match="the trainer refused: no such worker"):
+    with pytest.raises(RendezvousError, match="the trainer refused this worker: no such worker"):
         join_trainer(ENDPOINT, 3, {}, 60.0)
     for error, words in (
         (BlockingIOError(), "the trainer sent nothing for too long while worker 3 was joining"),
@@ -249,20 +250,20 @@ def test_a_worker_hears_at_once_that_the_trainer_is_gone():
             [ConnectionRefusedError("refused"), ConnectionRefusedError("refused")],
             [],
             60.0,
-            "host could not reach the trainer: 10.0.0.1 port 7: refused; 10.0.0.2 port 7: refused. Either the tra",
+            "host could not reach the trainer at 10.0.0.1 port 7 (refused), 10.0.0.2 port 7 (refused). Either the",
         ),
         (
             [ConnectionRefusedError("refused"), TimeoutError()] * 3,
             [10.0, 20.0, 20.1],
             20.0,
-            "host could not reach the trainer within 20 s (knob=7): 10.0.0.1 port 7: refused; 10.0.0.2 port 7: "
-            "TimeoutError. Either a firewall",
+            "host could not reach the trainer within 20 s (knob=7) at 10.0.0.1 port 7 (refused), 10.0.0.2 port 7 "
+            "(TimeoutError). Either a firewall",
         ),
         (
             [OSError("no route"), "wrong"],
             [20.1],
             20.0,
-            "10.0.0.1 port 7: no route; 10.0.0.2 port 7: not the trainer. Either a fi",
+            "at 10.0.0.1 port 7 (no route), 10.0.0.2 port 7 (not the trainer). Either a fi",
         ),
         ([OSError("no route"), "right"], [], 20.0, None),
         (["wrong", TimeoutError(), TimeoutError(), "right"], [19.9], 20.0, None),

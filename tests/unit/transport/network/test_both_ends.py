@@ -374,7 +374,7 @@ def test_a_walk_of_both_ends(options, most_sending, monkeypatch):
             walk.pump()
             assert not worker.told
         assert not walk.supervisor.has_outstanding
-        with pytest.raises(RuntimeError, match="no worker owes a batch or a reply"):
+        with pytest.raises(RuntimeError, match="no worker is collecting a batch or answering a request"):
             walk.transport.receive()
         assert len(walk.kept) > 20
         for _ in range(2):

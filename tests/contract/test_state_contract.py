@@ -118,7 +118,7 @@ def test_workers_that_run_collectors_are_announced():
 
 _UNSAVED = {
     **{f"{part}": ["user_code.unsaved:UnsavedEnv", f"+env.kwargs.part={part}"] for part in PARTS},
-    "from_reset": ["user_code.unsaved:UnsavedEnv", "+env.kwargs.part=system", "+env.kwargs.from_reset=true"],
+    "from_step": ["user_code.unsaved:UnsavedEnv", "+env.kwargs.part=system", "+env.kwargs.from_step=true"],
     "state_dict": ["user_code.unsaved:FailingStateDict"],
 }
 
@@ -140,7 +140,7 @@ def test_a_run_whose_envs_cannot_be_saved_has_checkpoints_and_resumes_with_new_e
     events = list(RunFolder(tmp_path).read_events())
     announced = [event for event in events if event["event"] == "envs_not_saved"]
     assert len(announced) == 2, events
-    assert ("workers" in announced[0]) == (kind in ("from_reset", "state_dict"))
+    assert ("workers" in announced[0]) == (kind in ("from_step", "state_dict"))
     (resumed,) = (event for event in events if event["event"] == "resumed")
     assert re.search("cannot be (saved|read)", resumed["new_episodes"]["0"])
 

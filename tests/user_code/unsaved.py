@@ -42,16 +42,16 @@ PARTS = {
 
 
 class UnsavedEnv(gymnasium.Wrapper):
-    """Has the part from its construction on, or from its first reset."""
+    """Has the part from its construction on, or from its first step."""
 
-    def __init__(self, part: str, from_reset: bool = False):
+    def __init__(self, part: str, from_step: bool = False):
         super().__init__(cartpole())
         self._make = PARTS[part]
-        self._part = None if from_reset else self._make()
+        self._part = None if from_step else self._make()
 
-    def reset(self, **kwargs: Any) -> Any:
+    def step(self, action: Any) -> Any:
         self._part = self._make()
-        return super().reset(**kwargs)
+        return super().step(action)
 
 
 class FailingStateDict(gymnasium.Wrapper):

@@ -338,8 +338,9 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     if not unused:
         return ""
     named = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
-    options = "option" if len(unused) == 1 else "options"
-    return f"{named} has no {options} {', '.join(unused)}, so the {options} of {' and '.join(presets)} will be ignored."
+    plural = "s" * (len(unused) > 1)
+    lacks = f"{named} has no option{plural} {', '.join(unused)}"
+    return f"{lacks}, so the value{plural} from {either(presets)} will be ignored."
 
 
 def _plain(node: DictConfig, key: str) -> Any:

@@ -73,8 +73,12 @@ class InlineTransport(SlabTransport):
         return event if isinstance(event, Reply) else self._arrival(worker, event.slot, event.report)
 
     def close(self) -> None:
+        # Ends the step loop of a worker that another thread advances; the worker then closes its envs in that thread.
+        self.interrupt()
         while self._workers:
-            self._workers.popitem()[1].close()  # type: ignore[attr-defined]
+            worker: Any = self._workers.popitem()[1]
+            if not worker.gi_running:
+                worker.close()
         self.slab.leases.close()
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
+import gymnasium
 import pytest
 import torch
 from library_collectors import make
@@ -20,6 +21,7 @@ from worlds.levels import LevelEnv
 from collectx import Collector, ReplayBuffer
 from collectx.errors import ShapeError
 from collectx.replay import PrioritizedSampler
+from collectx.rollout.loop import RolloutStopped
 
 VERSION = ("collector", "policy_version")
 # Where workers write to a ReplayBuffer themselves.
@@ -226,6 +228,34 @@ def test_a_batch_that_another_thread_is_waiting_for_is_an_error_that_says_so():
         may_go_on.set()
         other.join(60)
         assert collector.next().numel() == 4
+
+
+def test_a_shutdown_stops_another_thread_that_steps_an_env_which_closes_it():
+    has_begun, may_go_on, closed = threading.Event(), threading.Event(), []
+
+    class Closing(gymnasium.Wrapper):
+        def close(self):
+            closed.append(threading.current_thread().name)
+            super().close()
+
+    def begin():
+        has_begun.set()
+        assert may_go_on.wait(60)
+
+    def collect():
+        with pytest.raises(RolloutStopped):
+            collector.next()
+
+    collector = Collector(lambda: Closing(cartpole()), frames_per_batch=4, pre_collect_hook=begin)
+    closed.clear()  # the constructor has made one and closed it
+    other = threading.Thread(target=collect, name="collectx-other")
+    other.start()
+    assert has_begun.wait(60)
+    collector.shutdown()
+    assert closed == []
+    may_go_on.set()
+    other.join(60)
+    assert closed == ["collectx-other"]
 
 
 @pytest.mark.parametrize("keywords", [{}, {"trajs_per_batch": 1}], ids=str)

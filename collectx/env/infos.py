@@ -55,6 +55,11 @@ class InfoKeys:
             self.declared |= {name: _form(name, value, ()) for name, value in _examples(names, env).items()}
         self._entries: dict[str, Leaves] = {}
         for name, form in self.declared.items():
+            if f"_{name}" in self.declared:
+                raise SpaceError(
+                    f"env.info_keys cannot keep both {name!r} and '_{name}', because in batches '_{name}' is the mask "
+                    f"of {name!r}. Remove one from env.info_keys"
+                )
             parts = list(_walk(name, form, ()))
             if not parts:
                 raise SpaceError(
@@ -244,6 +249,7 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
     try:
         dtype, *shape = [form] if isinstance(form, str) else form
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
+        np.broadcast_to(0, leaf.shape)  # a ValueError if a size is negative
     except (TypeError, ValueError) as error:
         problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}, which is not a dtype, or a dtype and a shape"
         raise SpaceError(f"env.info_keys cannot be used: {problem}. Write {_example(name)}") from error

@@ -240,6 +240,16 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
         )
 
 
+def empty_problems(run: RecordedRun) -> list[str]:
+    """Returns messages for a format that cannot store arrays without numbers, if the run's frames contain some."""
+    return [
+        f"it cannot store {'.'.join(leaf.key)}, whose shape {list(leaf.shape)} has no numbers. Leave it out with "
+        "env.exclude_keys, or use format=memmap."
+        for leaf in (*run.observation, *run.action)
+        if 0 in leaf.shape
+    ]
+
+
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
     """Returns messages for a format in which each entry needs its own name, if several entries share a name."""
     return [

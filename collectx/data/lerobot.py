@@ -22,7 +22,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from collectx.batch import POLICY_VERSION, Key, as_array
-from collectx.data.folder import RecordedRun, SequentialWriter, clash_problems
+from collectx.data.folder import RecordedRun, SequentialWriter, clash_problems, empty_problems
 from collectx.data.shard_writers import column
 
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -53,7 +53,7 @@ class LeRobotWriter(SequentialWriter):
             if len(leaf.shape) > 1:
                 rule = f"it only stores vectors, but {'.'.join(leaf.key)} has shape {list(leaf.shape)}"
                 problems.append(f"{rule}. Leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
-        return problems + clash_problems(_names(run))
+        return problems + empty_problems(run) + clash_problems(_names(run))
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
         import pyarrow as pa

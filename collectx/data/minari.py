@@ -22,7 +22,7 @@ from gymnasium import Space, spaces
 from tensordict import TensorDictBase
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Leaf, as_array, nest
-from collectx.data.folder import RecordedRun, SequentialWriter
+from collectx.data.folder import RecordedRun, SequentialWriter, empty_problems
 
 _STORED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _METADATA = "metadata.json"
@@ -51,7 +51,7 @@ class MinariWriter(SequentialWriter):
             if (part := _unstored(space)) is not None:
                 rule = f"it cannot store {part} of the {name}. Leave it out with env.exclude_keys"
                 problems.append(f"{rule}, or use format=memmap or parquet.")
-        return problems
+        return problems + empty_problems(run)
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
         from minari.data_collector.episode_buffer import EpisodeBuffer

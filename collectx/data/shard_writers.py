@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import as_array, as_tensor, to_tensordict
-from collectx.data.folder import RecordedRun, Writer, clash_problems
+from collectx.data.folder import RecordedRun, Writer, clash_problems, empty_problems
 
 
 class ShardWriter(Writer):
@@ -82,7 +82,7 @@ class ParquetWriter(ShardWriter):
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
         columns = [("run", ()), ("seed", ()), *((".".join(leaf.key), leaf.key) for leaf in run.leaves)]
-        return clash_problems(columns)
+        return empty_problems(run) + clash_problems(columns)
 
     def save(self, path: Path, frames: TensorDict) -> None:
         import pyarrow as pa

@@ -57,6 +57,11 @@ class InfoKeys:
             self.declared |= {name: _form(name, value, ()) for name, value in _examples(names, env).items()}
         self._entries: dict[str, Leaves] = {}
         for name, form in self.declared.items():
+            if f"_{name}" in self.declared:
+                raise SpaceError(
+                    f"env.info_keys cannot keep both {name!r} and '_{name}', because in batches '_{name}' is the mask "
+                    f"of {name!r}. Remove one from env.info_keys"
+                )
             parts = list(_walk(name, form, ()))
             if not parts:
                 raise SpaceError(f"the info entry {name!r} cannot be stored, because it is an empty dict{_REMOVE}")
@@ -244,6 +249,7 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
     try:
         dtype, *shape = [form] if isinstance(form, str) else form
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
+        np.broadcast_to(0, leaf.shape)  # a ValueError if a size is negative
     except (TypeError, ValueError) as error:
         problem = (
             f"info_keys declares {_dotted(name, path)!r} as {form!r:.100}, but needs a dtype, or a list of a dtype "

@@ -326,6 +326,21 @@ def test_what_a_format_cannot_hold_is_refused_before_a_worker_starts(tmp_path):
         trainer("minari", tmp_path / "set", gym(1, observation_space=unequal, **kinds))
 
 
+@over_formats
+def test_arrays_without_numbers_are_held_or_refused(tmp_path, format):
+    space = spaces.Dict({"nothing": spaces.Box(0, 1, (0,)), "binary": spaces.MultiBinary(3)})
+    kinds = {"entry_point": "user_code.spaceenv:SpaceEnv", "length": 5, "action_space": spaces.Discrete(2)}
+    env = gym(2, observation_space=space, **kinds)
+    if format != "memmap":
+        refusal = rf"format={format}: it cannot store nothing, whose shape \[0\] has no numbers"
+        with pytest.raises(ConfigError, match=refusal):
+            trainer(format, tmp_path / "data", env)
+        return
+    with start("single", "inline", env, frames_per_batch=20, total_frames=20) as collector:
+        trainer(format, tmp_path / "data", env).train(Batches(list(collector), tmp_path))
+    assert data.load(tmp_path)["nothing"].shape == (20, 0)
+
+
 def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     batches = collect(2)
     (tmp_path / "own").mkdir()

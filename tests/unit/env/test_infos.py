@@ -73,6 +73,8 @@ READ = {
     "declared as a dict": ([{"a": {"x": "bool", "y": ["uint8", 2, 2]}}], Told({}, {})),
     "declared with a text for a size": ([{"a": ["float32", "2"]}], Told({}, {})),
     "declared wrongly": ([{"a": {"x": ["float32", "n"]}}], Told({}, {})),
+    "declared with a negative size": ([{"a": ["float32", -1]}], Told({}, {})),
+    "one with the name of a mask": (["a", "_a"], Told({}, {"a": 1, "_a": 2})),
     "of a vector": (["a", "b"], vector("Disabled", Told({}, {"a": 1}), Told({}, {"b": [1.0]}))),
     "of a vector, final": (["a"], vector("SameStep", Told({"b": 1}, {"a": 1}), Told({"b": 1}, {}, {}))),
     "of a vector, a dict": (["a"], vector("NextStep", Told({}, {}, {}), Told({}, {"a": {"x": 1}}, {}))),

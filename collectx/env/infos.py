@@ -59,8 +59,8 @@ class InfoKeys:
         for name, form in self.declared.items():
             if f"_{name}" in self.declared:
                 raise SpaceError(
-                    f"env.info_keys cannot keep both {name!r} and '_{name}', because in batches '_{name}' is the mask "
-                    f"of {name!r}. Remove one from env.info_keys"
+                    f"info_keys cannot keep both {name!r} and '_{name}', because in batches '_{name}' is the mask "
+                    f"of {name!r}. Remove one of them"
                 )
             parts = list(_walk(name, form, ()))
             if not parts:

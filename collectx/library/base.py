@@ -563,8 +563,8 @@ class BaseCollector(ReadableCollector):
     # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, and each
-        worker's trajectory ids and envs. For workers of this machine, it also contains their weights and version.
+        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, the settings
+        of `set_attr` and `call`, and each worker's trajectory ids and envs. For workers of this machine, it also contains their weights and version.
         Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
@@ -575,6 +575,7 @@ class BaseCollector(ReadableCollector):
             "iter": saved["batches"],
             "frames_by_worker": saved["frames_by_worker"],
             "policy_version": saved["version"] + self._stream.version_offset,
+            "settings": saved["settings"],
             **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
         if self._core.can_ask("weights"):
@@ -633,6 +634,8 @@ class BaseCollector(ReadableCollector):
             "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
             "workers": saved,
         }
+        if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
+            saved_state["settings"] = settings
         with self._exclusive():
             self._core.load(saved_state, self._cfg.seed)
 

@@ -69,6 +69,20 @@ def test_a_replaced_worker_has_the_newest_hook():
         assert [worker.history.num_replaced for worker in collector._core.pool.records] == [0, 1]
 
 
+def test_a_worker_that_is_replaced_after_a_loaded_state_has_its_settings():
+    def started():
+        return make(SHARED_SYNC, on_worker_failure="restart", frames_per_batch=24, total_frames=240)
+
+    with started() as collector:
+        collector.set_attr("gravity", 3.0)
+        state = collector.state_dict()
+    with started() as collector:
+        collector.load_state_dict(state)
+        collector._core.handles()[1].kill()
+        assert next(iter(collector))["collector", "settings_version"].unique().tolist() == [1]
+        assert collector.get_attr("gravity") == (3.0, 3.0)
+
+
 def test_a_worker_that_joins_later_has_the_newest_hook(tmp_path, wait_until):
     os.mkfifo(tmp_path / "go")
     late = [cartpole, partial(cartpole_after, str(tmp_path / "go"))]

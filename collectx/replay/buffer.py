@@ -128,7 +128,7 @@ class ReplayBuffer:
             TypeError: the batch is not a TensorDict.
         """
         _check_type(batch)
-        count = batch.numel()
+        count = batch.batch_size.numel()  # `batch.numel()` is at least 1
         leaves, frames = flatten_batch(batch, count)
         with self._lock:
             first = self._ring.end
@@ -221,10 +221,10 @@ class ReplayBuffer:
                 indices = given.to("cpu", torch.int64).numpy()
             absent = indices[~self._ring.contains(indices)]
             if absent.size:
-                raise IndexError(
-                    f"frame {absent[0]} is not in the buffer, which contains the frames {self._ring.first} to "
-                    f"{self._ring.end - 1}"
+                contains = (
+                    f"contains the frames {self._ring.first} to {self._ring.end - 1}" if len(self._ring) else "is empty"
                 )
+                raise IndexError(f"frame {absent[0]} is not in the buffer, which {contains}")
             frames = self._ring.frames(indices)
         return TensorDict(nest(frames), indices.shape)
 

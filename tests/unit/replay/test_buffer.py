@@ -191,7 +191,10 @@ def test_what_the_buffer_cannot_do_changes_nothing():
         buffer.sample(1)
     with pytest.raises(ShapeError, match="no tensor"):
         buffer.extend(TensorDict({}, [3]))
+    with pytest.raises(IndexError, match="frame 0 is not in the buffer, which is empty"):
+        buffer[0]
     buffer.extend(frames)
+    assert buffer.extend(frames[:0]).tolist() == []
     with pytest.raises(ValueError, match=r"sample\(\) needs a batch size"):
         buffer.sample()
     with pytest.raises(ValueError, match=r"batch_size=2\.5 must be an int, at least 1"):

@@ -564,8 +564,9 @@ class BaseCollector(ReadableCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, the settings
-        of `set_attr` and `call`, and each worker's trajectory ids and envs. For workers of this machine, it also contains their weights and version.
-        Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
+        of `set_attr` and `call`, and each worker's trajectory ids and envs. For workers of this machine, it also
+        contains their weights and version. Blocks until the workers have filled their granted slots, whose frames the
+        state does not contain."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
             saved = self._core.state()

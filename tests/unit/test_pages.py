@@ -45,7 +45,7 @@ def test_messages_are_printed_by_the_code():
 
 
 def test_the_architecture_names_files_and_functions_that_exist():
-    page = (DOCS / "explanation" / "architecture.md").read_text()
+    page = "".join((DOCS / "explanation" / f"{name}.md").read_text() for name in ("architecture", "decisions"))
     drawings = "".join(path.read_text() for path in sorted((DOCS / "images").glob("walk-*.svg")))
     paths = set(re.findall(r"`((?:collectx|cli|benchmarks|tests|\.ci)/[\w/.-]+)`", page))
     assert not {path for path in paths if not (ROOT / path).exists()}

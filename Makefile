@@ -114,7 +114,7 @@ docs: install  ## Build the site of the documentation in SITE (site/), with warn
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(SITE)
 	@echo "Open $(SITE)/index.html in a browser"
 
-config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/network.md from the rules
+config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/combinations.md from the rules
 	$(BIN)/python .ci/conf.py
 	$(BIN)/python .ci/places.py
 

@@ -1,4 +1,4 @@
-"""Writes the tables of collectors, backends and launchers in `docs/reference/network.md`: `make config`.
+"""Writes the tables of collectors, backends and launchers in `docs/reference/combinations.md`: `make config`.
 
 The cells are the answers of the rules, `Place.problems` and two of `collectx/rules/collection.py`. With `--check`, as
 in `make check`, it writes nothing and fails if a table is stale.
@@ -15,7 +15,7 @@ from collectx import rules
 from collectx.config.registry import KINDS, from_dict
 from collectx.rules import collection
 
-PAGE = Path(__file__).parents[1] / "docs/reference/network.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/combinations.md"
 RULES = (rules.place, collection.inference_server, collection.preemption)
 BASE = {
     "env": {"kind": "gym", "id": "CartPole-v1"},
@@ -29,7 +29,9 @@ BASE = {
 BACKENDS = [f"backend={name}" for name in KINDS["backend"] if name != "auto"]
 COLLECTORS = [f"collector={name}" for name in KINDS["collector"]]
 LAUNCHERS = [f"launcher={name}" for name in KINDS["launcher"]]
-PARTS = ["inference=server", "trainer=meter collector.preemptive_threshold=0.5"]
+PARTS = ["inference=server", "collector.preemptive_threshold=0.5"]
+# How the page names a part.
+NAMES = {"collector.preemptive_threshold=0.5": "`collector.preemptive_threshold` ¹"}
 
 
 def fits(*choices: str) -> bool:
@@ -71,7 +73,7 @@ def table(rows: list[str], columns: list[str], cell: Callable[[str, str], str]) 
 
 
 def quoted(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(NAMES.get(name, f"`{name}`") for name in names)
 
 
 def main() -> int:
@@ -79,7 +81,9 @@ def main() -> int:
     choices = COLLECTORS + [backend for backend in BACKENDS if backend != "backend=inline"] + PARTS
     tables = iter([table(COLLECTORS, BACKENDS, by_backend), table(choices, LAUNCHERS, by_launcher)])
     before = PAGE.read_text()
-    after = re.sub(r"^\| works with \|.*\n(?:\|.*\n)+", lambda match: next(tables), before, flags=re.MULTILINE)
+    head, title, section = before.partition("## Backends and launchers\n")
+    section = re.sub(r"^\| works with \|.*\n(?:\|.*\n)+", lambda match: next(tables), section, flags=re.MULTILINE)
+    after = head + title + section
     if before != after and "--check" in sys.argv:
         print(f"the tables of {PAGE.name} are stale: run `make config`")
         return 1

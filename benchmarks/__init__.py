@@ -24,7 +24,6 @@
     leases.py     large observations, by who owns a batch
     updates.py    processor time of one gradient step of the built-in trainers, and of one written by hand
     ppo.py        whole scripts of PPO with collectx, CleanRL and TorchRL
-    weights_simulation.py  a simulation of how weights reach many workers (docs/explanation/weights.md)
     overhead.py   the trainer's cost per batch; time from publish to use
     fresh.py      runs every measurement in a new process
     gpu.py        what only a machine with a GPU can show, by gpu.sh

@@ -60,8 +60,8 @@ def _short(results: dict[str, Any]) -> str:
     for name in CASES:
         if all(f"{name} {kind}: share" in lines for kind in KINDS):
             ratios = [lines.get(f"{name} {kind}: times TorchRL") for kind in KINDS]
-            times = " / ".join(f"{ratio['median']:g}" for ratio in ratios if ratio)
-            rows.append([_title(name), *(f"{lines[f'{name} {kind}: share']['median']:g}" for kind in KINDS), times])
+            times = " / ".join(f"{ratio['median']:.1f}" for ratio in ratios if ratio)
+            rows.append([_title(name), *(f"{lines[f'{name} {kind}: share']['median']:.2f}" for kind in KINDS), times])
     return _markdown(rows)
 
 
@@ -74,7 +74,7 @@ def _full(results: dict[str, Any]) -> str:
             case, kind = name.removesuffix(": share").split(" ")
             times = lines.get(name.replace(": share", ": times TorchRL"))
             frames = share["note"].removesuffix(" frames/s")
-            rows.append([_title(case), f"`{kind}`", frames, _spread(share), _spread(times) if times else ""])
+            rows.append([_title(case), f"`{kind}`", frames, _spread(share, 2), _spread(times, 1) if times else ""])
     return _markdown(rows)
 
 
@@ -97,21 +97,20 @@ def _believed(lines: Lines) -> Lines:
 def _start(results: dict[str, Any]) -> str:
     line = results["lines"]["startup collectx run"]
     return (
-        f"With eight workers, `collectx run` takes {_spread(line)} times as long to deliver its first batch as "
+        f"With eight workers, `collectx run` takes {_spread(line, 2)} times as long to deliver its first batch as "
         '`python -c "import torch, gymnasium, tensordict"` takes.'
     )
 
 
-def _spread(line: dict[str, Any]) -> str:
-    return f"{line['median']:g} ({line['least']:g} to {line['most']:g})"
+def _spread(line: dict[str, Any], digits: int) -> str:
+    least, median, most = (f"{line[key]:.{digits}f}" for key in ("least", "median", "most"))
+    return f"{median} ({least} to {most})"
 
 
 def _learning(_: dict[str, Any]) -> str:
-    """The final return of each learning curve; below the table the cases that were not run, and folded the curves and
-    the commands.
-    """
+    """The final return of each learning curve; below the table, folded, the curves and the commands."""
     results = json.loads(learning.RESULTS.read_text())
-    rows = [["case", "seeds", "frames", "minutes", "return (95 % interval)", "published", "source"]]
+    rows = [["case", "seeds", "frames", "minutes", "return (95% interval)", "published", "source"]]
     for name, case in learning.CASES.items():
         if name in results:
             result = results[name]
@@ -119,10 +118,7 @@ def _learning(_: dict[str, Any]) -> str:
             frames, minutes = f"{result['frames']:,}", f"{result['minutes']:g}"
             final = f"{result['return']:g} ({low:g} to {high:g})"
             rows.append([f"`{name}`", str(result["seeds"]), frames, minutes, final, case.published, case.source])
-    missing = " and ".join(f"`{name}`" for name in learning.CASES if name not in results)
     parts = [_markdown(rows)]
-    if missing:
-        parts.append(f"Not trained yet: {missing}.")
     figures = "\n".join(f"![{name}: mean return against frames](../images/learning_{name}.png)" for name in results)
     commands = "\n".join(f"{result['command']}  # {result['date']}" for result in results.values())
     parts += [_folded("All learning curves", figures), _folded("The commands", f"```text\n{commands}\n```")]

@@ -615,6 +615,18 @@ class Cell:
     words: tuple[str, ...] = ()
 
 
+# Options that rows name without a value: the value, and the choices that it needs where the column makes none.
+ROWS = {
+    "env.num_envs": ("2",),
+    "collector.init_random_frames": ("64",),
+    "collector.max_frames_per_traj": ("5",),
+    "collector.max_policy_lag": ("1", "trainer=meter"),
+    "collector.num_workers_per_collector": ("2",),
+    "collector.preemptive_threshold": ("0.5", "trainer=meter"),
+    "collector.trajs_per_batch": ("2", "trainer=meter"),
+}
+
+
 def cells() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], Cell]]:
     """Page, words of the row, words of the column, and the cell, for every table whose first cell is "works with"."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -626,7 +638,17 @@ def cells() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], Cell]]:
                     assert cell.words or text in ("yes", "no", "no effect"), f"{page}: {text}"
                     for row in re.findall("`([^`]+)`", first):
                         for column in re.findall("`([^`]+)`", title):
-                            yield page.name, tuple(row.split()), _with_needs(column), cell
+                            yield page.name, _with_value(row, column), _with_needs(column), cell
+
+
+def _with_value(row: str, column: str) -> tuple[str, ...]:
+    """The words of a row, whose last option has a value."""
+    *choices, last = row.split()
+    if "=" in last:
+        return (*choices, last)
+    value, *needs = ROWS[last]
+    made = {word.partition("=")[0] for word in (*choices, *column.split())}
+    return (*(need for need in needs if need.partition("=")[0] not in made), *choices, f"{last}={value}")
 
 
 def _with_needs(column: str) -> tuple[str, ...]:

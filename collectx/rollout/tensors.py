@@ -5,7 +5,7 @@ batch, it reads a few numbers: whether all values are finite, and the returns of
 The env and policy times of the report include only the queueing.
 
 On a GPU, 64 or 4,096 pendulums reach 0.76 or 0.84 of the speed of a loop that stores nothing, and 0.05 or 0.08 bytes
-per frame are copied to the CPU (docs/explanation/performance.md, "On a GPU").
+per frame are copied to the CPU (docs/explanation/gpu.md).
 """
 
 from __future__ import annotations

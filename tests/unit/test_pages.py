@@ -36,14 +36,16 @@ def test_messages_are_printed_by_the_code():
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    messages = re.findall(r"^### `(.+)`$", (DOCS / "reference" / "messages.md").read_text(), re.MULTILINE)
+    page = (DOCS / "reference" / "messages.md").read_text()
+    lines = re.findall(r"^\*\*Message\.\*\* (.+)$", page, re.MULTILINE)
+    messages = [message for line in lines for message in re.findall("`([^`]+)`", line)]
     parts = {part.strip(" ") for message in messages for part in message.split("...")} - {""}
     assert len(messages) >= 25
     assert not {part for part in parts if not any(part in text for text in texts)}
 
 
 def test_the_architecture_names_files_and_functions_that_exist():
-    page = (DOCS / "explanation" / "architecture.md").read_text()
+    page = "".join((DOCS / "explanation" / f"{name}.md").read_text() for name in ("architecture", "decisions"))
     drawings = "".join(path.read_text() for path in sorted((DOCS / "images").glob("walk-*.svg")))
     paths = set(re.findall(r"`((?:collectx|cli|benchmarks|tests|\.ci)/[\w/.-]+)`", page))
     assert not {path for path in paths if not (ROOT / path).exists()}

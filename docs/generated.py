@@ -6,6 +6,8 @@ become part of their page, so that their lines and texts have its colour (`curre
 the version that the site documents.
 """
 
+import dataclasses
+import enum
 import inspect
 import json
 import re
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
 
 from collectx import __version__
@@ -26,17 +29,70 @@ from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
 from collectx.library import keywords
 
 
-class KeywordTexts(griffe.Extension):
-    """Gives the classes of keywords their docstrings of run time, which have the texts of the options."""
+class Docstrings(griffe.Extension):
+    """Prepares docstrings, which are written for `help()`, for the pages of `reference/python`."""
 
-    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Replaces the docstring that the source has."""
-        if cls.path.startswith("collectx.library.keywords.") and cls.docstring:
-            cls.docstring.value = inspect.getdoc(getattr(keywords, cls.name)) or ""
+    def __init__(self) -> None:
+        paths = re.findall(r"^::: (collectx\.\S+)$", _python_pages(), re.MULTILINE)
+        self._documented = {name: path for path in paths for name in (path, path.rpartition(".")[2])}
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Gives a class of keywords the docstring and the defaults that it has at run time."""
+        if not cls.path.startswith("collectx.library.keywords.") or not cls.docstring:
+            return
+        actual = getattr(keywords, cls.name)
+        cls.docstring.value = inspect.getdoc(actual) or ""
+        for each in dataclasses.fields(actual):
+            if each.name in cls.members and each.default is not dataclasses.MISSING:
+                default = each.default.name if isinstance(each.default, enum.Enum) else each.default
+                cls[each.name].value = repr(default)
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Gives every argument an entry, and makes links of pages and documented classes."""
+        if not obj.docstring:
+            return
+        text = _SECTION.sub(_entries, inspect.cleandoc(obj.docstring.value))
+        own = {*obj.path.split("."), obj.path}
+        for name, path in self._documented.items():
+            if name not in own and (name == path or name[0].isupper()):
+                text = text.replace(f"`{name}`", f"[`{name}`][{path}]", 1)
+        obj.docstring.value = _PAGE.sub(_page_link, text)
 
 
+def _python_pages() -> str:
+    return "\n".join(path.read_text() for path in sorted((_ROOT / "docs/reference/python").glob("*.md")))
+
+
+def _entries(section: re.Match) -> str:
+    """The section with an entry for each name, and descriptions that begin with a capital letter."""
+    return f"{section[1]}\n{_ENTRY.sub(_entry, section[2])}"
+
+
+def _entry(entry: re.Match) -> str:
+    names, text = [entry[1]] if "Error" in entry[1] else entry[1].split(", "), entry[2]
+    if not re.match(r"\w*[._]\w", text):  # a name
+        text = text[0].upper() + text[1:]
+    others = text if len(text) < 120 else f"See `{names[0]}`."
+    return "\n".join(f"    {name}: {others if index else text}" for index, name in enumerate(names))
+
+
+def _page_link(reference: re.Match) -> str:
+    """A link from a page of `reference/python` to another page, or to a section of it."""
+    path, section = reference[1], " ".join((reference[2] or "").split())
+    titles = re.findall(r"^#+ (.*)$", (_ROOT / "docs" / path).read_text(), re.MULTILINE)
+    if section and section not in titles:
+        raise ValueError(f"a docstring names the section {section!r} of docs/{path}, which has no such section")
+    anchor = f"#{slugify(section, '-')}" if section else ""
+    return f"[{section or titles[0]}](../../{path.removesuffix('.md')}.html{anchor})"
+
+
+# A section of a docstring whose entries have names, and an entry.
+_SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
+# A page, and a section of it, in a docstring.
+_PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
-_CONSOLE = re.compile(r'(<div class="highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
+_CONSOLE = re.compile(r'(<div class="language-console highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
 _ROOT = Path(__file__).parents[1]
 _CONF = _ROOT / "conf"
 _NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}

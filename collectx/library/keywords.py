@@ -322,8 +322,8 @@ class MultiSyncKeywords(WorkerKeywords):
     """The keywords of `MultiSyncCollector`.
 
     Args:
-        collector_class: a class of your own that each worker runs, see docs/reference/library.md, "User-defined
-            collector classes". None or `Collector`: collectx's.
+        collector_class: a class of your own that each worker runs, see
+            docs/reference/torchrl-scripts.md, "User-defined collector classes". None or `Collector`: collectx's.
     """
 
     kinds = ("multi_sync", "multi_sync")
@@ -407,8 +407,9 @@ class RemoteKeywords(WorkerKeywords):
     Args:
         collector_class: the collector that each worker runs: "single" (one process), "sync" (several processes; a batch
             contains a part of each) or "async" (several processes; a batch comes from one of them), or the
-            corresponding class of collectx or TorchRL; or a class of your own, see docs/reference/library.md,
-            "User-defined collector classes". None: "single", or "sync" with `num_workers_per_collector` above 1.
+            corresponding class of collectx or TorchRL; or a class of your own, see
+            docs/reference/torchrl-scripts.md, "User-defined collector classes". None: "single", or "sync" with
+            `num_workers_per_collector` above 1.
         collector_kwargs: keyword arguments of the workers' collectors; one dict for all, or a list with one per worker.
             A dict may contain `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, with the same
             value for all workers, keywords of this constructor such as `max_frames_per_traj`; for a class of your own,

@@ -101,6 +101,8 @@ _CONSOLE = re.compile(r'(<div class="language-console highlight")>(<pre>.*?</cod
 _ROOT = Path(__file__).parents[1]
 _TYPES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
 _TYPES |= {"null": "`null`"}
+# If more choices than this differ from the others, they are "otherwise".
+_MANY = 3
 # The schema of an option, by its path and by the choice of its group.
 Variants = dict[str, dict[str, Any]]
 
@@ -235,9 +237,10 @@ def _option(path: str, variants: dict[str, Any], section: str, paths: set[str]) 
     facts = [_by_choice(variants, _types), _by_choice(variants, _default)]
     if set(variants) != choices:
         facts.append(f"only with {_any_of(variants, section)}")
-    meanings = _same(variants, lambda option: _meaning(option, paths - {path}))
+    meanings = _same(variants, lambda option: _meaning(option, section, paths - {path}))
     lines = [
-        text if len(meanings) == 1 else f"With {_any_of(held, section)}: {text}" for text, held in meanings.items()
+        text if len(meanings) == 1 else f"{_or_otherwise(f'with {_any_of(held, section)}', held).capitalize()}: {text}"
+        for text, held in meanings.items()
     ]
     heading = "" if path == section else f"### `{path}` {{ #{path} }}\n\n"
     return heading + " · ".join(facts) + "\n\n" + "\n\n".join(lines) + "\n"
@@ -248,14 +251,22 @@ def _same(variants: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) ->
     texts: dict[str, list[str]] = {}
     for choice, option in variants.items():
         texts.setdefault(text_of(option), []).append(choice)
-    return texts
+    return dict(sorted(texts.items(), key=lambda each: len(each[1]) > _MANY))
+
+
+def _or_otherwise(condition: str, choices: list[str]) -> str:
+    return "otherwise" if len(choices) > _MANY else condition
 
 
 def _by_choice(variants: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> str:
     texts = _same(variants, text_of)
     if len(texts) == 1:
         return next(iter(texts))
-    return ", ".join(f"{text} for {_listed([f'`{each}`' for each in held], 'and')}" for text, held in texts.items())
+    parts = [
+        (text, _or_otherwise(f"for {_listed([f'`{each}`' for each in held], 'and')}", held))
+        for text, held in texts.items()
+    ]
+    return ", ".join(f"{text} {condition}" for text, condition in parts)
 
 
 def _any_of(choices: Collection[str], group: str) -> str:
@@ -301,19 +312,25 @@ def _default(option: dict[str, Any]) -> str:
     return f"default {shown}"
 
 
-def _meaning(option: dict[str, Any], paths: set[str]) -> str:
+def _meaning(option: dict[str, Any], section: str, paths: set[str]) -> str:
     """The text of an option, with links to other options and without the range, which its type has."""
     text = re.sub(r", (?:at least|above) \d[\d.]*(?<!\.)(?:,(?= ))?", "", _cell(option.get("description", "")))
     values = {"true", "false", "null"} | {each for one in option.get("anyOf", [option]) for each in one.get("enum", ())}
     names = "|".join(re.escape(str(each)) for each in sorted(values, key=str))
-    text = re.sub(rf"(^|[.?] )({names}|\d+): ", r"\1`\2`: ", text)
+    text = re.sub(rf"(^|[.?] )({names}|-?\d+): ", r"\1`\2`: ", text)
 
-    def link(path: re.Match) -> str:
-        return f"[`{path[0]}`](#{path[1]})" if path[1] in paths else path[0]
+    def link(word: re.Match) -> str:
+        for path in (word[1], f"{section}.{word[1]}"):
+            if path in paths:
+                return f"[`{word[0]}`](#{path})"
+        return word[0]
 
-    return re.sub(r"(?<![\w`.])((?:[a-z]\w*\.)+[a-z]\w*)(?:=\w+)?(?![\w`(])", link, text)
+    return re.sub(r"(?<![\w`.\[])([a-z]\w*(?:[._][a-z]\w*)+)(?:=\w+)?(?![\w`(\]])", link, text)
 
 
 def _cell(text: str) -> str:
+    """A text in which choices and keys are code."""
     text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-    return re.sub(r"(?<!`)\b(_\w+_)\b(?!`)", r"`\1`", text)  # not as emphasis
+    text = re.sub(r"(?<!`)\b(_\w+_)\b(?!`)", r"`\1`", text)  # not as emphasis
+    text = re.sub(rf"(?<![\w`'\[])((?:{'|'.join(GROUPS)})=\w+)(?![\w`])", r"`\1`", text)
+    return re.sub(r'(?<!`)(\("\w+"(?:, (?:"\w+"|name))+\))', r"`\1`", text)

@@ -672,7 +672,7 @@ class BaseCollector(ReadableCollector):
         Raises:
             RuntimeError: a hook, an env or a policy in this process calls this while it collects a batch.
             TimeoutError: the background thread's batch took longer than `timeout`.
-            Exception: this ended the background thread.
+            Exception: the error that ended the background thread.
         """
         self._check_process()
         self._stream.core.exclusive_use.check_not_within("shutdown")
@@ -717,7 +717,7 @@ class BaseCollector(ReadableCollector):
                 num_kills += 1
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """The same as `shutdown`; blocks too."""
+        """The same as `shutdown`: it blocks, too."""
         self.shutdown(timeout, close_env)
 
     def __enter__(self) -> Self:

@@ -98,6 +98,11 @@ _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
 _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONSOLE = re.compile(r'(<div class="language-console highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
+# Commands, flags, folders and options in a sentence.
+_WORDS = re.compile(
+    r"(?<![\w.\[/])(collectx [a-z]+(?: (?:DIR|tune))?|--[a-z]+|[A-Z]+_DIR(?:/(?:[\w.]*\w)?/?)?"
+    r"|[a-z_]+(?:\.[a-z_]+)+(?:=\w+)?|[a-z_]+=\w+)(?![\w(*])"
+)
 _ROOT = Path(__file__).parents[1]
 _TYPES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
 _TYPES |= {"null": "`null`"}
@@ -156,15 +161,32 @@ def _drawing(image: re.Match) -> str:
 
 
 def commands() -> str:
-    """The help of `collectx` and of every command."""
+    """The help of every command."""
     parts = []
-    for name in ("", *SUBCOMMANDS):
-        words = [sys.executable, "-m", "collectx", *([name] if name else []), "--help"]
+    for name in SUBCOMMANDS:
+        words = [sys.executable, "-m", "collectx", name, "--help"]
         text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         if name == "run":  # what follows are all choices and the configuration
             text = text.partition("\n\nGroups and their choices")[0]
-        parts.append(f"## collectx{' ' * bool(name)}{name}\n\n```text\n{text.rstrip()}\n```\n")
+        parts.append(f"## collectx {name}\n\n{_help(text.rstrip())}\n")
     return "\n".join(parts)
+
+
+def _help(text: str) -> str:
+    """A help text as Markdown: sentences as paragraphs, which fit any width, and aligned lines as they are."""
+    parts = []
+    for block in text.split("\n\n"):
+        if re.search(r"\S {2,}\S|^ ", block, re.MULTILINE):
+            parts.append(f"```text\n{block}\n```")
+            continue
+        sentences = " ".join(block.split())
+        if sentences.startswith("collectx "):
+            usage, _, sentences = sentences.partition(": ")
+            parts.append(f"```text\n{usage}\n```")
+            sentences = sentences[:1].upper() + sentences[1:]
+        quoted = [part if part[:1] == "`" else _WORDS.sub(r"`\1`", part) for part in re.split("(`[^`]*`)", sentences)]
+        parts.append("".join(quoted).replace("<", "&lt;"))
+    return "\n\n".join(parts)
 
 
 def options() -> str:

@@ -22,7 +22,7 @@ MEAN_RETURN = "episode/mean_return"
 
 
 class Logger(Protocol):
-    """Receives scalars. Called from one thread, which need not be the main one; may block."""
+    """The methods of every logger. They are called from one thread, which need not be the main one, and may block."""
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Adds scalars by name. `step` is the number of delivered frames; it rises from call to call."""
@@ -32,7 +32,7 @@ class Logger(Protocol):
 
 
 class TensorBoardLogger:
-    """Writes TensorBoard event files. Needs the package tensorboard.
+    """Writes TensorBoard event files. Needs the package `tensorboard`.
 
     Args:
         folder: the folder for the event files.
@@ -116,7 +116,7 @@ class CsvLogger:
 
 
 class WandbLogger:
-    """Writes to Weights & Biases. Needs the package wandb. The horizontal axis is the scalar `frames`.
+    """Writes to Weights & Biases. Needs the package `wandb`. The horizontal axis is the scalar `frames`.
 
     Args:
         folder: where wandb writes its files.
@@ -151,7 +151,7 @@ class WandbLogger:
 
 
 class MlflowLogger:
-    """Writes to MLflow. Needs the package mlflow, or mlflow-skinny.
+    """Writes to MLflow. Needs the package `mlflow` or `mlflow-skinny`.
 
     Args:
         experiment: the experiment's name; created if it does not exist. None: "Default".

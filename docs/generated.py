@@ -1,45 +1,115 @@
-"""A hook of MkDocs: the pages of the site that are generated from the code.
+"""A hook of MkDocs: the parts of the site that are generated from the code.
 
-`reference/configuration.md` has every option with type, range, default and meaning, from the dataclasses of
-`collectx/config/schema`. `reference/commands.md` has the help of every subcommand. Drawings
-become part of their page, so that their lines and texts have its colour (`currentColor`). The foot of every page names
-the version that the site documents.
+`<!-- options -->` in `reference/configuration.md` becomes every option with type, range, default and meaning, from the
+dataclasses of `collectx/config/schema`. `<!-- commands -->` in `reference/commands.md` becomes the help of every
+subcommand. The docstrings of `reference/python` get links and defaults. Drawings become part of their page, so that
+their lines and texts have its colour (`currentColor`). The foot of every page names the version that the site
+documents.
 """
 
+import dataclasses
+import enum
+import functools
 import inspect
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Collection
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
 import griffe
-from mkdocs.structure.files import File, Files
+from markdown.extensions.toc import slugify
+from mkdocs.structure.pages import Page
 
 from collectx import __version__
+from collectx.cli.compose import Composer
+from collectx.cli.list import find
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
 from collectx.library import keywords
 
 
-class KeywordTexts(griffe.Extension):
-    """Gives the classes of keywords their docstrings of run time, which have the texts of the options."""
+class Docstrings(griffe.Extension):
+    """Prepares docstrings, which are written for `help()`, for the pages of `reference/python`."""
 
-    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Replaces the docstring that the source has."""
-        if cls.path.startswith("collectx.library.keywords.") and cls.docstring:
-            cls.docstring.value = inspect.getdoc(getattr(keywords, cls.name)) or ""
+    def __init__(self) -> None:
+        paths = re.findall(r"^::: (collectx\.\S+)$", _python_pages(), re.MULTILINE)
+        self._documented = {name: path for path in paths for name in (path, path.rpartition(".")[2])}
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Gives a class of keywords the docstring and the defaults that it has at run time."""
+        if not cls.path.startswith("collectx.library.keywords.") or not cls.docstring:
+            return
+        actual = getattr(keywords, cls.name)
+        cls.docstring.value = inspect.getdoc(actual) or ""
+        for each in dataclasses.fields(actual):
+            if each.name in cls.members and each.default is not dataclasses.MISSING:
+                default = each.default.name if isinstance(each.default, enum.Enum) else each.default
+                cls[each.name].value = repr(default)
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Gives every argument an entry, and makes links of pages and documented classes."""
+        if not obj.docstring:
+            return
+        text = _SECTION.sub(_entries, inspect.cleandoc(obj.docstring.value))
+        own = {*obj.path.split("."), obj.path}
+        for name, path in self._documented.items():
+            if name not in own and (name == path or name[0].isupper()):
+                text = text.replace(f"`{name}`", f"[`{name}`][{path}]", 1)
+        obj.docstring.value = _PAGE.sub(_page_link, text)
 
 
+def _python_pages() -> str:
+    return "\n".join(path.read_text() for path in sorted((_ROOT / "docs/reference/python").glob("*.md")))
+
+
+def _entries(section: re.Match) -> str:
+    """The section with an entry for each name, and descriptions that begin with a capital letter."""
+    return f"{section[1]}\n{_ENTRY.sub(_entry, section[2])}"
+
+
+def _entry(entry: re.Match) -> str:
+    names, text = [entry[1]] if "Error" in entry[1] else entry[1].split(", "), entry[2]
+    if not re.match(r"\w*[._]\w", text):  # a name
+        text = text[0].upper() + text[1:]
+    others = text if len(text) < 120 else f"See `{names[0]}`."
+    return "\n".join(f"    {name}: {others if index else text}" for index, name in enumerate(names))
+
+
+def _page_link(reference: re.Match) -> str:
+    """A link from a page of `reference/python` to another page, or to a section of it."""
+    path, section = reference[1], " ".join((reference[2] or "").split())
+    titles = re.findall(r"^#+ (.*)$", (_ROOT / "docs" / path).read_text(), re.MULTILINE)
+    if section and section not in titles:
+        raise ValueError(f"a docstring names the section {section!r} of docs/{path}, which has no such section")
+    anchor = f"#{slugify(section, '-')}" if section else ""
+    return f"[{section or titles[0]}](../../{path.removesuffix('.md')}.html{anchor})"
+
+
+# A section of a docstring whose entries have names, and an entry.
+_SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
+# A page, and a section of it, in a docstring.
+_PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
-_CONSOLE = re.compile(r'(<div class="highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
+_CONSOLE = re.compile(r'(<div class="language-console highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
+# Commands, flags, folders and options in a sentence.
+_WORDS = re.compile(
+    r"(?<![\w.\[/])(collectx [a-z]+(?: (?:DIR|tune))?|--[a-z]+|[A-Z]+_DIR(?:/(?:[\w.]*\w)?/?)?"
+    r"|[a-z_]+(?:\.[a-z_]+)+(?:=\w+)?|[a-z_]+=\w+)(?![\w(*])"
+)
 _ROOT = Path(__file__).parents[1]
-_CONF = _ROOT / "conf"
-_NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}
+_TYPES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
+_TYPES |= {"null": "`null`"}
+# If more choices than this differ from the others, they are "otherwise".
+_MANY = 3
+# The schema of an option, by its path and by the choice of its group.
+Variants = dict[str, dict[str, Any]]
 
 
 def on_config(config: Any) -> None:
@@ -51,20 +121,21 @@ def on_config(config: Any) -> None:
         config.repo_url = url
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Adds the generated pages."""
-    for path, page in (("configuration", configuration()), ("commands", commands())):
-        files.append(File.generated(config, f"reference/{path}.md", content=page))
-    return files
-
-
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Removes the comment at the top, the page's tier: MkDocs takes the title from a heading in the first line only."""
+    """Adds what is generated. Removes the comment at the top, the page's tier: MkDocs takes the title from a heading in
+    the first line only."""
+    for marker, content in (("<!-- options -->\n", options), ("<!-- commands -->\n", commands)):
+        if marker in markdown:
+            markdown = markdown.replace(marker, content())
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
+def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Replaces the images of drawings by the drawings, and marks prompts and output, which are not copied."""
+    if page.file.src_uri == "reference/configuration.md":  # the contents would list every option
+        for title in page.toc:
+            for section in title.children:
+                section.children = []
     return _CONSOLE.sub(_commands_only, _DRAWING.sub(_drawing, html))
 
 
@@ -90,34 +161,50 @@ def _drawing(image: re.Match) -> str:
 
 
 def commands() -> str:
-    """The page of the commands."""
-    parts = ["# Commands\n\nExit status: 0 completed, 1 failed, 2 wrong configuration or usage, 130 interrupted.\n"]
-    for name in ("", *SUBCOMMANDS):
-        words = [sys.executable, "-m", "collectx", *([name] if name else []), "--help"]
+    """The help of every command."""
+    parts = []
+    for name in SUBCOMMANDS:
+        words = [sys.executable, "-m", "collectx", name, "--help"]
         text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         if name == "run":  # what follows are all choices and the configuration
-            text = text.partition("\n\nThe configuration these")[0]
-        parts.append(f"## collectx{' ' * bool(name)}{name}\n\n```text\n{text.rstrip()}\n```\n")
+            text = text.partition("\n\nGroups and their choices")[0]
+        parts.append(f"## collectx {name}\n\n{_help(text.rstrip())}\n")
     return "\n".join(parts)
 
 
-def configuration() -> str:
-    """The page of the configuration."""
-    parts = [
-        "# Configuration\n\nEvery option of `collectx run`. `GROUP=CHOICE` selects a choice, `GROUP.KEY=VALUE` sets a "
-        "value. A key that only some choices have names them in its last column.\n"
-    ]
+def _help(text: str) -> str:
+    """A help text as Markdown: sentences as paragraphs, which fit any width, and aligned lines as they are."""
+    parts = []
+    for block in text.split("\n\n"):
+        if re.search(r"\S {2,}\S|^ ", block, re.MULTILINE):
+            parts.append(f"```text\n{block}\n```")
+            continue
+        sentences = " ".join(block.split())
+        if sentences.startswith("collectx "):
+            usage, _, sentences = sentences.partition(": ")
+            parts.append(f"```text\n{usage}\n```")
+            sentences = sentences[:1].upper() + sentences[1:]
+        quoted = [part if part[:1] == "`" else _WORDS.sub(r"`\1`", part) for part in re.split("(`[^`]*`)", sentences)]
+        parts.append("".join(quoted).replace("<", "&lt;"))
+    return "\n\n".join(parts)
+
+
+def options() -> str:
+    """Every option of the configuration, by section, in the order of the table of `configuration.md`."""
+    page = (_ROOT / "docs/reference/configuration.md").read_text()
+    first = re.findall(r"^\| \[`(\w+)`\]", page, re.MULTILINE)
     schema = run_schema()["properties"]
-    parts.append(_section("seed", {"seed": schema["seed"]}, None))
-    for name, section in schema.items():
-        if name not in (*GROUPS, "defaults", "seed", "hydra"):
-            parts.append(_section(name, _flat(section["properties"], f"{name}."), None))
-    for group in GROUPS:
-        choices = {
-            each["title"].partition("=")[2]: _flat(each["properties"], f"{group}.")
-            for each in group_schema(group)["anyOf"]
-        }
-        parts.append(_group(group, choices))
+    sections: dict[str, Variants] = {name: _variants(name) for name in GROUPS}
+    sections["seed"] = {"seed": {"": schema["seed"]}}
+    for name in schema.keys() - sections.keys() - {"defaults", "hydra"}:
+        sections[name] = {path: {"": each} for path, each in _flat(schema[name]["properties"], f"{name}.").items()}
+    if missing := sections.keys() ^ set(first):
+        raise ValueError(f"the table of configuration.md and the schema differ in {missing}")
+    paths = {path for variants in sections.values() for path in variants}
+    parts = []
+    for name in first:
+        parts.append(f"## {name}\n\n{_choices(name)}")
+        parts += [_option(path, each, name, paths) for path, each in sections[name].items()]
     return "\n".join(parts)
 
 
@@ -137,73 +224,135 @@ def _flat(properties: dict[str, Any], prefix: str) -> dict[str, Any]:
     return options
 
 
-def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
-    merged: dict[str, dict[str, Any]] = {}
-    holders: dict[str, list[str]] = {}
-    texts: dict[str, dict[str, list[str]]] = {}
-    for choice, options in choices.items():
-        for path, option in options.items():
-            merged.setdefault(path, option)
-            holders.setdefault(path, []).append(choice)
-            text = f"{option.get('description', '')} (default {_default(option)})"
-            texts.setdefault(path, {}).setdefault(text, []).append(choice)
-    for path, variants in texts.items():
-        if len(variants) > 1:  # the choices differ in meaning or default
-            lines = [f"{', '.join(f'`{each}`' for each in held)}: {text}" for text, held in variants.items()]
-            merged[path] = {key: value for key, value in merged[path].items() if key != "default"}
-            merged[path] |= {"description": " ".join(lines), "differs": True}
-    where = {
-        path: "" if len(held) == len(choices) else ", ".join(f"`{each}`" for each in held)
-        for path, held in holders.items()
-    }
-    named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
-    kept = " All of these options are fixed on resume." if group in KEPT_GROUPS else ""
-    if "kind" in marked(group, "kept"):
-        kept = " The kind is fixed on resume."
-    return _section(group, merged, where, f"Choices: {named}.{kept}\n")
+def _variants(group: str) -> Variants:
+    variants: Variants = {}
+    for each in group_schema(group)["anyOf"]:
+        for path, option in _flat(each["properties"], f"{group}.").items():
+            variants.setdefault(path, {})[each["title"].partition("=")[2]] = option
+    return variants
 
 
-def _section(title: str, options: dict[str, Any], where: dict[str, str] | None, text: str = "") -> str:
-    head = ["key", "type and range", "default", "meaning", *([] if where is None else ["only with"])]
-    rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    for path, option in options.items():
-        cells = [f"`{path}`", _types(option), _default(option), _cell(option.get("description", ""))]
-        rows.append(f"| {' | '.join(cells + ([] if where is None else [where[path]]))} |")
-    # On a phone, `extra.css` shows rows as lists.
-    table = '<div class="options" markdown>\n\n' + "\n".join(rows) + "\n\n</div>\n"
-    return f"## {title}\n\n{text}\n{table}"
+@functools.cache
+def _lines() -> dict[str, dict[str, str]]:
+    """The first sentence of every choice, by group."""
+    return find(Composer(), [])
+
+
+def _choices(group: str) -> str:
+    """The choices of a group, and what a resume keeps."""
+    text = ""
+    if lines := _lines().get(group):
+        rows = "\n".join(f"| `{group}={name}` | {_cell(line)} |" for name, line in lines.items())
+        text = f"| choice | what it is |\n|---|---|\n{rows}\n"
+    if group in KEPT_GROUPS:
+        text += "\nA resume cannot change any option of this group.\n"
+    elif group in GROUPS and "kind" in marked(group, "kept"):
+        text += "\nA resume cannot change the choice.\n"
+    return text
+
+
+def _option(path: str, variants: dict[str, Any], section: str, paths: set[str]) -> str:
+    """The heading of an option, its type and default, and its meaning."""
+    choices = (
+        {each["title"].partition("=")[2] for each in group_schema(section)["anyOf"]} if section in GROUPS else {""}
+    )
+    facts = [_by_choice(variants, _types), _by_choice(variants, _default)]
+    if set(variants) != choices:
+        facts.append(f"only with {_any_of(variants, section)}")
+    meanings = _same(variants, lambda option: _meaning(option, section, paths - {path}))
+    lines = [
+        text if len(meanings) == 1 else f"{_or_otherwise(f'with {_any_of(held, section)}', held).capitalize()}: {text}"
+        for text, held in meanings.items()
+    ]
+    heading = "" if path == section else f"### `{path}` {{ #{path} }}\n\n"
+    return heading + " · ".join(facts) + "\n\n" + "\n\n".join(lines) + "\n"
+
+
+def _same(variants: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> dict[str, list[str]]:
+    """The choices with the same text, by text."""
+    texts: dict[str, list[str]] = {}
+    for choice, option in variants.items():
+        texts.setdefault(text_of(option), []).append(choice)
+    return dict(sorted(texts.items(), key=lambda each: len(each[1]) > _MANY))
+
+
+def _or_otherwise(condition: str, choices: list[str]) -> str:
+    return "otherwise" if len(choices) > _MANY else condition
+
+
+def _by_choice(variants: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> str:
+    texts = _same(variants, text_of)
+    if len(texts) == 1:
+        return next(iter(texts))
+    parts = [
+        (text, _or_otherwise(f"for {_listed([f'`{each}`' for each in held], 'and')}", held))
+        for text, held in texts.items()
+    ]
+    return ", ".join(f"{text} {condition}" for text, condition in parts)
+
+
+def _any_of(choices: Collection[str], group: str) -> str:
+    return _listed([f"`{group}={each}`" for each in choices], "or")
+
+
+def _listed(texts: list[str], word: str) -> str:
+    return f" {word} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def _types(option: dict[str, Any]) -> str:
     texts = [_type(each) for each in option.get("anyOf", [option]) if "pattern" not in each]
-    return " or ".join(dict.fromkeys(text for text in texts if text)) or "any"
+    return _listed(list(dict.fromkeys(text for text in texts if text)) or ["any value"], "or")
 
 
 def _type(each: dict[str, Any]) -> str:
     if "enum" in each:
-        return ", ".join(f"`{value}`" for value in each["enum"])
+        return _listed([f"`{value}`" for value in each["enum"]], "or")
     if "const" in each:
         return f"`{each['const']}`"
     # A text may be written as a number too.
-    kind = "text" if isinstance(each.get("type"), list) else each.get("type", "")
-    name = _NAMES.get(kind, kind)
-    limits = [
-        *([f"at least {each['minimum']}"] if "minimum" in each else []),
-        *([f"above {each['exclusiveMinimum']}"] if "exclusiveMinimum" in each else []),
-        *([f"at most {each['maximum']}"] if "maximum" in each else []),
-    ]
-    return " ".join([name, *limits]).strip()
+    kind = "string" if isinstance(each.get("type"), list) else each.get("type", "")
+    low, above, high = each.get("minimum"), each.get("exclusiveMinimum"), each.get("maximum")
+    if (kind, low, high) == ("integer", 0, 1):
+        return "`0` or `1`"
+    limit = f" above {above}" if above is not None else "" if low is None else f" at least {low}"
+    if high is not None:
+        limit = (
+            f" at most {high}"
+            if not limit
+            else f" from {low} to {high}"
+            if above is None
+            else f"{limit}, at most {high}"
+        )
+    return f"{_TYPES.get(kind, f'`{kind}`')}{limit}"
 
 
 def _default(option: dict[str, Any]) -> str:
-    if option.get("differs"):
-        return "see the meaning"
     if "default" not in option:
         return "required"
     value = option["default"]
-    return "empty" if value == "" else f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+    shown = "empty" if value == "" else f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+    return f"default {shown}"
+
+
+def _meaning(option: dict[str, Any], section: str, paths: set[str]) -> str:
+    """The text of an option, with links to other options and without the range, which its type has."""
+    text = re.sub(r", (?:at least|above) \d[\d.]*(?<!\.)(?:,(?= ))?", "", _cell(option.get("description", "")))
+    values = {"true", "false", "null"} | {each for one in option.get("anyOf", [option]) for each in one.get("enum", ())}
+    names = "|".join(re.escape(str(each)) for each in sorted(values, key=str))
+    text = re.sub(rf"(^|[.?] )({names}|-?\d+): ", r"\1`\2`: ", text)
+
+    def link(word: re.Match) -> str:
+        for path in (word[1], f"{section}.{word[1]}"):
+            if path in paths:
+                return f"[`{word[0]}`](#{path})"
+        return word[0]
+
+    return re.sub(r"(?<![\w`.\[])([a-z]\w*(?:[._][a-z]\w*)+)(?:=\w+)?(?![\w`(\]])", link, text)
 
 
 def _cell(text: str) -> str:
+    """A text in which choices and keys are code."""
     text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-    return re.sub(r"(?<!`)\b(_\w+_)\b(?!`)", r"`\1`", text)  # not as emphasis
+    text = re.sub(r"(?<!`)\b(_\w+_)\b(?!`)", r"`\1`", text)  # not as emphasis
+    text = re.sub(rf"(?<![\w`'\[])((?:{'|'.join(GROUPS)})=\w+)(?![\w`])", r"`\1`", text)
+    return re.sub(r'(?<!`)(\("\w+"(?:, (?:"\w+"|name))+\))', r"`\1`", text)

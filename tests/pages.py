@@ -25,7 +25,7 @@ from pathlib import Path
 from commands import environment
 
 ROOT = Path(__file__).parents[1]
-# Generated pages have no file; STATUS.md is not part of the site.
+# STATUS.md is not part of the site.
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "STATUS.md"})]
 _BLOCK = re.compile(
     r"^(?P<skip><!-- not run: [^>]+ -->\n)?(?:<!-- exit status: (?P<status>\d+) -->\n)?"

@@ -18,7 +18,7 @@ class EnvMethods(ABC):
     """Changes and reads the envs of all workers while they run. The methods have the names of Gymnasium's vector envs.
 
     A change is a *setting*. It takes effect in each worker between two batches. A call blocks until the workers have
-    completed the batches that they had begun, so do not make settings for every batch. It also waits until as many
+    completed the batches that they had begun, so do not change a setting for every batch. It also waits until as many
     workers are ready as the next batch needs (`min_workers`). Each setting has a version: from the first setting on,
     every frame contains it as `("collector", "settings_version")`. The last setting of each attribute and method stays
     in force: workers that start, restart or resume later get it, and then begin new episodes. So a method should set a

@@ -103,6 +103,9 @@ def shards(path: str | os.PathLike[str]) -> Iterator[TensorDict]:
     """Yields the shards of a data set with the format memmap or parquet, in recorded order: frames `[time]`, whole
     episodes one after another. Shards of memmap are mapped files; do not write to them.
 
+    Args:
+        path: a data set, or the folder of a run that recorded to its own folder.
+
     Raises:
         ConfigError: there is no such data set, or a package is not installed.
     """
@@ -132,8 +135,8 @@ def load(path: str | os.PathLike[str]) -> TensorDict:
         path: a data set, or the folder of a run that recorded to its own folder.
 
     Returns:
-        `[frames]`, whole episodes one after another, in recorded order, with the keys of batches
-        (docs/explanation/concepts.md, "A batch"), and `("collector", "episode")`, int64: the number of the episode in
+        `[frames]`, whole episodes one after another, in recorded order. The keys are those of batches
+        (docs/explanation/concepts.md, "A batch") and `("collector", "episode")`, int64: the number of the episode in
         the data set, from 0.
 
     Raises:
@@ -156,14 +159,18 @@ def export(
     """Copies all episodes of a data set with the format memmap or parquet to the data set in the folder `target`.
 
     Args:
-        path: see `load`.
-        fps, task: see `conf/trainer/record.yaml`.
+        path: a data set, or the folder of a run that recorded to its own folder.
+        target: a new folder, or a data set of the same format, to which the episodes are added.
+        format: "memmap", "parquet", "minari" or "lerobot".
+        fps: frames per second, for "lerobot": frame i of an episode has the time i / `fps`.
+        task: description of the task in words, for "lerobot".
 
     Returns:
         The number of copied episodes.
 
     Raises:
-        ConfigError: there is no such data set; or see `open_writer`.
+        ConfigError: there is no such data set; `target` contains other files, or a data set with another format or
+            other frames; or `format` cannot store the frames, or needs a package that is not installed.
     """
     folder, runs = readable_runs(path)
     if folder.resolve() == Path(target).resolve():

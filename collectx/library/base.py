@@ -69,8 +69,8 @@ class BaseCollector(ReadableCollector):
 
     Iterate over a collector to get batches until `total_frames` are delivered. A batch is a TensorDict of
     `frames_per_batch` frames, whose last dimension is time: `observation`, `action`, `("next", "reward")`,
-    `("next", "done")` and others; docs/explanation/concepts.md, "A batch", lists the keys. You may keep and change a
-    batch, unless `zero_copy` or `return_same_td` is True: its memory is used again when its last tensor is gone.
+    `("next", "done")` and others (docs/explanation/concepts.md, "A batch"). You may keep and change a batch, because
+    its memory is only used again when its last tensor is gone, unless `zero_copy` or `return_same_td` is True.
 
     Use a collector from one thread, and only in the process that made it. The end of a `with` block stops its workers.
 
@@ -331,7 +331,7 @@ class BaseCollector(ReadableCollector):
                 of `collector.policy`, or those that `weight_updater` returns. A dict from worker indices to any of
                 these sets weights of single workers, which act with them until you publish newer weights for them or
                 for all; the other workers and `collector.policy` keep theirs.
-            weights, policy_weights, policy: alternatives to `policy_or_weights`.
+            weights, policy_weights, policy: other names of `policy_or_weights`.
             weights_dict: weights by the model ids that `model_id` lists; only the policy's weights may be None.
             model_id: what the weights belong to. None or "policy": the policy. A path such as
                 "env.transform[0].module": that module in each worker, which gets them between two batches; the call
@@ -402,7 +402,8 @@ class BaseCollector(ReadableCollector):
 
         Args:
             method_name: the method, or a path to it, such as "env.set_level".
-            list_of_args, list_of_kwargs: positional and keyword arguments of each call; None: none.
+            list_of_args: positional arguments of each call; None: none.
+            list_of_kwargs: keyword arguments of each call; None: none.
 
         Raises:
             ValueError: the lists have different lengths, or not one entry per worker; or there are workers, the method
@@ -675,7 +676,7 @@ class BaseCollector(ReadableCollector):
         Raises:
             RuntimeError: a hook, an env or a policy in this process calls this while it collects a batch.
             TimeoutError: the background thread's batch took longer than `timeout`.
-            Exception: this ended the background thread.
+            Exception: the error that ended the background thread.
         """
         self._check_process()
         self._stream.core.exclusive_use.check_not_within("shutdown")
@@ -720,7 +721,7 @@ class BaseCollector(ReadableCollector):
                 num_kills += 1
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """The same as `shutdown`; blocks too."""
+        """The same as `shutdown`: it blocks, too."""
         self.shutdown(timeout, close_env)
 
     def __enter__(self) -> Self:

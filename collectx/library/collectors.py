@@ -33,10 +33,10 @@ from collectx.library.rules import worker_problems
 
 class Collector(BaseCollector):
     """Collects in this process, without workers. A batch is `[time]`, or `[envs, time]` for several envs. The collector
-    acts with the policy object itself, so its weights need not be published.
+    acts with the policy object itself, so you don't have to publish its weights.
 
-    With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` makes a collector of
-    another class, which those keywords select. It is not an instance of `Collector`: test with `BaseCollector`.
+    With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` creates a collector of
+    another class. That object is not an instance of `Collector`, so test with `BaseCollector`.
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")

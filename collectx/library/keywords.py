@@ -62,8 +62,9 @@ class Keywords:
             keyword arguments. The first batch includes the compilation: see `start_timeout_s`.
         cudagraph_policy: whether to record the policy's calls as CUDA graphs with tensordict's `CudaGraphModule`: True,
             or a dict of its keyword arguments. For policies on GPUs.
-        seed: seed of the envs and of the policies' random numbers. None: the seed that you passed to
-            `torch.manual_seed`; without one, a constant.
+        seed: seed of the envs and of the policies' random numbers. None: `torch.initial_seed()`, which is the seed that
+            you passed to `torch.manual_seed`. Without one, recent versions of torch use another seed in each process,
+            so two runs of a script collect different batches.
         num_envs: envs per worker: `create_env_fn`, which must return a single env, is called `num_envs` times, and a
             worker's part of a batch is `[envs, time]`, even with 1. None: it is called once; the part is `[time]` if it
             returns a single env.
@@ -79,10 +80,12 @@ class Keywords:
             its sum.
         total_frames: the collector ends with the batch that reaches this number of frames; -1 or None: never. The
             constructor warns if it is not a multiple of `frames_per_batch`.
-        device, storing_device, policy_device, env_device: `device` is the default of the others, which are the devices
-            of the delivered batches, of the policy, and of the env's actions and observations. With workers, each of
-            them but `storing_device` may be a list with a device per worker. If the env returns tensors
-            (docs/reference/envs.md, "Envs on a GPU"), all devices must equal its device.
+        device: default of the three devices below. With workers, each of the four but `storing_device` may be a list
+            with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices
+            must equal its device.
+        storing_device: device of the delivered batches.
+        policy_device: device of the policy.
+        env_device: device of the env's actions and observations.
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
         postproc: called in this process with every batch; its result is delivered instead. `total_frames` counts the
             frames that it was called with.
@@ -263,7 +266,7 @@ class Keywords:
 @dataclass(frozen=True, kw_only=True)
 class SingleKeywords(Keywords):
     """The keywords of `Collector`. `backend`, `num_collectors`, `sync` and `backend_options` select the class of the
-    collector that `Collector(...)` makes; subclasses of `Collector` refuse them.
+    collector that `Collector(...)` creates; subclasses of `Collector` refuse them.
 
     Args:
         interruptor: an object with a method `collection_stopped()`, called after every step. If it returns True, the
@@ -319,8 +322,8 @@ class MultiSyncKeywords(WorkerKeywords):
     """The keywords of `MultiSyncCollector`.
 
     Args:
-        collector_class: a class of your own that each worker runs, see docs/reference/library.md, "User-defined
-            collector classes". None or `Collector`: collectx's.
+        collector_class: a class of your own that each worker runs, see
+            docs/reference/torchrl-scripts.md, "User-defined collector classes". None or `Collector`: collectx's.
     """
 
     kinds = ("multi_sync", "multi_sync")
@@ -404,8 +407,9 @@ class RemoteKeywords(WorkerKeywords):
     Args:
         collector_class: the collector that each worker runs: "single" (one process), "sync" (several processes; a batch
             contains a part of each) or "async" (several processes; a batch comes from one of them), or the
-            corresponding class of collectx or TorchRL; or a class of your own, see docs/reference/library.md,
-            "User-defined collector classes". None: "single", or "sync" with `num_workers_per_collector` above 1.
+            corresponding class of collectx or TorchRL; or a class of your own, see
+            docs/reference/torchrl-scripts.md, "User-defined collector classes". None: "single", or "sync" with
+            `num_workers_per_collector` above 1.
         collector_kwargs: keyword arguments of the workers' collectors; one dict for all, or a list with one per worker.
             A dict may contain `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, with the same
             value for all workers, keywords of this constructor such as `max_frames_per_traj`; for a class of your own,

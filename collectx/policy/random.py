@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class RandomPolicy:
-    """A policy that writes random actions into a TensorDict. A collector with this policy draws the actions itself;
-    among the legal actions, if the env observes masks of these.
+    """A policy that writes random actions into a TensorDict. A collector with this policy draws the actions itself,
+    and only legal ones if the env observes a mask of them.
 
     Args:
         action_spec: a TorchRL spec or a Gymnasium space, from which actions are drawn. None: a collector with this

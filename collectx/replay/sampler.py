@@ -19,6 +19,9 @@ class Sampler:
 
     The buffer holds its lock when it calls these methods, except `nbytes`.
 
+    Attributes:
+        random: the generator of this process.
+
     Args:
         seed: seed of the generator; None: a random one.
     """

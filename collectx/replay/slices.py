@@ -17,7 +17,8 @@ _ROUNDS = 8
 
 
 class SliceSampler(Sampler):
-    """Samples slices of `slice_len` consecutive frames. All possible slices are equally likely; with replacement.
+    """Samples slices of `slice_len` consecutive frames. All possible slices are equally likely, and one may be
+    drawn twice.
 
     A sample of `size` frames is `[size // slice_len, slice_len]`, whose second dimension is named "time".
     `sample.reshape(-1)` takes the form of TorchRL's `SliceSampler`.

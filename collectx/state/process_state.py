@@ -15,9 +15,10 @@ from collectx.state.simulators import SAVES_PROCESS
 
 
 class ProcessState(gymnasium.Wrapper):
-    """Saves and restores an env within the process that steps it, and the global random generators of the process.
+    """Wraps each env of Gymnasium's `AsyncVectorEnv`, so that checkpoints can save it.
 
-    An AsyncVectorEnv takes over the metadata of its first env, which tell that the states of its envs can be saved.
+    The wrapper saves and restores its env, and the global random generators, in the process that steps the env. The
+    vector env takes over the metadata of its first env, which say that all states can be saved.
     """
 
     def __init__(self, env: gymnasium.Env):

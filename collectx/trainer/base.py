@@ -22,8 +22,8 @@ from collectx.worker.spec import ConfigOverrides
 
 
 class BatchCollection(Protocol):
-    """What a trainer gets: it yields batches, publishes weights, and changes envs by the methods of
-    `collectx.collector.env_methods.EnvMethods`.
+    """The argument of `Trainer.train`: it yields batches and publishes weights. It also has the methods of
+    `collectx.collector.env_methods.EnvMethods`, which change the envs.
 
     Attributes:
         total_frames: number of frames of the run; -1: no limit.
@@ -40,10 +40,10 @@ class BatchCollection(Protocol):
     folder: Path
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
-        """Yields batches (see docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. A batch
-        may be kept and changed: its memory is used again when its last tensor is gone. With `collector.zero_copy=true`,
-        it is valid only until the next one is requested. If the workers write to the trainer's `shared_replay`, yields
-        a `WrittenBatch` instead of each batch."""
+        """Yields batches (docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. You may keep and
+        change a batch, because its memory is only used again when its last tensor is gone; but with
+        `collector.zero_copy=true`, it is valid only until the next one is requested. If the workers write to the
+        trainer's `shared_replay`, yields a `WrittenBatch` instead of each batch."""
 
     def publish(self, policy: nn.Module) -> int:
         """Publishes a copy of the weights of `policy` to the workers, and returns their version. Sync workers act with
@@ -64,7 +64,7 @@ class Trainer(Protocol):
 
     Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the optional attribute
     `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. Without `state_dict`, they lack the trainer's
-    state. At a resume, collectx makes the trainer, calls `load_state_dict` of the trainer and its buffers, then
+    state. At a resume, collectx creates the trainer, calls `load_state_dict` of the trainer and its buffers, then
     `train`. An optional method `checkpoint_written()` is called when a checkpoint is on the disk.
     """
 

@@ -78,11 +78,6 @@ class LoadedPolicy:
         spec: the leaves and spaces for which the policy was built.
         device: where the policy computes.
         leaves: the observation leaves that a call needs, each with its key and `shape`.
-
-    Args:
-        flatten: converts an observation of the env to the values of `spec.inputs`; None: an observation is a single
-            value.
-        reads: keys that the policy reads in addition to `spec.inputs`.
     """
 
     def __init__(
@@ -94,6 +89,13 @@ class LoadedPolicy:
         flatten: Callable[[Any], list[Any]] | None = None,
         reads: Sequence[Any] = (),
     ):
+        """See `load_policy`.
+
+        Args:
+            flatten: converts an observation of the env to the values of `spec.inputs`; None: an observation is a single
+                value.
+            reads: keys that the policy reads in addition to `spec.inputs`.
+        """
         self.module = module
         self.device = device
         keys = {as_key(key) for key in reads}

@@ -111,7 +111,8 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 	$(BIN)/python -m benchmarks.tables
 
 docs: install  ## Build the site of the documentation in SITE (site/), with warnings as errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(SITE)
+	@# With --quiet, warnings would be no errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir $(SITE)
 	@echo "Open $(SITE)/index.html in a browser"
 
 config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/combinations.md from the rules

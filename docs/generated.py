@@ -88,7 +88,7 @@ def _page_link(reference: re.Match) -> str:
     if section and section not in titles:
         raise ValueError(f"a docstring names the section {section!r} of docs/{path}, which has no such section")
     anchor = f"#{slugify(section, '-')}" if section else ""
-    return f"[{section or titles[0]}](../../{path.removesuffix('.md')}.html{anchor})"
+    return f"[{section or titles[0]}](../../{path}{anchor})"
 
 
 # A section of a docstring whose entries have names, and an entry.

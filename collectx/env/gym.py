@@ -10,6 +10,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -135,8 +136,9 @@ class GymEnv(Env):
         self.reset_options = options or {}
 
     def close(self) -> None:
-        while self.user_envs:
-            self.user_envs.pop(0).close()
+        with ExitStack() as stack:  # closes the other envs too if one raises
+            while self.user_envs:
+                stack.callback(self.user_envs.pop().close)
 
     def _reset_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> Mapping[str, Any]:
         """Resets an env, and writes its part of `out`. Returns the info."""

@@ -176,15 +176,18 @@ class LinesTail:
 class JsonLinesTail(LinesTail):
     """Reads the objects that are appended to a JSON lines file."""
 
-    _number = 0
-
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Returns the objects of `read_lines`, and whether the file was replaced. May raise `DamagedFileError`."""
         lines, was_replaced = self.read_lines()
-        self._number *= not was_replaced
-        objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
-        self._number += len(lines)
-        return objects, was_replaced
+        try:
+            return [decode(self.path, "a line", line) for line in lines], was_replaced
+        except DamagedFileError:
+            # Counts the lines before only now, as the tail may have begun in the middle of the file.
+            with open(self.path, "rb") as file:
+                before = file.read(self._position - sum(len(line) + 1 for line in lines)).count(b"\n")
+            for number, line in enumerate(lines, before + 1):
+                decode(self.path, f"line {number}", line)
+            raise
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:

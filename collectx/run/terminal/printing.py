@@ -84,7 +84,7 @@ def number_cell(value: Any, form: str | None = None) -> str:
     """Returns a number with four significant digits, or one decimal from 1,000 on; `-` for None and NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
-    return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
+    return format(value, form or (",.1f" if abs(value) >= 999.95 else "#.4g"))
 
 
 def clock(seconds: float) -> str:
@@ -98,7 +98,7 @@ def number(value: float | None) -> str:
     """Formats a number for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
     if value is None or math.isnan(value):
         return "-"
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:  # which rounds to 1,000
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

@@ -264,3 +264,22 @@ def test_read_spec_builds_one_env():
 )
 def test_wrappers_by_name_and_callable(stack, flatten):
     assert build(replace(gym(), wrappers=[stack, flatten])).spec.observation[0].shape == (12,)
+
+
+def test_all_envs_are_closed_if_one_cannot_be():
+    closed = []
+
+    class Closing(Toy):
+        def __init__(self, env_index):
+            super().__init__()
+            self.index = env_index
+
+        def close(self):
+            closed.append(self.index)
+            if self.index == 0:
+                raise OSError("no")
+
+    env = build(replace(gym(3), id=None, entry_point=Closing))
+    with pytest.raises(OSError, match="no"):
+        env.close()
+    assert closed == [0, 1, 2]

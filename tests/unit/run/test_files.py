@@ -2,7 +2,9 @@
 
 import pytest
 
-from collectx.run.folder.files import LinesTail, write_atomically
+from collectx.errors import DamagedFileError
+from collectx.run.folder.files import JsonLinesTail, LinesTail, write_atomically
+from collectx.run.terminal import printing
 
 
 @pytest.mark.parametrize("name", ["folder", "missing/file"])
@@ -27,3 +29,19 @@ def test_lines_are_read_once_and_the_last_one_when_it_is_complete_or_nothing_fol
     assert tail.read_lines(is_last=True) == ([], False)
     path.write_bytes(b"new\n")
     assert tail.read_lines() == ([b"new"], True)
+
+
+def test_the_line_of_a_damaged_file_is_counted_from_its_beginning(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n' * 1000)
+    tail = JsonLinesTail(path, newest_bytes=100)
+    assert len(tail.read()[0]) == 11
+    with open(path, "a") as file:
+        file.write('{"a": 2}\nno\n')
+    with pytest.raises(DamagedFileError, match="line 1002 is not JSON"):
+        tail.read()
+
+
+def test_numbers_that_round_to_a_thousand():
+    assert [printing.number(value) for value in (999.4, 999.6, -999.6, 1000)] == ["999", "1,000", "-1,000", "1,000"]
+    assert [printing.number_cell(value) for value in (999.94, 999.96)] == ["999.9", "1,000.0"]

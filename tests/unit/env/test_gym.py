@@ -276,10 +276,10 @@ def test_all_envs_are_closed_if_one_cannot_be():
 
         def close(self):
             closed.append(self.index)
-            if self.index == 0:
+            if not closed[1:]:
                 raise OSError("no")
 
     env = build(replace(gym(3), id=None, entry_point=Closing))
     with pytest.raises(OSError, match="no"):
         env.close()
-    assert closed == [0, 1, 2]
+    assert len(closed) == 3

@@ -210,7 +210,7 @@ class Assembler:
                 f"only {count} of the {self._count} trajectories of a batch "
                 f"({self._prefix}trajs_per_batch={self._count}) ended within {now_s - self._since_s:.0f} s, and memory "
                 f"holds {self.num_unfinished:,} frames of unfinished ones. If these never end, cut each after N frames "
-                f"with {self._prefix}max_frames_per_traj=N"
+                f"with {self._prefix}max_frames_per_traj=N."
             )
 
     def take(self) -> TensorDictBase | None:

@@ -75,7 +75,7 @@ class LegalActions(nn.Module):
             env = int((~possible).nonzero()[0])
             raise ShapeError(
                 f"the mask {'.'.join(self.key)!r} of env {env} (of {len(possible)}) allows no action. Return a mask "
-                "with a legal action for each observation that does not end its episode"
+                "with a legal action for each observation that does not end its episode."
             )
         return legal
 
@@ -166,7 +166,7 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
         raise SpaceError(
             f"{name!r} contains several arrays, such as {mask.key[-1]!r}, but a mask of legal actions is a single "
             "array. Join the arrays. If the entry is not such a mask, rename it, or "
-            f"{leave_out(name.removeprefix('info.'))}"
+            f"{leave_out(name.removeprefix('info.'))}."
         )
     dims = spec.nested_dims.get(mask.key[:-1], ())
     rows = math.prod(dims)

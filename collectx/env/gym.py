@@ -212,6 +212,6 @@ def _stored_integer(number: int, source: str) -> float:
     if stored != number:
         raise ShapeError(
             f"the reward {number!s:.40}{source} would be rounded to {stored:.0f}, because rewards are stored as "
-            "float32. To allow this, return float(reward) from step()"
+            "float32. To allow this, return float(reward) from step()."
         )
     return stored

@@ -91,7 +91,7 @@ class GymVectorEnv(Env):
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
                     f"{self._observation.space} contains a Text, which Gymnasium's AsyncVectorEnv reads from shared "
-                    "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
+                    "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)."
                 )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             infos = InfoKeys(info_keys, env)
@@ -180,7 +180,7 @@ class GymVectorEnv(Env):
                 raise CollectxError(
                     f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
                     "reset before its episode ends. If the env supports it, use env.autoreset_mode=disabled, in Python "
-                    "autoreset_mode=AutoresetMode.DISABLED. Otherwise, do not truncate trajectories"
+                    "autoreset_mode=AutoresetMode.DISABLED. Otherwise, do not truncate trajectories."
                 )
             # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))
@@ -198,7 +198,7 @@ class GymVectorEnv(Env):
                 raise NotImplementedError(
                     "reset options cannot be used, because this vector env resets its envs itself, without options "
                     f"(autoreset mode {self._mode.value}). Make it with autoreset_mode=AutoresetMode.DISABLED, or use "
-                    "a SyncVectorEnv"
+                    "a SyncVectorEnv."
                 )
             vector.set_attr("options_of_resets", [dict(options or {})] * vector.num_envs)
         self.reset_options = options or {}
@@ -221,7 +221,7 @@ class GymVectorEnv(Env):
         if "final_obs" not in info:
             raise CollectxError(
                 f"the infos of this vector env lack the final observations (they contain {sorted(map(str, info))}). "
-                'With autoreset mode SameStep, put these into info["final_obs"]'
+                'With autoreset mode SameStep, put these into info["final_obs"].'
             )
         first_infos, final_infos = self._infos.first_and_final_values(info, ended)
         self._write(out, [*self._observation.flatten(observation), *first_infos])
@@ -328,7 +328,7 @@ def _explain(error: Exception) -> None:
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
             f"Gymnasium's vector env could not store the rewards of its envs ({error}). Return a float from step() of "
-            "each env"
+            "each env."
         ) from error
 
 
@@ -389,12 +389,12 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     if mode is None:
         raise ConfigError(
             f"{env} does not say how it resets its envs: its metadata contains no autoreset_mode. Add it there, or set "
-            f"env.autoreset_mode to {either(_MODES)}"
+            f"env.autoreset_mode to {either(_MODES)}."
         )
     if configured not in (None, mode):
         raise ConfigError(
             f"env.autoreset_mode={value} cannot be used: {env} always uses {mode.value} in this vectorization mode. "
-            "Use env.autoreset_mode=null, or env.vectorization_mode=sync or async"
+            "Use env.autoreset_mode=null, or env.vectorization_mode=sync or async."
         )
     return mode
 

@@ -60,7 +60,7 @@ class InfoKeys:
             if f"_{name}" in self.declared:
                 raise SpaceError(
                     f"info_keys cannot keep both {name!r} and '_{name}', because in batches '_{name}' is the mask "
-                    f"of {name!r}. Remove one of them"
+                    f"of {name!r}. Remove one of them."
                 )
             parts = list(_walk(name, form, ()))
             if not parts:
@@ -126,7 +126,7 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
         group.keep_infos(InfoKeys([group.spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
     except SpaceError as error:
         if is_needed:
-            advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}"
+            advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}."
             raise SpaceError(f"{str(error).removesuffix(_REMOVE)}. {advice}") from error
         return False
     return True
@@ -176,7 +176,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     raise SpaceError(
         f"info_keys contains {missing!r}, but the infos of an episode with random actions "
         f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
-        f"it: {_example(missing)}"
+        f"it: {_example(missing)}."
     )
 
 
@@ -255,5 +255,5 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
             f"info_keys declares {_dotted(name, path)!r} as {form!r:.100}, but needs a dtype, or a list of a dtype "
             "and a shape"
         )
-        raise SpaceError(f"{problem}. Write {_example(name)}") from error
+        raise SpaceError(f"{problem}. Write {_example(name)}.") from error
     yield leaf, path

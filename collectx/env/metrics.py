@@ -80,7 +80,7 @@ class InfoMetrics:
         if numbers is None:
             raise ShapeError(
                 f"env.metrics cannot average {name!r}, because its value {value!r:.100} is neither a number nor an "
-                "array. Remove it from env.metrics"
+                "array. Remove it from env.metrics."
             )
         if numbers.size:
             values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)

@@ -47,7 +47,7 @@ class Leaves:
             except (KeyError, IndexError, TypeError) as error:
                 raise ShapeError(
                     f"the env returned {value!r:.200} without {'.'.join(leaf.key)!r}, a part of its space. Return all "
-                    "parts, or remove this one from the space"
+                    "parts, or remove this one from the space."
                 ) from error
             flat.append(part)
         return flat
@@ -65,7 +65,7 @@ class SpaceLeaves(Leaves):
         if not parts and not may_be_empty:
             raise SpaceError(
                 f"{'.'.join(root) or 'observation'!r} has the empty space {space}, so there is nothing to store. Add "
-                "at least one part, such as a Box"
+                "at least one part, such as a Box."
             )
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
@@ -76,7 +76,7 @@ class SpaceLeaves(Leaves):
         if self.has_text:
             self.flatten = self._flatten_with_texts  # type: ignore[method-assign]
         if len({leaf.key for leaf in self.leaves}) < len(parts):
-            raise SpaceError(f"two parts of {space} have the same name in batches, as 0 and '0' would. Rename one")
+            raise SpaceError(f"two parts of {space} have the same name in batches, as 0 and '0' would. Rename one.")
 
     def _flatten_with_texts(self, value: Any) -> list[Any]:
         flat = super().flatten(value)
@@ -232,7 +232,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
         what = "Action" if key[0] == "action" else "Observation"
         raise SpaceError(
             f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
-            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})"
+            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})."
             + advice
         )
 

@@ -327,7 +327,7 @@ class ReadableCollector(EnvMethods):
         if (path := within("env", attr)) is None:
             raise AttributeError(
                 f"{attr!r} cannot be read from the workers. Pass 'worker_idx', or a path that begins with 'env.' or "
-                "'replay_buffer.', such as 'env.spec'"
+                "'replay_buffer.', such as 'env.spec'."
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
@@ -346,7 +346,7 @@ class ReadableCollector(EnvMethods):
             AttributeError: `model_id` is not "policy".
         """
         if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r} is unknown. Valid names: 'policy'")
+            raise AttributeError(f"model_id={model_id!r} is unknown. Valid names: 'policy'.")
         return self.policy
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:

@@ -183,7 +183,7 @@ class BaseCollector(ReadableCollector):
         if self.is_running():
             raise RuntimeError(
                 "this collector cannot be iterated after start(), because it collects in the background. Sample from "
-                "its replay buffer"
+                "its replay buffer."
             )
         return cast(TensorDictBase, self._collect())
 
@@ -219,7 +219,7 @@ class BaseCollector(ReadableCollector):
             RuntimeError: the collector was made without a replay buffer, or collects in the background.
         """
         if self.replay_buffer is None:
-            raise RuntimeError("fill() needs a replay buffer. Pass replay_buffer=... to the constructor")
+            raise RuntimeError("fill() needs a replay buffer. Pass replay_buffer=... to the constructor.")
         before = self._core.num_frames
         while (collected := self._core.num_frames - before) < frames and next(self, _END) is not _END:
             pass
@@ -236,7 +236,7 @@ class BaseCollector(ReadableCollector):
         except StopIteration as error:
             raise RuntimeError(
                 "a function that you passed to this collector raised StopIteration, which would end the loop over its "
-                "batches. Catch it in that function"
+                "batches. Catch it in that function."
             ) from error
         except AllDelivered:
             raise StopIteration from None
@@ -265,7 +265,7 @@ class BaseCollector(ReadableCollector):
         """
         self._check_process()
         if self.replay_buffer is None:
-            raise RuntimeError("start() needs a replay buffer. Pass replay_buffer=... to the constructor")
+            raise RuntimeError("start() needs a replay buffer. Pass replay_buffer=... to the constructor.")
         self._background.start(self._collect)
 
     def is_running(self) -> bool:
@@ -290,7 +290,7 @@ class BaseCollector(ReadableCollector):
         if not resume:
             raise ValueError(
                 "resume=False cannot be used, because a pause ends with its `with` block. To stop collecting, call "
-                "shutdown()"
+                "shutdown()."
             )
         with self._exclusive(timeout):
             if workers_write(self._overrides):
@@ -380,7 +380,7 @@ class BaseCollector(ReadableCollector):
             raise RuntimeError(
                 "increment_version() would replace the individual weights of "
                 f"{'worker' if len(individual) == 1 else 'workers'} {' and '.join(map(str, sorted(individual)))}. Call "
-                "update_policy_weights_() with the weights of each worker instead"
+                "update_policy_weights_() with the weights of each worker instead."
             )
         self.update_policy_weights_()
         return self.policy_version
@@ -467,12 +467,12 @@ class BaseCollector(ReadableCollector):
         if len(selection) != count:
             raise ValueError(
                 f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there "
-                f"{'is' if count == 1 else 'are'} {counted(count, what)}. Pass one entry per {what}, or None for all"
+                f"{'is' if count == 1 else 'are'} {counted(count, what)}. Pass one entry per {what}, or None for all."
             )
         if self.trajs_per_batch is not None:
             raise ValueError(
                 f"{name}={list(selection)} cannot be used with trajs_per_batch={self.trajs_per_batch}, because all "
-                f"envs are reset together then. Leave {name} out"
+                f"envs are reset together then. Leave {name} out."
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -618,7 +618,7 @@ class BaseCollector(ReadableCollector):
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(
                 f"the state dict lacks {' and '.join(map(repr, missing))}, so it is not a collector's. Pass the "
-                "dict that state_dict() returned"
+                "dict that state_dict() returned."
             )
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable

@@ -83,7 +83,7 @@ class Collector(BaseCollector):
         if keywords:
             raise ValueError(
                 f"reset() has no argument {' or '.join(map(repr, keywords))}. To seed, call set_seed(). To pass "
-                "options to the envs, call set_reset_options()"
+                "options to the envs, call set_reset_options()."
             )
         if index is None:
             super().reset()
@@ -94,7 +94,7 @@ class Collector(BaseCollector):
         if not self._spec.can_reset_early:
             raise ValueError(
                 f"index={index!r} cannot be used, because this vector env only resets an env when its episode ends. "
-                "Leave index out, or make it with autoreset_mode=AutoresetMode.DISABLED"
+                "Leave index out, or make it with autoreset_mode=AutoresetMode.DISABLED."
             )
         self._ask("reset_some", mask.tolist())
 

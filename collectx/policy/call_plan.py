@@ -369,7 +369,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         if value.shape[:dims] != size:
             raise ShapeError(
                 f"the policy returned {name} with shape {list(value.shape)} for observations of batch size "
-                f"{list(size)}. Return a tensor of shape [{', '.join(map(str, size))}, ...]"
+                f"{list(size)}. Return a tensor of shape [{', '.join(map(str, size))}, ...]."
             )
         shape = tuple(value.shape[dims:])
         leaf = actions.get(key, Leaf(key, shape, value.dtype))
@@ -420,7 +420,7 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
         if value.isnan().any():
             raise ShapeError(
                 f"the policy returned NaN as {name}, among the scores of the {num_actions} actions. Its weights or "
-                "its inputs may contain NaN"
+                "its inputs may contain NaN."
             )
         value = value.argmax(-1)
     elif value.numel() and not 0 <= value.min() <= value.max() < num_actions:

@@ -52,7 +52,7 @@ class RandomPolicy:
         if self.action_spec is None:
             raise RuntimeError(
                 "this RandomPolicy has no action_spec, so it cannot be called. Pass one to its constructor, or "
-                "pass the policy to a collector"
+                "pass the policy to a collector."
             )
         if hasattr(self.action_spec, "rand"):
             action = self.action_spec.rand()

@@ -102,7 +102,7 @@ class ReplayBuffer:
     def __iter__(self) -> Iterator[TensorDict]:
         """Raises TypeError; Python would otherwise call `buffer[0]`, `buffer[1]` and so on, whose frames may be
         overwritten."""
-        raise TypeError("a ReplayBuffer cannot be iterated. Use buffer[:] for all its frames, or buffer.sample(size)")
+        raise TypeError("a ReplayBuffer cannot be iterated. Use buffer[:] for all its frames, or buffer.sample(size).")
 
     def __len__(self) -> int:
         """Returns the number of frames in the buffer, which can be sampled."""
@@ -185,7 +185,7 @@ class ReplayBuffer:
     def _draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         self._attach()
         if not len(self._ring):
-            raise ValueError("the buffer is empty. Write frames before you sample")
+            raise ValueError("the buffer is empty. Write frames before you sample.")
         return self.sampler.draw(size)
 
     def __getitem__(self, index: torch.Tensor | slice | int | Sequence[int]) -> TensorDict:
@@ -243,7 +243,7 @@ class ReplayBuffer:
         if len(indices) != len(values):
             raise ValueError(
                 f"got {counted(len(values), 'priority', 'priorities')} for {counted(len(indices), 'frame')}. Pass "
-                "one priority per frame"
+                "one priority per frame."
             )
         with self._lock:
             is_present = self._ring.contains(indices)
@@ -318,7 +318,7 @@ class ReplayBuffer:
         if not folders:
             raise FileNotFoundError(
                 f"{path} contains no replay buffer (no folder {_SAVED}*). If an earlier version of collectx saved one "
-                "there, load it with that version, and write it with torch.save(buffer.state_dict(), file)"
+                "there, load it with that version, and write it with torch.save(buffer.state_dict(), file)."
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)

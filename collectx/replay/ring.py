@@ -121,7 +121,7 @@ class Ring:
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
             raise ShapeError(
-                f"the keys of the batch take {len(text)} bytes, but the limit is 64 KiB. Use fewer or shorter keys"
+                f"the keys of the batch take {len(text)} bytes, but the limit is 64 KiB. Use fewer or shorter keys."
             )
         self._map(leaves.values())
         self._header[_COUNTS_BYTES : _COUNTS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
@@ -217,7 +217,7 @@ def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], d
         if not isinstance(tensor, torch.Tensor):
             raise ShapeError(f"{'.'.join(key)!r} is of type {type(tensor).__name__}, but a buffer only stores tensors")
         if key[0] in _SAMPLE_KEYS:
-            raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it")
+            raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it.")
         leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)
         frames[key] = as_array(tensor).reshape(count, *leaves[key].shape)
     if not leaves:

@@ -49,7 +49,7 @@ class SliceSampler(Sampler):
         if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in leaves]:
             raise ShapeError(
                 f"SliceSampler needs {' and '.join(map(repr, missing))}, which the frames lack. Write batches "
-                "from a collector with track_traj_ids=True"
+                "from a collector with track_traj_ids=True."
             )
         for key in (TRAJ_IDS, _DONE):
             if math.prod(leaves[key].shape) != 1:

@@ -61,7 +61,7 @@ class InlineTransport(SlabTransport):
             if next(self._workers[worker], _ENDED) is _ENDED:
                 raise WorkerDied(
                     f"worker {worker} ended with an error, or was interrupted while it was making its env. Create a "
-                    "new collector"
+                    "new collector."
                 )
             if (failure := self._links[worker].take_error()) is not None:
                 raise failure

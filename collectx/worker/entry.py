@@ -110,5 +110,5 @@ def set_visible_device(device: str | None) -> None:
     else:
         raise RendezvousError(
             f"this worker should see {device} (visible_devices), but its host only provides {name}={present}. Request "
-            "more GPUs, or change visible_devices"
+            "more GPUs, or change visible_devices."
         )

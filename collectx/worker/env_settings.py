@@ -147,7 +147,7 @@ def resolve(value: Any, path: str) -> Any:
     while end < len(path) or not path:
         match = _STEP.match(path, end)
         if match is None:
-            raise AttributeError(f'{path!r} is not a path. Write it as in "transform[0].shape" or "spaces[\'a\']"')
+            raise AttributeError(f'{path!r} is not a path. Write it as in "transform[0].shape" or "spaces[\'a\']".')
         name, number, _, key = match.groups()
         value = getattr(value, name) if name else value[key if number is None else int(number)]
         end = match.end()

@@ -215,7 +215,7 @@ class LoadedPolicy:
         values = [observation] if self._flatten is None else self._flatten(observation)
         if len(values) != len(self.leaves):
             keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)
-            raise ShapeError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys")
+            raise ShapeError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys.")
         return values
 
     def _actor(self, rows: int) -> Actor:
@@ -343,6 +343,6 @@ def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tenso
     if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
         raise ShapeError(
             f"{'.'.join(leaf.key)} must have shape {list(leaf.shape)}, or [B, ...] for a batch, but has "
-            f"{list(tensor.shape)}. Pass the observation that the env returns"
+            f"{list(tensor.shape)}. Pass the observation that the env returns."
         )
     return tensor.reshape(size[0] if size else 1, *leaf.shape)

@@ -236,14 +236,14 @@ class _Agent:
         if rpc.api._is_current_rpc_agent_set():
             raise RuntimeError(
                 "this process already uses torch RPC (rpc.init_rpc), which allows one agent per process. Use "
-                "another backend, such as gloo"
+                "another backend, such as gloo."
             )
         interface = _interface_of(address)
         # TensorPipe reads this variable once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
                 f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
-                "Use one network per process (backend.interface)"
+                "Use one network per process (backend.interface)."
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collectx.config.problem import did_you_mean, either
+from collectx.config.problem import did_you_mean, either, speaks_python
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -179,8 +179,10 @@ class GymVectorEnv(Env):
             if not self.spec.can_reset_early:
                 raise CollectxError(
                     f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
-                    "reset before its episode ends. If the env supports it, use env.autoreset_mode=disabled, in Python "
-                    "autoreset_mode=AutoresetMode.DISABLED. Otherwise, do not truncate trajectories."
+                    "reset before its episode ends. If the env supports it, use "
+                    f"{'' if speaks_python() else 'env.'}autoreset_mode="
+                    f"{'AutoresetMode.DISABLED' if speaks_python() else 'disabled'}. Otherwise, do not truncate "
+                    "trajectories."
                 )
             # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))
@@ -388,8 +390,8 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            f"{env} does not say how it resets its envs: its metadata contains no autoreset_mode. Add it there, or set "
-            f"env.autoreset_mode to {either(_MODES)}."
+            f"the metadata of {env} contains no autoreset_mode, so it is unknown how it resets its envs. Add it to the "
+            f"metadata{'' if speaks_python() else f', or set env.autoreset_mode to {either(_MODES)}'}."
         )
     if configured not in (None, mode):
         raise ConfigError(

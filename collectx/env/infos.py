@@ -17,6 +17,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf, is_numeric
+from collectx.config.problem import speaks_python
 from collectx.config.schema.env import EnvConfig
 from collectx.env.action_masks import can_be_masked, mask_of, sample
 from collectx.env.base import Env
@@ -27,7 +28,7 @@ from collectx.errors import SpaceError
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
 # Ends messages about entries that cannot be stored.
-_REMOVE = ". Remove it from info_keys"
+_REMOVE = ". Remove it from info_keys."
 
 
 class InfoKeys:
@@ -230,10 +231,9 @@ def _form(name: str, value: Any, path: Path) -> Any:
 
 def _example(name: str) -> str:
     """Returns how to declare the entry `name`."""
-    return (
-        f"'env.info_keys=[{{{name}: float32}}]', in Python info_keys=[{{{name!r}: 'float32'}}]. For an array of 3, "
-        "write [float32, 3] as the value, in Python ['float32', 3]"
-    )
+    if speaks_python():
+        return f"info_keys=[{{{name!r}: 'float32'}}], or for a vector of 3 [{{{name!r}: ['float32', 3]}}]"
+    return f"'env.info_keys=[{{{name}: float32}}]', or for a vector of 3 '[{{{name}: [float32, 3]}}]'"
 
 
 def _dotted(name: str, path: Path) -> str:

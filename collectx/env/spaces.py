@@ -20,7 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
-from collectx.config.problem import counted
+from collectx.config.problem import counted, setting
 from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
@@ -177,6 +177,8 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
         if array.shape == leaf.shape and _fits(array, dtype):
             return
         got = "None" if value is None else f"a value of shape {array.shape} and dtype {array.dtype}"
+        if array.shape == leaf.shape == () and type(value) is int:
+            got, expected = f"the value {value}", f"dtype {dtype}, which cannot represent it exactly"
         if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
             limits, low, high = np.iinfo(dtype), array.min(), array.max()
             got = f"the value {low}" if low == high else f"values from {low} to {high}"
@@ -185,7 +187,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     is_info = leaf.key[0] == "info"
     says = "but info_keys declares, or the first info had," if is_info else "but its space has"
     advice = "Return the same shape and dtype in each info" if is_info else "Fix the env or its space"
-    raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}")
+    raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}.")
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
@@ -240,7 +242,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
 def leave_out(*names: str) -> str:
     """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
-    return f"leave {what} out with env.exclude_keys=[{','.join(names)}], in Python exclude_keys={[*names]}"
+    return f"leave {what} out with {setting('env.exclude_keys', [*names])}"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

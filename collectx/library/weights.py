@@ -154,13 +154,13 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
     weights by name.
 
     Raises:
-        KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
         TypeError: `weights` is of a wrong type, or the policy is not a module.
-        ValueError: shapes differ, or the numbers of weights of the two modules.
+        ValueError: weights of the policy are missing; shapes differ, or the numbers of weights of the two modules; or,
+            with `strict`, weights have unknown names.
     """
     if not isinstance(policy, nn.Module):
         raise TypeError(
-            f"the policy {policy!r} is not a torch.nn.Module, so it has no weights to load. Call "
+            f"the policy is of type {type(policy).__name__}, not a torch.nn.Module, so it has no weights to load. Call "
             "update_policy_weights_() without weights."
         )
     if weights is policy:
@@ -205,11 +205,11 @@ def _values_for(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], 
     elif names.keys() - weights and _without_module(names).keys() <= weights.keys():
         names = _without_module(names)
     if missing := sorted(names.keys() - weights):
-        raise KeyError(f"the weights lack {' and '.join(map(repr, missing))}, which the policy needs. {_ADVICE}")
+        raise ValueError(f"the weights lack {' and '.join(map(repr, missing))}, which the policy needs. {_ADVICE}")
     if strict and (unexpected := sorted(weights.keys() - names)):
         them = "it" if len(unexpected) == 1 else "them"
         unknown = " or ".join(map(repr, unexpected))
-        raise KeyError(f"the policy has no weight named {unknown}. Leave {them} out, or pass strict=False.")
+        raise ValueError(f"the policy has no weight named {unknown}. Leave {them} out, or pass strict=False.")
     return [weights[name] for name in names]
 
 

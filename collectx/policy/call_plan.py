@@ -181,8 +181,9 @@ class ArgumentsStep(Step):
         if not isinstance(result, tuple | list) or len(result) < num_actions:
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
-                f"the policy returned a value of type {returned}, but a policy without out_keys must return the env's "
-                f"action ({key_names(self._actions)}) as {form}"
+                f"the policy returned {'None' if result is None else f'a value of type {returned}'}, but must return "
+                f"the action ({key_names(self._actions)}) as {form}. A module that writes into a TensorDict declares "
+                "its out_keys."
             )
         if not self.writes:
             self.writes = [*self._actions, *((f"output{i}",) for i in range(1, len(result) - num_actions + 1))]

@@ -165,7 +165,7 @@ class ReplayBuffer:
         """
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
-            raise ValueError("sample() needs a batch size. Pass one, or create the buffer with batch_size=...")
+            raise ValueError("sample() needs a batch size. Call sample(256), or create the buffer with batch_size=256.")
         if not _is_count(size):
             raise ValueError(f"batch_size={size!r} must be an int, at least 1.")
         size = int(size)
@@ -213,6 +213,11 @@ class ReplayBuffer:
             elif isinstance(index, numbers.Integral) and not isinstance(index, bool):
                 indices = np.array(index + self._ring.end if index < 0 else index)
             else:
+                if isinstance(index, str | tuple):
+                    raise TypeError(
+                        "a ReplayBuffer is indexed by frames, as in buffer[:10]. For one key of all frames: "
+                        f"buffer[:][{index!r}]"
+                    )
                 given = torch.as_tensor(index)
                 if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point):
                     raise TypeError(
@@ -238,8 +243,8 @@ class ReplayBuffer:
         Raises:
             ValueError: the sampler does not use priorities, or a priority is negative or not finite.
         """
-        indices = index.to("cpu", torch.int64).numpy().reshape(-1)
-        values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
+        indices = torch.as_tensor(index).to("cpu", torch.int64).numpy().reshape(-1)
+        values = torch.as_tensor(priority).detach().to("cpu", torch.float64).numpy().reshape(-1)
         if len(indices) != len(values):
             raise ValueError(
                 f"got {counted(len(values), 'priority', 'priorities')} for {counted(len(indices), 'frame')}. Pass "

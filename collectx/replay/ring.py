@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDictBase
 
 from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
+from collectx.config.problem import speaks_python
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
 
@@ -134,9 +135,8 @@ class Ring:
             memory = self._memory.map(end + self._num_extra_bytes)
         except OSError as error:
             size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
-            error.add_note(
-                f"The replay buffer needs memory for {size}. Use a lower trainer.buffer_frames, in Python capacity."
-            )
+            lower = "capacity" if speaks_python() else "trainer.buffer_frames"
+            error.add_note(f"The replay buffer needs memory for {size}. Use a lower {lower}.")
             raise
         tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
         self.leaves = layout.leaves

@@ -66,8 +66,6 @@ class EventLog:
 # Event messages that only fill in the event's fields; see `format_event`.
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
-    "worker_dropped": "the run continues without worker {worker} (collector.on_worker_failure=drop). Workers left: "
-    "{num_workers}.",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_failed": "{logger} logging stopped, but the run continues: {message}",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
@@ -90,6 +88,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
+    if name == "worker_dropped":
+        left = counted(fields["num_workers"], "worker")
+        return f"the run continues with {left}, without worker {worker} (collector.on_worker_failure=drop)."
     if name == "worker_restarted":
         # Folders of earlier versions have `life`, the incarnation, alone.
         number = fields["restarts"] if "restarts" in fields else fields["life"]

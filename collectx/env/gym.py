@@ -134,8 +134,8 @@ class GymEnv(Env):
         space = self.user_envs[e].action_space
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(action):
             raise ShapeError(
-                f"the policy returned action {action}, which is not in {space}, the action space of env {e}, and then "
-                f"the env raised {summary_of(error)}."
+                f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the "
+                f"env raised {summary_of(error).removesuffix('.')}."
             ) from error
         error.add_note(f"raised in step() of env {e} (of {self.spec.num_envs})")
 

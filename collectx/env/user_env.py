@@ -17,7 +17,7 @@ from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.torchrl import is_torchrl_env
 from collectx.env.torchrl.specs import has_started
 from collectx.errors import ConfigError
-from collectx.user_objects import UserEnvConfig
+from collectx.user_objects import UserEnvConfig, shown
 
 
 def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
@@ -110,8 +110,8 @@ def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]
     envs = [first, *(_create(cfg, numbers.of(e)) for e in range(1, count))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
-            f"create_env_fn={shown(cfg.create)} returned the same env twice, but num_envs={count} needs a new one from each "
-            "call. Create the env within the function."
+            f"create_env_fn={shown(cfg.create)} returned the same env twice, but num_envs={count} needs a new one from "
+            "each call. Create the env within the function."
         )
     return envs
 

@@ -81,8 +81,7 @@ _ADVICE = {
     "memory": "Ask for less memory with launcher.mem",
     "node configuration": "No node has that much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local (in Python, "
-    "launcher='mp')",
+    "configuration source": "This machine is not part of a SLURM cluster",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }

@@ -51,11 +51,9 @@ class Notices:
                 self._timer.cancel()
         for workers, text, is_repeated in gathered.values():
             if is_repeated:
-                # The whole text of the first one named a log, too.
-                last = textwrap.shorten(
-                    re.sub(r" \((log: [^)]*|[^)]*; pid \d+)\)", "", text), _LAST, placeholder=" ..."
-                )
-                self._show(f"{len(workers)} workers had this, the last one: {last}" if len(workers) > 1 else text)
+                last = textwrap.shorten(_LOG.sub("", text), _LAST, placeholder=" ...")
+                several = f"this happened to {len(workers)} workers, the last one: {last}"
+                self._show(several if len(workers) > 1 else text)
 
     def __enter__(self) -> Self:
         return self

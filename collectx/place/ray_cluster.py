@@ -50,8 +50,9 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
-            f"cannot connect to Ray ({source}launcher.ray_init_config={dict(options)}): {str(error).rstrip('.')}."
-            f"{token} Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
+            f"cannot connect to Ray ({source}{setting('launcher.ray_init_config', dict(options))}): "
+            f"{str(error).rstrip('.')}.{token} Start a cluster with `ray start --head`, or leave the address out to "
+            "start one on this machine."
         ) from error
     finally:
         # `ray.init` replaces it.

@@ -214,7 +214,7 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     FlatWeights(kept := copy.deepcopy(newest)).read(state)
     assert all(map(torch.equal, best.parameters(), kept.parameters()))
     assert not all(map(torch.equal, best.parameters(), newest.parameters()))
-    with pytest.raises(ConfigError, match="weights='last' is unknown. .*Valid names: newest, best"):
+    with pytest.raises(ConfigError, match=r"weights='last' is unknown\. .*Valid names: newest, best"):
         collectx.load_policy(files.path, weights="last")
 
 

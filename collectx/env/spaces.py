@@ -177,7 +177,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
         if array.shape == leaf.shape and _fits(array, dtype):
             return
         got = "None" if value is None else f"a value of shape {array.shape} and dtype {array.dtype}"
-        if array.shape == leaf.shape == () and type(value) is int:
+        if leaf.shape == () and type(value) is int and array.dtype == object:  # too large for NumPy
             got, expected = f"the value {value}", f"dtype {dtype}, which cannot represent it exactly"
         if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
             limits, low, high = np.iinfo(dtype), array.min(), array.max()
@@ -234,8 +234,8 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
         what = "Action" if key[0] == "action" else "Observation"
         raise SpaceError(
             f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
-            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})."
-            + advice
+            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})"
+            f"{advice}."
         )
 
 

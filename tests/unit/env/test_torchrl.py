@@ -350,7 +350,7 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             torchrlenvs.Spoken,
             SpaceError,
-            r"^'mission' of Spoken .*: its NonTensor spec has no dtype, .*env.exclude_keys=\[mission\]",
+            r"^'mission' of Spoken .*: its NonTensor spec has no dtype, .*exclude_keys=\['mission'\]",
         ),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (

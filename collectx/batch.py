@@ -133,13 +133,13 @@ def batch_leaves(
     seen: set[Key] = set()
     for leaf in leaves:
         if leaf.key in seen:
-            raise ValueError(f"the batch contains the key {'.'.join(leaf.key)!r} twice. Rename one")
+            raise ValueError(f"the batch contains the key {'.'.join(leaf.key)!r} twice. Rename one.")
         seen.add(leaf.key)
     for key in seen:
         for end in range(1, len(key)):
             if key[:end] in seen:
                 parent, inner = ".".join(key[:end]), ".".join(key)
-                raise ValueError(f"the key {parent!r} is a tensor, but also the parent of {inner!r}. Rename one")
+                raise ValueError(f"the key {parent!r} is a tensor, but also the parent of {inner!r}. Rename one.")
     return leaves
 
 

@@ -57,7 +57,9 @@ def limited(
         return "".join(traceback.format_list(traceback.extract_stack(frame)[num_outer:])).rstrip()
 
     def error(frame: FrameType | None) -> TimeoutError:
-        timeout = TimeoutError(f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}).")
+        timeout = TimeoutError(
+            f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}). If that is normal, raise {option}."
+        )
         timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout
 

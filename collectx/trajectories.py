@@ -42,7 +42,8 @@ def split_trajectories(
         spend a step on a reset) is joined. With `as_nested`, `[trajectories, -1]` without a mask.
 
     Raises:
-        KeyError: the batch contains neither trajectory ids nor `done_key`.
+        TypeError: the batch is not a TensorDict.
+        ValueError: the batch contains neither trajectory ids nor `done_key`.
 
     Examples:
         >>> with Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=200, total_frames=200) as collector:
@@ -50,13 +51,23 @@ def split_trajectories(
         >>> int(trajectories["collector", "mask"].sum())
         200
     """
+    if not isinstance(batch, TensorDictBase):
+        raise TypeError(f"split_trajectories() needs a TensorDict, but got a value of type {type(batch).__name__}.")
     if trajectory_key is None:
         prefix = "collector" if prefix is None and "collector" in batch else prefix
         trajectory_key = (*(() if prefix is None else as_key(prefix)), "traj_ids")
     key = as_key(trajectory_key)
     frames = batch.reshape(batch.shape.numel())
-    if key not in frames.keys(include_nested=True):
-        frames = frames.copy().set(key, _count_ends(batch["next", *as_key(done_key or "done")], batch.shape))
+    keys = frames.keys(include_nested=True)
+    if key not in keys:
+        done = ("next", *as_key(done_key or "done"))
+        if done not in keys:
+            names = ", ".join(repr(name) for name in map(str, batch.keys())) or "no entries"
+            raise ValueError(
+                f"split_trajectories() needs {'.'.join(key)!r} or {'.'.join(done)!r}, but the batch only contains "
+                f"{names}. Pass a batch of a collector."
+            )
+        frames = frames.copy().set(key, _count_ends(batch[done], batch.shape))
     _, lengths, order = _order(frames[key])
     frames = frames[order]
     if not as_nested:
@@ -210,7 +221,7 @@ class Assembler:
                 f"only {count} of the {self._count} trajectories of a batch "
                 f"({self._prefix}trajs_per_batch={self._count}) ended within {now_s - self._since_s:.0f} s, and memory "
                 f"holds {self.num_unfinished:,} frames of unfinished ones. If these never end, cut each after N frames "
-                f"with {self._prefix}max_frames_per_traj=N"
+                f"with {self._prefix}max_frames_per_traj=N."
             )
 
     def take(self) -> TensorDictBase | None:

@@ -308,7 +308,7 @@ class RunMeasure:
                 return None
             time.sleep(_POLL_S)
         raise Failed(
-            f"fewer than two batches in {self.limit_s:g} s. Raise tune.seconds, or lower collector.frames_per_batch"
+            f"fewer than two batches in {self.limit_s:g} s. Raise tune.seconds, or lower collector.frames_per_batch."
         )
 
 

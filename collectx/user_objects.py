@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import os
 import pickle
 import pkgutil
 import re
@@ -129,6 +130,13 @@ class Sealed(Generic[_T]):
         return Sealed, (partial(pickle.loads, cloudpickle.dumps(self.open())),)
 
 
+def shown(value: object) -> str:
+    """Returns the representation of a user's object without its address, but with the place of a function."""
+    code = getattr(value, "__code__", None)
+    place = f" in {os.path.basename(code.co_filename)}, line {code.co_firstlineno}" if code is not None else ""
+    return re.sub(r" at 0x[0-9a-fA-F]+", place, repr(value))
+
+
 class _ByValue:
     """Pickled by cloudpickle, which supports lambdas, closures and definitions in `__main__`."""
 
@@ -147,12 +155,12 @@ class _ByValue:
         return _KEYWORDS.get((type(self).__name__, name), name)
 
     def _why(self, name: str, error: Exception) -> str:
-        keyword, value = self._keyword(name), repr(getattr(self, name))
+        keyword, text = self._keyword(name), shown(getattr(self, name))
         # The representation of a torch module spans many lines.
-        shown = value.partition("(")[0] if "\n" in value else value
+        text = text.partition("(")[0] if "\n" in text else text
         return (
-            f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create what cannot "
-            "be pickled inside a function that runs in the worker, such as create_env_fn or policy_factory."
+            f"{keyword}={text} cannot be pickled for the worker processes ({summary_of(error)}). Create it "
+            "in a function that runs in the worker, such as create_env_fn or policy_factory."
         )
 
 

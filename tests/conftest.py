@@ -202,6 +202,14 @@ def hangups():
 
 
 @pytest.fixture(autouse=True)
+def language():
+    """Errors name options as in YAML until a test makes a collector of the library."""
+    from collectx.config.problem import YAML, speak
+
+    speak(YAML)
+
+
+@pytest.fixture(autouse=True)
 def torchs_seed_and_threads():
     """Collectors without a seed have torch's: the same one in every test, whichever ran before. Runs and TorchRL's
     ParallelEnv change the number of torch's threads; several of them wait for one another on a busy machine."""

@@ -65,7 +65,7 @@ class ExclusiveUse:
         if self._thread == threading.get_ident():
             raise RuntimeError(
                 f"{name}() was called by a hook, an env or the policy of this collector while it was collecting a "
-                "batch. Call it between two batches"
+                "batch. Call it between two batches."
             )
 
     def __enter__(self) -> None:
@@ -73,7 +73,7 @@ class ExclusiveUse:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this collector is already in use: by another thread, or by one of its own hooks or envs. Take its "
-                "batches in one thread, and pass them to others through a queue.Queue"
+                "batches in one thread, and pass them to others through a queue.Queue."
             )
         self._thread = threading.get_ident()
 
@@ -198,7 +198,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def _check_usable(self) -> None:
         if not self._finalizer.still_active():
-            raise RuntimeError("this collector is closed. Create a new one")
+            raise RuntimeError("this collector is closed. Create a new one.")
         if self._failure is not None:
             raise self._failure
 
@@ -297,12 +297,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         if self.pool.server is not None and None not in writes:
             raise NotImplementedError(
                 "single workers cannot get their own weights, because one policy acts for all workers. Publish the "
-                "weights for all of them"
+                "weights for all of them."
             )
         if self._schedule.grants_name_version and None not in writes:
             raise NotImplementedError(
                 "single workers cannot get their own weights with overlap=1, because all workers act with the same "
-                "ones. Use overlap=0"
+                "ones. Use overlap=0."
             )
         self.exclusive_use.check_process()
         self._wait_to_publish()
@@ -457,7 +457,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         if not self.can_ask(name):
             raise NotImplementedError(
                 f"{_CALLS.get(name, name)} is not possible with workers over a network, which only accept plain data. "
-                "Use MultiSyncCollector or MultiAsyncCollector"
+                "Use MultiSyncCollector or MultiAsyncCollector."
             )
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:

@@ -97,7 +97,7 @@ def _by_worker(core: CollectorCore, name: str, values: Sequence[Any]) -> list[tu
     if not ready or len(values) != len(ready) * rows:
         raise ValueError(
             f"set_attr({name!r}) got {counted(len(values), 'value')} for {counted(num_envs, 'env')}. Pass one value "
-            f"per env. If the list itself is the value, pass [values] * {num_envs}"
+            f"per env. If the list itself is the value, pass [values] * {num_envs}."
         )
     others = [contents[worker % len(ready)] for worker in range(num_envs // rows)]
     return [dict(zip(ready, contents, strict=True)).get(worker, other) for worker, other in enumerate(others)]

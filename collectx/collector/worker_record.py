@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from collectx.collector.settings import Setting
-from collectx.config.problem import counted
+from collectx.config.problem import counted, setting
 from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
@@ -122,20 +122,30 @@ class FailurePolicy:
                 return FailureAction.REQUEUE
             error.add_note(
                 f"{worker.name} was not requeued again: its job was already requeued "
-                f"{counted(self.max_requeues, 'time')}. To allow more, raise launcher.max_requeues."
+                f"{counted(self.max_requeues, 'time')}. To allow more, raise {setting('launcher.max_requeues')}."
             )
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
                 return FailureAction.DROP
+            min_workers = setting("collector.min_workers", self.min_workers)
             error.add_note(
-                f"{worker.name} was not dropped: only {counted(num_others, 'worker')} would be left, but "
-                f"collector.min_workers={self.min_workers}. To allow this, lower collector.min_workers."
+                f"{worker.name} was not dropped, because only {counted(num_others, 'worker')} would be left, but "
+                f"{min_workers}. To allow this, lower {setting('collector.min_workers')}."
+                if num_others
+                else f"{worker.name} was not dropped, because it is the last worker."
             )
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
                 return FailureAction.RESTART
             error.add_note(
-                f"{worker.name} was not restarted: the run used all {counted(self.max_restarts, 'restart')} that "
-                "its workers share. To allow more, raise collector.max_restarts."
+                f"{worker.name} was not restarted, because {_used(self.max_restarts)} "
+                f"({setting('collector.max_restarts', self.max_restarts)}, for all workers together). To allow more, "
+                f"raise {setting('collector.max_restarts')}."
             )
         return FailureAction.END_RUN
+
+
+def _used(max_restarts: int) -> str:
+    if not max_restarts:
+        return "the run allows no restarts"
+    return f"the run has already used its {counted(max_restarts, 'restart')}"

@@ -106,6 +106,8 @@ def wrong_type(hint: Any, language: Language = YAML) -> str:
     """Returns the predicate of a value of another type, such as "must be an integer, or null."."""
     names = dict.fromkeys(_describe(member, language) for member in members(hint) if member is not type(None))
     or_null = f", or {language.null}" if type(None) in members(hint) else ""
+    if or_null and [*names] == [language.types[bool]]:
+        return f"must be {language.types[bool].replace(' or ', ', ')} or {language.null}."
     return f"must be {either(names)}{or_null}."
 
 

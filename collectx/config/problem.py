@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from collectx.config.schema.fields import ABSENT, Unset
@@ -76,6 +76,36 @@ PYTHON = Language(
     reads_text=False,
     name={"null": "None", "true": "True", "false": "False"}.get,
 )
+
+
+def _keyword(word: str) -> str:
+    path, has_value, value = word.partition("=")
+    return path.rpartition(".")[2] + has_value + (PYTHON.name(value) or value)
+
+
+# The language of errors that are raised while a collector runs. A collector of the library replaces it in the process
+# that makes it, and its workers in theirs.
+_spoken = [YAML]
+# For workers of the library, which do not know the keywords of their collector's class.
+KEYWORDS = replace(PYTHON, name=_keyword)
+
+
+def speak(language: Language) -> None:
+    """Sets the language of `setting` in this process."""
+    _spoken[0] = language
+
+
+def speaks_python() -> bool:
+    """Whether errors of this process name keywords in place of options."""
+    return _spoken[0].null == PYTHON.null
+
+
+def setting(path: str, value: Any = ABSENT) -> str:
+    """Returns an option, with its value if there is one, as the user of this process writes it: as in
+    `collector.check_finite=false` or `check_finite=False`."""
+    language = _spoken[0]
+    name = language.name(path) or path
+    return name if value is ABSENT else f"{name}={(_typed if isinstance(value, float) else language.show)(value)}"
 
 
 @dataclass(frozen=True)

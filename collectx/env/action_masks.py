@@ -75,7 +75,7 @@ class LegalActions(nn.Module):
             env = int((~possible).nonzero()[0])
             raise ShapeError(
                 f"the mask {'.'.join(self.key)!r} of env {env} (of {len(possible)}) allows no action. Return a mask "
-                "with a legal action for each observation that does not end its episode"
+                "with a legal action for each observation that does not end its episode."
             )
         return legal
 
@@ -166,7 +166,7 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
         raise SpaceError(
             f"{name!r} contains several arrays, such as {mask.key[-1]!r}, but a mask of legal actions is a single "
             "array. Join the arrays. If the entry is not such a mask, rename it, or "
-            f"{leave_out(name.removeprefix('info.'))}"
+            f"{leave_out(name.removeprefix('info.'))}."
         )
     dims = spec.nested_dims.get(mask.key[:-1], ())
     rows = math.prod(dims)
@@ -176,13 +176,13 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     if needed and (is_flat or [*mask.shape] == needed):
         return
     needs = f"needs shape {needed}" if needed else "cannot be masked: only Discrete and MultiDiscrete can"
-    advice = "Fix the shape. " if needed else ""
+    advice = ""
     if len(counts) > 1 and math.prod(mask.shape) == math.prod(counts.tolist()):
         advice = f"For a mask over all combinations, use one Discrete({math.prod(mask.shape)}) as action. "
     raise SpaceError(
-        f"{'.'.join(mask.key)!r}, a mask of legal actions, has shape {[*mask.shape]}, but the action space "
-        f"{spec.action_space} {needs}. {advice}If the entry is not such a mask, rename it, or "
-        + leave_out(".".join(mask.key).removeprefix("info."))
+        f"the action mask {'.'.join(mask.key)!r} has shape {[*mask.shape]}, but the action space "
+        f"{spec.action_space} {needs}. {advice}If it is not an action mask, rename it, or "
+        f"{leave_out('.'.join(mask.key).removeprefix('info.'))}."
     )
 
 

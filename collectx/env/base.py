@@ -198,7 +198,7 @@ class Env(ABC):
         """
         raise NotImplementedError(
             "reset options cannot be used, because the resets of these envs take none. To change an attribute, use "
-            "set_attr()"
+            "set_attr()."
         )
 
     def reset_kwargs(self, **options: Any) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class EnvNumbers:
         except CollectxError:
             raise
         except Exception as error:
-            shown = "the env from which the trainer reads the spaces"
+            shown = "an env in this process, to learn its observation and action spaces"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
             error.add_note(f"raised while {name}() was making {which}")

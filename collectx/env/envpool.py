@@ -58,7 +58,7 @@ class EnvPoolEnv(Env):
             raise ConfigError(
                 f"env.kwargs cannot contain {names}, because collectx sets "
                 f"{'it' if len(reserved) == 1 else 'them'} itself. Leave {'it' if len(reserved) == 1 else 'them'} "
-                "out"
+                "out."
             )
         if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError(
@@ -81,7 +81,7 @@ class EnvPoolEnv(Env):
         if not action.single:
             raise SpaceError(
                 f"env=envpool only supports a single action, but the action space of {cfg.id} is {action.space}. "
-                "Choose another task"
+                "Choose another task."
             )
         leaves = self._observation.leaves
         self.spec = EnvSpec(cfg.num_envs, leaves, action.leaves, self._observation.space, action.space)
@@ -159,7 +159,7 @@ class EnvPoolEnv(Env):
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         raise NotImplementedError(
             "reset options cannot be used, because the resets of EnvPool's envs take none. Use env.kwargs, or "
-            "another env"
+            "another env."
         )
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class EnvPoolEnv(Env):
         if tuple(pool._action_keys[:2]) != ("env_id", "players.env_id") or len(pool._action_keys) != 3:
             raise SpaceError(
                 f"collectx does not support EnvPool's {self._id}, whose actions are {pool._action_keys}. Choose "
-                "another task"
+                "another task."
             )
         self._pool = pool
 
@@ -194,7 +194,7 @@ class EnvPoolEnv(Env):
             raise CollectxError(
                 f"EnvPool returned steps of its envs {state[self._member_at].tolist()} when those of "
                 f"{members.tolist()} were due: this version does not keep the order of its envs in synchronous mode. "
-                "Install another version of EnvPool"
+                "Install another version of EnvPool."
             )
         if self._observation_at is not None:
             return state, [state[self._observation_at]]

@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy import ndarray
 
 from collectx import progress
@@ -29,7 +30,7 @@ from collectx.env.metrics import InfoMetrics
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, ShapeError, summary_of
 
 # float32, the dtype of rewards, contains all integers up to this one.
 _EXACT = 2**24
@@ -111,7 +112,7 @@ class GymEnv(Env):
                 observation, reward, terminated, truncated, info = step(one)
                 values = None if is_array else self._values(observation, info)
             except Exception as error:
-                self._explain(error, e)
+                self._explain(error, e, one)
                 raise
             # Written before the next env steps, because envs may return the same array.
             if values is not None:
@@ -122,14 +123,21 @@ class GymEnv(Env):
                 write_leaf(leaf, array, e, observation)
             rewards[e] = reward if isinstance(reward, float) else reward_number(reward, e)
             if terminated or truncated:
-                out.terminated[e] = terminated
-                out.truncated[e] = truncated
+                out.terminated[e] = _flag(terminated, "terminated", e)
+                out.truncated[e] = _flag(truncated, "truncated", e)
                 any_ended = True
         return any_ended
 
-    def _explain(self, error: Exception, e: int) -> None:
-        """Adds a note to an error of env `e` in a step; raises `ShapeError` if the env uses Gym's old interface."""
+    def _explain(self, error: Exception, e: int, action: Any) -> None:
+        """Adds a note to an error of env `e` in a step; raises `ShapeError` if the env uses Gym's old interface, or the
+        policy chose an action that does not exist."""
         refuse(error, "step", f"env {e}")
+        space = self.user_envs[e].action_space
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(action):
+            raise ShapeError(
+                f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the "
+                f"env raised {summary_of(error).removesuffix('.')}."
+            ) from error
         error.add_note(f"raised in step() of env {e} (of {self.spec.num_envs})")
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
@@ -162,11 +170,12 @@ class OneGymEnv(GymEnv):
     """A group of one env, whose step makes no lists or arrays of several envs' values."""
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        one = self._split(action)[0]
         try:
-            observation, reward, terminated, truncated, info = self._steps[0](self._split(action)[0])
+            observation, reward, terminated, truncated, info = self._steps[0](one)
             values = None if self._is_array else self._values(observation, info)
         except Exception as error:
-            self._explain(error, 0)
+            self._explain(error, 0, one)
             raise
         if values is None:
             # Half the cost of `write_env`.
@@ -176,8 +185,21 @@ class OneGymEnv(GymEnv):
         out.reward[0] = reward if isinstance(reward, float) else reward_number(reward, 0)
         if not (terminated or truncated):
             return False
-        out.terminated[0], out.truncated[0] = terminated, truncated
+        out.terminated[0] = _flag(terminated, "terminated", 0)
+        out.truncated[0] = _flag(truncated, "truncated", 0)
         return True
+
+
+def _flag(value: Any, name: str, e: int) -> bool:
+    """Returns whether the episode of env `e` ended. Raises `ShapeError` unless `value` is a bool or contains one."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or not is_numeric(array.dtype):
+        raise ShapeError(
+            f"{name} of env {e} must be a bool, but is {value!r:.100}. Return True or False as {name} from step()."
+        )
+    return bool(array.reshape(-1)[0])
 
 
 def reward_number(reward: Any, e: int | None = None) -> float:
@@ -201,7 +223,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
                 ". To add up several objectives, put mo_gymnasium.wrappers.LinearReward into env.wrappers. To store "
                 "all of them, use env=torchrl with TorchRL's MOGymWrapper"
             )
-    raise ShapeError(f"the reward{source} must be a single number, but is {got}. {advice}")
+    raise ShapeError(f"the reward{source} must be a single number, but is {got}. {advice}.")
 
 
 def _stored_integer(number: int, source: str) -> float:
@@ -214,6 +236,6 @@ def _stored_integer(number: int, source: str) -> float:
     if stored != number:
         raise ShapeError(
             f"the reward {number!s:.40}{source} would be rounded to {stored:.0f}, because rewards are stored as "
-            "float32. To allow this, return float(reward) from step()"
+            "float32. To allow this, return float(reward) from step()."
         )
     return stored

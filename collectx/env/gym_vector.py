@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collectx.config.problem import did_you_mean, either
+from collectx.config.problem import did_you_mean, either, speaks_python
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -91,7 +91,7 @@ class GymVectorEnv(Env):
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
                     f"{self._observation.space} contains a Text, which Gymnasium's AsyncVectorEnv reads from shared "
-                    "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
+                    "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)."
                 )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             infos = InfoKeys(info_keys, env)
@@ -179,8 +179,10 @@ class GymVectorEnv(Env):
             if not self.spec.can_reset_early:
                 raise CollectxError(
                     f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
-                    "reset before its episode ends. If the env supports it, use env.autoreset_mode=disabled, in Python "
-                    "autoreset_mode=AutoresetMode.DISABLED. Otherwise, do not truncate trajectories"
+                    "reset before its episode ends. If the env supports it, use "
+                    f"{'' if speaks_python() else 'env.'}autoreset_mode="
+                    f"{'AutoresetMode.DISABLED' if speaks_python() else 'disabled'}. Otherwise, do not truncate "
+                    "trajectories."
                 )
             # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))
@@ -198,7 +200,7 @@ class GymVectorEnv(Env):
                 raise NotImplementedError(
                     "reset options cannot be used, because this vector env resets its envs itself, without options "
                     f"(autoreset mode {self._mode.value}). Make it with autoreset_mode=AutoresetMode.DISABLED, or use "
-                    "a SyncVectorEnv"
+                    "a SyncVectorEnv."
                 )
             vector.set_attr("options_of_resets", [dict(options or {})] * vector.num_envs)
         self.reset_options = options or {}
@@ -221,7 +223,7 @@ class GymVectorEnv(Env):
         if "final_obs" not in info:
             raise CollectxError(
                 f"the infos of this vector env lack the final observations (they contain {sorted(map(str, info))}). "
-                'With autoreset mode SameStep, put these into info["final_obs"]'
+                'With autoreset mode SameStep, put these into info["final_obs"].'
             )
         first_infos, final_infos = self._infos.first_and_final_values(info, ended)
         self._write(out, [*self._observation.flatten(observation), *first_infos])
@@ -328,7 +330,7 @@ def _explain(error: Exception) -> None:
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
             f"Gymnasium's vector env could not store the rewards of its envs ({error}). Return a float from step() of "
-            "each env"
+            "each env."
         ) from error
 
 
@@ -388,13 +390,13 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            f"{env} does not say how it resets its envs: its metadata contains no autoreset_mode. Add it there, or set "
-            f"env.autoreset_mode to {either(_MODES)}"
+            f"the metadata of {env} contains no autoreset_mode, so it is unknown how it resets its envs. Add it to the "
+            f"metadata{'' if speaks_python() else f', or set env.autoreset_mode to {either(_MODES)}'}."
         )
     if configured not in (None, mode):
         raise ConfigError(
             f"env.autoreset_mode={value} cannot be used: {env} always uses {mode.value} in this vectorization mode. "
-            "Use env.autoreset_mode=null, or env.vectorization_mode=sync or async"
+            "Use env.autoreset_mode=null, or env.vectorization_mode=sync or async."
         )
     return mode
 

@@ -17,6 +17,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf, is_numeric
+from collectx.config.problem import speaks_python
 from collectx.config.schema.env import EnvConfig
 from collectx.env.action_masks import can_be_masked, mask_of, sample
 from collectx.env.base import Env
@@ -27,7 +28,7 @@ from collectx.errors import SpaceError
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
 # Ends messages about entries that cannot be stored.
-_REMOVE = ". Remove it from info_keys"
+_REMOVE = ". Remove it from info_keys."
 
 
 class InfoKeys:
@@ -60,7 +61,7 @@ class InfoKeys:
             if f"_{name}" in self.declared:
                 raise SpaceError(
                     f"info_keys cannot keep both {name!r} and '_{name}', because in batches '_{name}' is the mask "
-                    f"of {name!r}. Remove one of them"
+                    f"of {name!r}. Remove one of them."
                 )
             parts = list(_walk(name, form, ()))
             if not parts:
@@ -126,7 +127,7 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
         group.keep_infos(InfoKeys([group.spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
     except SpaceError as error:
         if is_needed:
-            advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}"
+            advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}."
             raise SpaceError(f"{str(error).removesuffix(_REMOVE)}. {advice}") from error
         return False
     return True
@@ -176,7 +177,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     raise SpaceError(
         f"info_keys contains {missing!r}, but the infos of an episode with random actions "
         f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
-        f"it: {_example(missing)}"
+        f"it: {_example(missing)}."
     )
 
 
@@ -230,10 +231,9 @@ def _form(name: str, value: Any, path: Path) -> Any:
 
 def _example(name: str) -> str:
     """Returns how to declare the entry `name`."""
-    return (
-        f"'env.info_keys=[{{{name}: float32}}]', in Python info_keys=[{{{name!r}: 'float32'}}]. For an array of 3, "
-        "write [float32, 3] as the value, in Python ['float32', 3]"
-    )
+    if speaks_python():
+        return f"info_keys=[{{{name!r}: 'float32'}}], or for a vector of 3 [{{{name!r}: ['float32', 3]}}]"
+    return f"'env.info_keys=[{{{name}: float32}}]', or for a vector of 3 '[{{{name}: [float32, 3]}}]'"
 
 
 def _dotted(name: str, path: Path) -> str:
@@ -255,5 +255,5 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
             f"info_keys declares {_dotted(name, path)!r} as {form!r:.100}, but needs a dtype, or a list of a dtype "
             "and a shape"
         )
-        raise SpaceError(f"{problem}. Write {_example(name)}") from error
+        raise SpaceError(f"{problem}. Write {_example(name)}.") from error
     yield leaf, path

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from collectx.config.problem import setting
 from collectx.errors import ShapeError
 
 
@@ -79,8 +80,8 @@ class InfoMetrics:
             numbers = None
         if numbers is None:
             raise ShapeError(
-                f"env.metrics cannot average {name!r}, because its value {value!r:.100} is neither a number nor an "
-                "array. Remove it from env.metrics"
+                f"{setting('env.metrics')} cannot average {name!r}, because its value {value!r:.100} is neither a "
+                f"number nor an array. Remove it from {setting('env.metrics')}."
             )
         if numbers.size:
             values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)

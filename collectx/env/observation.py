@@ -79,7 +79,7 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
         raise SpaceError(
             f"a Dict observation cannot have {parts} named {' or '.join(map(repr, colliding))}, because batches "
             f"reserve {reserved}. Rename {them} (gymnasium.wrappers.TransformObservation), or "
-            f"{leave_out(*colliding)}"
+            f"{leave_out(*colliding)}."
         )
 
 

@@ -20,7 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
-from collectx.config.problem import counted
+from collectx.config.problem import counted, setting
 from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
@@ -47,7 +47,7 @@ class Leaves:
             except (KeyError, IndexError, TypeError) as error:
                 raise ShapeError(
                     f"the env returned {value!r:.200} without {'.'.join(leaf.key)!r}, a part of its space. Return all "
-                    "parts, or remove this one from the space"
+                    "parts, or remove this one from the space."
                 ) from error
             flat.append(part)
         return flat
@@ -65,7 +65,7 @@ class SpaceLeaves(Leaves):
         if not parts and not may_be_empty:
             raise SpaceError(
                 f"{'.'.join(root) or 'observation'!r} has the empty space {space}, so there is nothing to store. Add "
-                "at least one part, such as a Box"
+                "at least one part, such as a Box."
             )
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
@@ -76,7 +76,7 @@ class SpaceLeaves(Leaves):
         if self.has_text:
             self.flatten = self._flatten_with_texts  # type: ignore[method-assign]
         if len({leaf.key for leaf in self.leaves}) < len(parts):
-            raise SpaceError(f"two parts of {space} have the same name in batches, as 0 and '0' would. Rename one")
+            raise SpaceError(f"two parts of {space} have the same name in batches, as 0 and '0' would. Rename one.")
 
     def _flatten_with_texts(self, value: Any) -> list[Any]:
         flat = super().flatten(value)
@@ -177,6 +177,8 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
         if array.shape == leaf.shape and _fits(array, dtype):
             return
         got = "None" if value is None else f"a value of shape {array.shape} and dtype {array.dtype}"
+        if leaf.shape == () and type(value) is int and array.dtype == object:  # too large for NumPy
+            got, expected = f"the value {value}", f"dtype {dtype}, which cannot represent it exactly"
         if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
             limits, low, high = np.iinfo(dtype), array.min(), array.max()
             got = f"the value {low}" if low == high else f"values from {low} to {high}"
@@ -185,7 +187,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     is_info = leaf.key[0] == "info"
     says = "but info_keys declares, or the first info had," if is_info else "but its space has"
     advice = "Return the same shape and dtype in each info" if is_info else "Fix the env or its space"
-    raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}")
+    raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}.")
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
@@ -233,14 +235,14 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
         raise SpaceError(
             f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
             f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})"
-            + advice
+            f"{advice}."
         )
 
 
 def leave_out(*names: str) -> str:
     """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
-    return f"leave {what} out with env.exclude_keys=[{','.join(names)}], in Python exclude_keys={[*names]}"
+    return f"leave {what} out with {setting('env.exclude_keys', [*names])}"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

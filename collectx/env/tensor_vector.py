@@ -129,7 +129,7 @@ class TensorVectorEnv(Env):
         if lost is not None and lost.any():
             raise CollectxError(
                 f"env {int(lost.nonzero()[0])} of {self._env} ended an episode, but the infos contain no final "
-                'observation. With autoreset mode SameStep, put the final observations into info["final_obs"]'
+                'observation. With autoreset mode SameStep, put the final observations into info["final_obs"].'
             )
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class TensorVectorEnv(Env):
         if not isinstance(value, torch.Tensor):
             raise ShapeError(
                 f"the vector env returned {name} as {type(value).__name__}, but it has an attribute 'device', so it "
-                f"must return tensors on {self._device}. If it always returns arrays, rename the attribute"
+                f"must return tensors on {self._device}. If it always returns arrays, rename the attribute."
             )
         if value.shape != shape or value.device != self._device or not torch.can_cast(value.dtype, dtype):
             raise ShapeError(

@@ -17,7 +17,7 @@ from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.torchrl import is_torchrl_env
 from collectx.env.torchrl.specs import has_started
 from collectx.errors import ConfigError
-from collectx.user_objects import UserEnvConfig
+from collectx.user_objects import UserEnvConfig, shown
 
 
 def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
@@ -45,7 +45,7 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
         is_batched = False
     else:
         raise ConfigError(
-            f"create_env_fn={cfg.create!r} returned {_text(env)}, which is not an env. Return a gymnasium.Env, a "
+            f"create_env_fn={shown(cfg.create)} returned {_text(env)}, which is not an env. Return a gymnasium.Env, a "
             "gymnasium.vector.VectorEnv, a TorchRL EnvBase, or a Stable-Baselines3 VecEnv."
         )
     if is_users and not is_torchrl_env(env):
@@ -110,8 +110,8 @@ def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]
     envs = [first, *(_create(cfg, numbers.of(e)) for e in range(1, count))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
-            f"create_env_fn={cfg.create!r} returned the same env twice, but num_envs={count} needs a new one from each "
-            "call. Create the env within the function."
+            f"create_env_fn={shown(cfg.create)} returned the same env twice, but num_envs={count} needs a new one from "
+            "each call. Create the env within the function."
         )
     return envs
 

@@ -85,7 +85,7 @@ class ReadableCollector(EnvMethods):
             if name in _keywords(self):
                 return getattr(self._keywords, name)
             reasons = refused.ATTRIBUTES | refused.OF_ONE_PROCESS
-            why = f". {reasons[name]}" if name in reasons else ""
+            why = f". {reasons[name]}." if name in reasons else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def __dir__(self) -> list[str]:
@@ -286,10 +286,8 @@ class ReadableCollector(EnvMethods):
         """
         total, frames = self.total_frames, self.frames_per_batch
         if total < 0 or self.trajs_per_batch is not None:
-            raise TypeError(
-                "len() of a collector is unknown if it is endless (total_frames=-1) or collects whole trajectories "
-                "(trajs_per_batch)"
-            )
+            why = "total_frames=-1" if total < 0 else f"trajs_per_batch={self.trajs_per_batch}"
+            raise TypeError(f"this collector has no length, because {why}.")
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
@@ -327,7 +325,7 @@ class ReadableCollector(EnvMethods):
         if (path := within("env", attr)) is None:
             raise AttributeError(
                 f"{attr!r} cannot be read from the workers. Pass 'worker_idx', or a path that begins with 'env.' or "
-                "'replay_buffer.', such as 'env.spec'"
+                "'replay_buffer.', such as 'env.spec'."
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
@@ -346,7 +344,7 @@ class ReadableCollector(EnvMethods):
             AttributeError: `model_id` is not "policy".
         """
         if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r} is unknown. Valid names: 'policy'")
+            raise AttributeError(f"model_id={model_id!r} is unknown. Valid names: 'policy'.")
         return self.policy
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:

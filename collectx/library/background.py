@@ -136,7 +136,7 @@ class Background:
                 if not self._changed.wait_for(lambda: not self._is_stepping, _finite(timeout_s)):
                     raise TimeoutError(
                         f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a "
-                        "longer timeout"
+                        "longer timeout."
                     )
             self.check()
             yield
@@ -156,7 +156,7 @@ class Background:
         if not self.ends_within(timeout_s):
             raise TimeoutError(
                 f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a longer "
-                "timeout"
+                "timeout."
             )
         self.check()
 

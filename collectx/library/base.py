@@ -32,7 +32,7 @@ from collectx.collector.compose import start_collector
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
-from collectx.config.problem import counted
+from collectx.config.problem import counted, setting, speak
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
@@ -40,6 +40,7 @@ from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
 from collectx.library.configuration import fit_frames, named_in_python, to_config
+from collectx.library.keyword_fields import language_of
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.overrides import overrides_of_workers, trainers_policy
@@ -49,6 +50,7 @@ from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.values import within
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
+from collectx.limits import limited
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
 from collectx.standard_streams import open_closed
@@ -62,6 +64,7 @@ from collectx.worker.spec import env_seed
 _MOST_KILLS = 5
 # What `next` returns after the last batch.
 _END: Any = object()
+_NEEDS_BUFFER = "needs a replay buffer. Create the collector with replay_buffer=ReplayBuffer(100_000)."
 
 
 class BaseCollector(ReadableCollector):
@@ -92,10 +95,16 @@ class BaseCollector(ReadableCollector):
     # The batch that `async for` is waiting for. It belongs to no event loop, as a cancelled task's loop may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
-    def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
+    def __init__(self, *arguments: Any, **keywords: Any):
+        raise TypeError(
+            "BaseCollector is the base class of all collectors. Create one of them, such as Collector or "
+            "MultiSyncCollector."
+        )
+
+    def _open(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
         open_closed()
         self._configure(keywords_class, arguments, passed)
-        with named_in_python(self._keywords):
+        with named_in_python(self._keywords), self._limited_start():
             self._spec = self._read_spec()
         self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
         # Rounding up collects more frames.
@@ -124,10 +133,18 @@ class BaseCollector(ReadableCollector):
         problems += conflicts
         cfg = to_config(keywords, problems)
         check_arguments(keywords, cfg, problems)
+        speak(language_of(keywords))
         self._keywords, self._cfg, self._overrides = keywords, cfg, overrides_of_workers(keywords, cfg)
         env = self._overrides[0].env
         assert env is not None
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
+
+    def _limited_start(self) -> contextlib.AbstractContextManager[None]:
+        """Limits the time of the env that this process makes to that of the workers."""
+        if not self._keywords.has_workers:
+            return contextlib.nullcontext()
+        option = setting("collector.start_timeout_s")
+        return limited("making or resetting an env in this process", option, self._cfg.collector.start_timeout_s)
 
     def _read_spec(self) -> EnvSpec:
         """Returns the spec of one worker's envs, read from an env that this makes. If the user passed an env object,
@@ -183,7 +200,7 @@ class BaseCollector(ReadableCollector):
         if self.is_running():
             raise RuntimeError(
                 "this collector cannot be iterated after start(), because it collects in the background. Sample from "
-                "its replay buffer"
+                "its replay buffer."
             )
         return cast(TensorDictBase, self._collect())
 
@@ -219,7 +236,7 @@ class BaseCollector(ReadableCollector):
             RuntimeError: the collector was made without a replay buffer, or collects in the background.
         """
         if self.replay_buffer is None:
-            raise RuntimeError("fill() needs a replay buffer. Pass replay_buffer=... to the constructor")
+            raise RuntimeError(f"fill() {_NEEDS_BUFFER}")
         before = self._core.num_frames
         while (collected := self._core.num_frames - before) < frames and next(self, _END) is not _END:
             pass
@@ -236,10 +253,11 @@ class BaseCollector(ReadableCollector):
         except StopIteration as error:
             raise RuntimeError(
                 "a function that you passed to this collector raised StopIteration, which would end the loop over its "
-                "batches. Catch it in that function"
+                "batches. Catch it in that function."
             ) from error
         except AllDelivered:
-            raise StopIteration from None
+            text = f"all {self.total_frames} frames (total_frames) were delivered. Create a new collector."
+            raise StopIteration(text) from None
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.
@@ -265,7 +283,7 @@ class BaseCollector(ReadableCollector):
         """
         self._check_process()
         if self.replay_buffer is None:
-            raise RuntimeError("start() needs a replay buffer. Pass replay_buffer=... to the constructor")
+            raise RuntimeError(f"start() {_NEEDS_BUFFER}")
         self._background.start(self._collect)
 
     def is_running(self) -> bool:
@@ -290,7 +308,7 @@ class BaseCollector(ReadableCollector):
         if not resume:
             raise ValueError(
                 "resume=False cannot be used, because a pause ends with its `with` block. To stop collecting, call "
-                "shutdown()"
+                "shutdown()."
             )
         with self._exclusive(timeout):
             if workers_write(self._overrides):
@@ -344,9 +362,8 @@ class BaseCollector(ReadableCollector):
         parallelism).
 
         Raises:
-            KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
-            TypeError, ValueError: weights were passed twice, have a wrong type or shape, or belong to models or workers
-                that do not exist. Nothing is published then.
+            TypeError, ValueError: weights are missing, were passed twice, have a wrong type or shape, or belong to
+                models or workers that do not exist; or, with `strict`, have unknown names. Nothing is published then.
         """
         by_model = weights_by_model((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id)
         by_worker = {model: weights_by_worker(each, worker_ids, self.num_workers) for model, each in by_model.items()}
@@ -380,7 +397,7 @@ class BaseCollector(ReadableCollector):
             raise RuntimeError(
                 "increment_version() would replace the individual weights of "
                 f"{'worker' if len(individual) == 1 else 'workers'} {' and '.join(map(str, sorted(individual)))}. Call "
-                "update_policy_weights_() with the weights of each worker instead"
+                "update_policy_weights_() with the weights of each worker instead."
             )
         self.update_policy_weights_()
         return self.policy_version
@@ -413,8 +430,8 @@ class BaseCollector(ReadableCollector):
         has_no_lists = list_of_args is None and list_of_kwargs is None
         if path is None and has_workers and has_no_lists:
             raise ValueError(
-                f"map_fn({method_name!r}) would call a method of the collector, which the workers lack. To call one of "
-                f"their envs, use map_fn('env.{method_name}'). To call the collector's method once, pass "
+                f"map_fn({method_name!r}) names a method of the collector, and workers have no collector. To call a "
+                f"method of their envs: map_fn('env.{method_name}'). To call the collector's method once, pass "
                 "list_of_args=[()]."
             )
         is_per_worker = path is not None and has_workers
@@ -468,12 +485,12 @@ class BaseCollector(ReadableCollector):
         if len(selection) != count:
             raise ValueError(
                 f"{name}={list(selection)} has {counted(len(selection), 'entry', 'entries')}, but there "
-                f"{'is' if count == 1 else 'are'} {counted(count, what)}. Pass one entry per {what}, or None for all"
+                f"{'is' if count == 1 else 'are'} {counted(count, what)}. Pass one entry per {what}, or None for all."
             )
         if self.trajs_per_batch is not None:
             raise ValueError(
                 f"{name}={list(selection)} cannot be used with trajs_per_batch={self.trajs_per_batch}, because all "
-                f"envs are reset together then. Leave {name} out"
+                f"envs are reset together then. Leave {name} out."
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -607,7 +624,7 @@ class BaseCollector(ReadableCollector):
             strict: whether missing and unknown names of the policy's weights raise an error.
 
         Raises:
-            KeyError: the dict is not the state of a collector.
+            ValueError: the dict is not the state of a collector.
             RuntimeError: the weights do not fit the policy.
             TypeError: the state is not a dict.
         """
@@ -617,9 +634,9 @@ class BaseCollector(ReadableCollector):
                 f"{type(state_dict).__name__}"
             )
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(
-                f"the state dict lacks {' and '.join(map(repr, missing))}, so it is not a collector's. Pass the "
-                "dict that state_dict() returned"
+            raise ValueError(
+                f"this is not the state of a collector: it lacks {' and '.join(map(repr, missing))}. Pass the dict "
+                "that state_dict() returned."
             )
         # The inference server too, whose state has its generators only.
         askable = self._core.pool.askable

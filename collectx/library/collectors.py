@@ -60,7 +60,7 @@ class Collector(BaseCollector):
 
     @takes_keywords(SingleKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, SingleKeywords, arguments, keywords)
+        self._open(SingleKeywords, arguments, keywords)
 
     @property
     def env(self) -> Any:
@@ -83,18 +83,22 @@ class Collector(BaseCollector):
         if keywords:
             raise ValueError(
                 f"reset() has no argument {' or '.join(map(repr, keywords))}. To seed, call set_seed(). To pass "
-                "options to the envs, call set_reset_options()"
+                "options to the envs, call set_reset_options()."
             )
         if index is None:
             super().reset()
             return
         mask = torch.zeros(self._spec.num_envs, dtype=torch.bool)
-        mask[index] = True
+        try:
+            mask[index] = True
+        except IndexError:
+            envs = "1 env (0)" if len(mask) == 1 else f"{len(mask)} envs (0 to {len(mask) - 1})"
+            raise IndexError(f"index={index!r} does not exist: this collector has {envs}.") from None
         self._check_selection("index", mask.tolist(), self._spec.num_envs, "env")
         if not self._spec.can_reset_early:
             raise ValueError(
                 f"index={index!r} cannot be used, because this vector env only resets an env when its episode ends. "
-                "Leave index out, or make it with autoreset_mode=AutoresetMode.DISABLED"
+                "Leave index out, or make it with autoreset_mode=AutoresetMode.DISABLED."
             )
         self._ask("reset_some", mask.tolist())
 
@@ -107,7 +111,7 @@ class MultiCollector(BaseCollector):
 
     @takes_keywords(MultiKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, MultiKeywords, arguments, keywords)
+        self._open(MultiKeywords, arguments, keywords)
 
 
 class MultiSyncCollector(MultiCollector):
@@ -126,7 +130,7 @@ class MultiSyncCollector(MultiCollector):
 
     @takes_keywords(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
+        self._open(MultiSyncKeywords, arguments, keywords)
 
 
 class MultiAsyncCollector(MultiCollector):
@@ -145,7 +149,7 @@ class MultiAsyncCollector(MultiCollector):
 
     @takes_keywords(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
+        self._open(MultiAsyncKeywords, arguments, keywords)
 
 
 class AsyncBatchedCollector(BaseCollector):
@@ -159,7 +163,7 @@ class AsyncBatchedCollector(BaseCollector):
 
     @takes_keywords(AsyncBatchedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, AsyncBatchedKeywords, arguments, keywords)
+        self._open(AsyncBatchedKeywords, arguments, keywords)
 
 
 class AsyncCollector(MultiAsyncCollector):
@@ -189,7 +193,7 @@ class DistributedCollector(BaseCollector):
 
     @takes_keywords(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, DistributedKeywords, arguments, keywords)
+        self._open(DistributedKeywords, arguments, keywords)
 
 
 class DistributedSyncCollector(DistributedCollector):
@@ -198,7 +202,7 @@ class DistributedSyncCollector(DistributedCollector):
 
     @takes_keywords(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
+        self._open(DistributedSyncKeywords, arguments, keywords)
 
     @property
     def update_interval(self) -> int:
@@ -216,7 +220,7 @@ class RPCCollector(BaseCollector):
 
     @takes_keywords(RpcKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, RpcKeywords, arguments, keywords)
+        self._open(RpcKeywords, arguments, keywords)
 
 
 class RayCollector(BaseCollector):
@@ -226,7 +230,7 @@ class RayCollector(BaseCollector):
 
     @takes_keywords(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        BaseCollector.__init__(self, RayKeywords, arguments, keywords)
+        self._open(RayKeywords, arguments, keywords)
 
     def add_collectors(
         self,

@@ -15,6 +15,8 @@ from collectx.config.problem import PYTHON, Problem, nearest
 
 Parameters = ParamSpec("Parameters")
 Dataclass = TypeVar("Dataclass")
+# Keywords that collectors with workers on this machine lack.
+_DISTRIBUTED = ("backend", "launcher", "slurm_kwargs", "tcp_port")
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
@@ -80,7 +82,8 @@ def _check_known(name: str, known: list[str], others: list[str]) -> None:
     unknown = []
     for key in others:
         near = nearest(key, known)
-        unknown.append(f"{key!r}" + (f" (did you mean {near!r}?)" if near else ""))
+        hint = f" (did you mean {near!r}?)" if near else " (see DistributedCollector)" if key in _DISTRIBUTED else ""
+        unknown.append(f"{key!r}{hint}")
     if unknown:
         arguments = "an unexpected keyword argument" if len(unknown) == 1 else "unexpected keyword arguments"
         listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -216,7 +216,9 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"cat_results={cat_results!r} must be 'stack' or a dimension, such as 0 or -1."
     if keywords.split_trajs and not keywords.track_traj_ids:
         yield "split_trajs=True needs track_traj_ids=True, because it splits batches by trajectory ids."
-    if buffer is not None and not hasattr(buffer, "extend"):
+    if isinstance(buffer, MutableSequence):
+        yield f"replay_buffer={buffer!r:.60} is not a replay buffer. Pass a ReplayBuffer, or None."
+    elif buffer is not None and not hasattr(buffer, "extend"):
         got = type(buffer).__name__
         yield f"replay_buffer must be a ReplayBuffer, or another object with the method extend(), but is of type {got}."
     elif not keywords.extend_buffer and not hasattr(buffer, "add"):

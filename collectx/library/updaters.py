@@ -90,7 +90,7 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
     """Supplies no weights: `update_policy_weights_` without weights raises `RuntimeError`."""
 
     def _get_server_weights(self) -> Any:
-        raise RuntimeError("RemoteModuleWeightUpdater supplies no weights. Pass them to update_policy_weights_()")
+        raise RuntimeError("RemoteModuleWeightUpdater supplies no weights. Pass them to update_policy_weights_().")
 
 
 class RayWeightUpdater(WeightUpdaterBase):

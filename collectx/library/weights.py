@@ -96,10 +96,10 @@ def weights_by_model(
     if len(passed) > len(by_model):
         raise TypeError(
             "the weights were passed more than once. Pass only one of policy_or_weights, weights, policy_weights, "
-            "policy and weights_dict"
+            "policy and weights_dict."
         )
     if missing := [name for name, weights in by_model.items() if weights is None and name != "policy"]:
-        raise TypeError(f"the weights of {missing[0]!r} are None. Pass them, because only the policy's may be None")
+        raise TypeError(f"the weights of {missing[0]!r} are None. Pass them, because only the policy's may be None.")
     return by_model
 
 
@@ -111,7 +111,7 @@ def weights_by_worker(
     # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
     if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
         if worker_ids is not None:
-            raise ValueError(f"the weights already name their workers. Leave out worker_ids={worker_ids!r}")
+            raise ValueError(f"the weights already name their workers. Leave out worker_ids={worker_ids!r}.")
         by_worker = {int(key) if isinstance(key, int | np.integer) else key: value for key, value in weights.items()}
     elif worker_ids is None:
         return {None: weights}
@@ -121,7 +121,7 @@ def weights_by_worker(
     if unknown := [worker for worker in by_worker if worker not in range(num_workers)]:
         raise ValueError(f"worker {unknown[0]!r} does not exist: {numbered_workers(num_workers)}")
     if not by_worker:
-        raise ValueError("worker_ids is empty. Name the workers that get the weights, or leave worker_ids out for all")
+        raise ValueError("worker_ids is empty. Name the workers that get the weights, or leave worker_ids out for all.")
     return by_worker
 
 
@@ -154,14 +154,14 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
     weights by name.
 
     Raises:
-        KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
         TypeError: `weights` is of a wrong type, or the policy is not a module.
-        ValueError: shapes differ, or the numbers of weights of the two modules.
+        ValueError: weights of the policy are missing; shapes differ, or the numbers of weights of the two modules; or,
+            with `strict`, weights have unknown names.
     """
     if not isinstance(policy, nn.Module):
         raise TypeError(
-            f"the policy {policy!r} is not a torch.nn.Module, so it has no weights to load. Call "
-            "update_policy_weights_() without weights"
+            f"the policy is of type {type(policy).__name__}, not a torch.nn.Module, so it has no weights to load. Call "
+            "update_policy_weights_() without weights."
         )
     if weights is policy:
         return
@@ -205,11 +205,11 @@ def _values_for(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], 
     elif names.keys() - weights and _without_module(names).keys() <= weights.keys():
         names = _without_module(names)
     if missing := sorted(names.keys() - weights):
-        raise KeyError(f"the weights lack {' and '.join(map(repr, missing))}, which the policy needs. {_ADVICE}")
+        raise ValueError(f"the weights lack {' and '.join(map(repr, missing))}, which the policy needs. {_ADVICE}")
     if strict and (unexpected := sorted(weights.keys() - names)):
         them = "it" if len(unexpected) == 1 else "them"
         unknown = " or ".join(map(repr, unexpected))
-        raise KeyError(f"the policy has no weight named {unknown}. Leave {them} out, or pass strict=False")
+        raise ValueError(f"the policy has no weight named {unknown}. Leave {them} out, or pass strict=False.")
     return [weights[name] for name in names]
 
 

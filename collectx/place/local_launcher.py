@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from collectx import signal_handlers
-from collectx.config.problem import counted
+from collectx.config.problem import counted, setting, speaks_python
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.fork_server.inherited import Inherited
@@ -62,14 +62,14 @@ def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool =
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
         fewer = max(1, (hard - used - _JOINING) // each)
         how = (
-            "more envs each (env.num_envs)"
+            f"more envs each ({setting('env.num_envs')})"
             if is_served
-            else "several processes each (collector.num_workers_per_collector)"
+            else f"several processes each ({setting('collector.num_workers_per_collector')})"
         )
         raise LauncherError(
-            f"collector.num_workers={num_workers} needs {used + _JOINING + each * num_workers} open files ({each} per "
-            f"worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a service), or use "
-            f"at most {counted(fewer, 'worker')}, with {how}."
+            f"{setting('collector.num_workers', num_workers)} needs {used + _JOINING + each * num_workers} open files "
+            f"({each} per worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a "
+            f"service), or use at most {counted(fewer, 'worker')}, with {how}."
         )
 
 
@@ -144,8 +144,9 @@ class LocalLauncher(Launcher):
         if multiprocessing.current_process().daemon:
             raise LauncherError(
                 f"{multiprocessing.current_process().name} is a daemonic process (as in multiprocessing.Pool), which "
-                "Python does not allow to start workers. Collect in the process itself (collector=single, in Python "
-                "Collector), or use concurrent.futures.ProcessPoolExecutor."
+                "Python does not allow to start workers. Collect in the process itself "
+                f"({'Collector' if speaks_python() else 'collector=single'}), or use "
+                "concurrent.futures.ProcessPoolExecutor."
             )
         mark = descendants.new_mark()
         process: Any = multiprocessing.get_context("forkserver").Process(
@@ -188,9 +189,9 @@ class LocalLauncher(Launcher):
         except Empty:
             timeout_s = self._start_timeout_s
             raise WorkerTimeout(
-                f"{process.name} was not forked within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): the "
-                "fork server, which first imports what workers need, is slow or hangs. If it is slow, raise "
-                "collector.start_timeout_s."
+                f"{process.name} was not forked within {timeout_s:g} s "
+                f"({setting('collector.start_timeout_s', timeout_s)}): the fork server, which first imports what "
+                f"workers need, is slow or hangs. If it is slow, raise {setting('collector.start_timeout_s')}."
             ) from None
         thread.join()
         if error is not None:

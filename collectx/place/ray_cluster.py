@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from collectx.config.problem import counted
+from collectx.config.problem import counted, setting
 from collectx.errors import LauncherError
 from collectx.limits import limited
 
@@ -42,7 +42,7 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     address = {} if has_address else {"address": "local"}
     try:
         _check_address(str(options.get("address")))
-        with limited("ray.init", "collector.start_timeout_s", timeout_s):
+        with limited("ray.init", setting("collector.start_timeout_s"), timeout_s):
             ray.init(**(_DEFAULTS | dict(options) | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
@@ -50,8 +50,9 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
-            f"cannot connect to Ray ({source}launcher.ray_init_config={dict(options)}): {str(error).rstrip('.')}."
-            f"{token} Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
+            f"cannot connect to Ray ({source}{setting('launcher.ray_init_config', dict(options))}): "
+            f"{str(error).rstrip('.')}.{token} Start a cluster with `ray start --head`, or leave the address out to "
+            "start one on this machine."
         ) from error
     finally:
         # `ray.init` replaces it.
@@ -87,8 +88,9 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
         answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
     except Empty:
         raise LauncherError(
-            f"{failure} within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}), so Ray's client hangs, as in "
-            "a process that was forked after ray.init. Call ray.shutdown() first, or raise collector.start_timeout_s."
+            f"{failure} within {timeout_s:g} s ({setting('collector.start_timeout_s', timeout_s)}), so Ray's client "
+            "hangs, as in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
+            f"{setting('collector.start_timeout_s')}."
         ) from None
     if isinstance(answer, Exception):
         raise answer

@@ -36,9 +36,9 @@ def policy_from_agent(agent: Any, *, deterministic: bool = False) -> TensorDictM
             policy = _Predict(module, deterministic, names)
             return TensorDictModule(policy, in_keys=names or ["observation"], out_keys=["action"])
     raise ConfigError(
-        "policy_from_agent() needs a torch.nn.Module with the method get_action_and_value() or predict(), or a "
-        f"Stable-Baselines3 model, but got a value of type {type(agent).__name__}. Pass a function from the "
-        "observation to the action to the collector itself."
+        "the agent must be a torch.nn.Module with the method get_action_and_value() or predict(), or a "
+        f"Stable-Baselines3 model, but is of type {type(agent).__name__}. If you have a function that "
+        "computes the action, pass it to the collector directly."
     )
 
 

@@ -181,8 +181,9 @@ class ArgumentsStep(Step):
         if not isinstance(result, tuple | list) or len(result) < num_actions:
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
-                f"the policy returned a value of type {returned}, but a policy without out_keys must return the env's "
-                f"action ({key_names(self._actions)}) as {form}"
+                f"the policy returned {'None' if result is None else f'a value of type {returned}'}, but must return "
+                f"the action ({key_names(self._actions)}) as {form}. A module that writes into a TensorDict declares "
+                "its out_keys."
             )
         if not self.writes:
             self.writes = [*self._actions, *((f"output{i}",) for i in range(1, len(result) - num_actions + 1))]
@@ -369,7 +370,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         if value.shape[:dims] != size:
             raise ShapeError(
                 f"the policy returned {name} with shape {list(value.shape)} for observations of batch size "
-                f"{list(size)}. Return a tensor of shape [{', '.join(map(str, size))}, ...]"
+                f"{list(size)}. Return a tensor of shape [{', '.join(map(str, size))}, ...]."
             )
         shape = tuple(value.shape[dims:])
         leaf = actions.get(key, Leaf(key, shape, value.dtype))
@@ -420,7 +421,7 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
         if value.isnan().any():
             raise ShapeError(
                 f"the policy returned NaN as {name}, among the scores of the {num_actions} actions. Its weights or "
-                "its inputs may contain NaN"
+                "its inputs may contain NaN."
             )
         value = value.argmax(-1)
     elif value.numel() and not 0 <= value.min() <= value.max() < num_actions:

@@ -75,7 +75,7 @@ def _recordable(function: Forward) -> Forward:
         except Exception as error:
             error.add_note(
                 "raised while cudagraph_policy recorded the policy as a CUDA graph, when the CPU cannot read values "
-                "from the GPU (`item`, `if`). Change the policy, or use cudagraph_policy=False"
+                "from the GPU (`item`, `if`). Change the policy, or use cudagraph_policy=False."
             )
             raise
         finally:

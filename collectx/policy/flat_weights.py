@@ -70,7 +70,7 @@ class FlatWeights:
                     continue
                 if nn.parameter.is_lazy(tensor):
                     raise ValueError(
-                        f"the lazy parameter {name} has no shape yet. Call the module once before you pass it"
+                        f"the lazy parameter {name} has no shape yet. Call the module once before you pass it."
                     )
                 seen.add(id(tensor))
                 nbytes = tensor.numel() * tensor.dtype.itemsize
@@ -128,7 +128,7 @@ class FlatWeights:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
             raise ValueError(
                 f"the policy needs {self.nbytes} bytes of weights, but got {buffer.numel()} x {buffer.dtype}. Build "
-                "the same policy in the trainer and in all workers"
+                "the same policy in the trainer and in all workers."
             )
 
     def _is_adopted(self) -> bool:

@@ -51,8 +51,8 @@ class RandomPolicy:
 
         if self.action_spec is None:
             raise RuntimeError(
-                "this RandomPolicy has no action_spec, so it cannot be called. Pass one to its constructor, or "
-                "pass the policy to a collector"
+                "this RandomPolicy cannot be called, because it has no action_spec. Create it with "
+                "RandomPolicy(action_spec), or pass it to a collector."
             )
         if hasattr(self.action_spec, "rand"):
             action = self.action_spec.rand()

@@ -132,6 +132,8 @@ class UserActor(Actor):
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
                 values = "the first observations of the env" if spec.example_observation else "zeros for observations"
                 error.add_note(f"raised when the policy was called once with {values}: {seen}")
+                if isinstance(error, TypeError) and "required positional argument" in str(error):
+                    error.add_note("Arguments are observations, by their order or names. For others, declare in_keys.")
                 raise
 
 

@@ -102,7 +102,7 @@ class ReplayBuffer:
     def __iter__(self) -> Iterator[TensorDict]:
         """Raises TypeError; Python would otherwise call `buffer[0]`, `buffer[1]` and so on, whose frames may be
         overwritten."""
-        raise TypeError("a ReplayBuffer cannot be iterated. Use buffer[:] for all its frames, or buffer.sample(size)")
+        raise TypeError("a ReplayBuffer cannot be iterated. Use buffer[:] for all its frames, or buffer.sample(size).")
 
     def __len__(self) -> int:
         """Returns the number of frames in the buffer, which can be sampled."""
@@ -165,7 +165,7 @@ class ReplayBuffer:
         """
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
-            raise ValueError("sample() needs a batch size. Pass one, or create the buffer with batch_size=...")
+            raise ValueError("sample() needs a batch size. Call sample(256), or create the buffer with batch_size=256.")
         if not _is_count(size):
             raise ValueError(f"batch_size={size!r} must be an int, at least 1.")
         size = int(size)
@@ -185,7 +185,7 @@ class ReplayBuffer:
     def _draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         self._attach()
         if not len(self._ring):
-            raise ValueError("the buffer is empty. Write frames before you sample")
+            raise ValueError("the buffer is empty. Write frames before you sample.")
         return self.sampler.draw(size)
 
     def __getitem__(self, index: torch.Tensor | slice | int | Sequence[int]) -> TensorDict:
@@ -213,6 +213,11 @@ class ReplayBuffer:
             elif isinstance(index, numbers.Integral) and not isinstance(index, bool):
                 indices = np.array(index + self._ring.end if index < 0 else index)
             else:
+                if isinstance(index, str | tuple):
+                    raise TypeError(
+                        "a ReplayBuffer is indexed by frames, as in buffer[:10]. For one key of all frames: "
+                        f"buffer[:][{index!r}]"
+                    )
                 given = torch.as_tensor(index)
                 if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point):
                     raise TypeError(
@@ -238,12 +243,12 @@ class ReplayBuffer:
         Raises:
             ValueError: the sampler does not use priorities, or a priority is negative or not finite.
         """
-        indices = index.to("cpu", torch.int64).numpy().reshape(-1)
-        values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
+        indices = torch.as_tensor(index).to("cpu", torch.int64).numpy().reshape(-1)
+        values = torch.as_tensor(priority).detach().to("cpu", torch.float64).numpy().reshape(-1)
         if len(indices) != len(values):
             raise ValueError(
                 f"got {counted(len(values), 'priority', 'priorities')} for {counted(len(indices), 'frame')}. Pass "
-                "one priority per frame"
+                "one priority per frame."
             )
         with self._lock:
             is_present = self._ring.contains(indices)
@@ -318,7 +323,7 @@ class ReplayBuffer:
         if not folders:
             raise FileNotFoundError(
                 f"{path} contains no replay buffer (no folder {_SAVED}*). If an earlier version of collectx saved one "
-                "there, load it with that version, and write it with torch.save(buffer.state_dict(), file)"
+                "there, load it with that version, and write it with torch.save(buffer.state_dict(), file)."
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)

@@ -88,7 +88,7 @@ class PrioritizedSampler(Sampler):
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:
         if not (np.isfinite(priority) & (priority >= 0)).all():
-            raise ValueError("priorities must be finite and not negative. Pass absolute errors")
+            raise ValueError("priorities must be finite and not negative. Pass absolute errors.")
         weight = (priority + self.eps) ** self.alpha
         self._largest[0] = max(self._largest[0], weight.max(initial=0.0))
         self._tree.set(index % self._ring.capacity, weight)

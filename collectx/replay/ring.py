@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDictBase
 
 from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
+from collectx.config.problem import speaks_python
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
 
@@ -121,7 +122,7 @@ class Ring:
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
             raise ShapeError(
-                f"the keys of the batch take {len(text)} bytes, but the limit is 64 KiB. Use fewer or shorter keys"
+                f"the keys of the batch take {len(text)} bytes, but the limit is 64 KiB. Use fewer or shorter keys."
             )
         self._map(leaves.values())
         self._header[_COUNTS_BYTES : _COUNTS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
@@ -134,9 +135,8 @@ class Ring:
             memory = self._memory.map(end + self._num_extra_bytes)
         except OSError as error:
             size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
-            error.add_note(
-                f"The replay buffer needs memory for {size}. Use a lower trainer.buffer_frames, in Python capacity."
-            )
+            lower = "capacity" if speaks_python() else "trainer.buffer_frames"
+            error.add_note(f"The replay buffer needs memory for {size}. Use a lower {lower}.")
             raise
         tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
         self.leaves = layout.leaves
@@ -217,7 +217,7 @@ def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], d
         if not isinstance(tensor, torch.Tensor):
             raise ShapeError(f"{'.'.join(key)!r} is of type {type(tensor).__name__}, but a buffer only stores tensors")
         if key[0] in _SAMPLE_KEYS:
-            raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it")
+            raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it.")
         leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)
         frames[key] = as_array(tensor).reshape(count, *leaves[key].shape)
     if not leaves:

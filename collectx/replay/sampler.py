@@ -67,7 +67,7 @@ class Sampler:
         """Sets the priorities, `[N]`, of frames in the ring with these indices, `[N]`. Raises `ValueError` if the
         sampler does not use priorities."""
         raise ValueError(
-            f"{type(self).__name__} does not use priorities. Create the buffer with sampler=PrioritizedSampler()"
+            f"{type(self).__name__} does not use priorities. Create the buffer with sampler=PrioritizedSampler()."
         )
 
 

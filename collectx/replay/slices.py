@@ -49,8 +49,8 @@ class SliceSampler(Sampler):
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
         if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in leaves]:
             raise ShapeError(
-                f"SliceSampler needs {' and '.join(map(repr, missing))}, which the frames lack. Write batches "
-                "from a collector with track_traj_ids=True"
+                f"SliceSampler needs {' and '.join(map(repr, missing))}, which these frames lack. Fill the "
+                "buffer from a collector with track_traj_ids=True."
             )
         for key in (TRAJ_IDS, _DONE):
             if math.prod(leaves[key].shape) != 1:

@@ -162,7 +162,7 @@ def resume_point(run_folder: RunFolder, cfg: RunConfig, say: Callable[[str], Non
         raise ConfigError(*problems)
     point = ResumePoint(run_folder, cfg)
     for text in point.damaged:
-        say(f"{text}. The run continues from an earlier checkpoint")
+        say(f"{text}. The run continues from an earlier checkpoint.")
     return point
 
 

@@ -113,7 +113,7 @@ def _save_atari(ale: Any) -> bytes:
     if ale.getFloat("repeat_action_probability") > 0:
         raise NotRestorableError(
             "the Arcade Learning Environment does not save the last action, which sticky actions repeat. Set "
-            "repeat_action_probability=0"
+            "repeat_action_probability=0."
         )
     return ale.cloneState(include_rng=True).serialize()
 

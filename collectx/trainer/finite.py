@@ -45,5 +45,5 @@ def check_finite(
     raise TrainingDivergedError(
         f"{what} in gradient step {step} of trainer={cfg.kind}: training diverged, or batches contain such values "
         f"(possible with collector.check_finite=false). Lower trainer.learning_rate (now {cfg.learning_rate:g}) or "
-        f"trainer.max_grad_norm (now {cfg.max_grad_norm:g}), or continue with trainer.check_finite=false"
+        f"trainer.max_grad_norm (now {cfg.max_grad_norm:g}), or continue with trainer.check_finite=false."
     )

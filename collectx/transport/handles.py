@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from collectx.config.problem import setting
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.transport.connections import LONGEST_WAIT_S
@@ -67,15 +68,15 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
 def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stacks: str = "") -> WorkerTimeout:
     """Returns the error of a worker that has exceeded a timeout. `progress` is a sentence about how far the worker has
     come."""
-    option, limit_s = limit
+    option, limit_s = setting(limit[0]), limit[1]
     if has_joined:
         what, longer = "made no progress for", "If one reset or step of its envs can take longer"
         how = progress
     else:
         what, longer = "has not joined after", "To wait longer"
         how = (
-            "It may be queued, slow to start, or unable to reach the trainer: see its log. Workers on other hosts need "
-            "open TCP ports, and perhaps another network (backend.interface)"
+            "It may still be queued, be slow to start, or be unable to reach the trainer: see its log. Workers on "
+            f"other hosts need open TCP ports, and perhaps another network ({setting('backend.interface')})"
         )
     text = f"{name} {what} {limit_s:g} s ({option}={limit_s:g}). {how}. {longer}, raise {option}."
     return WorkerTimeout(f"{text}{stacks and ' '}{stacks}")

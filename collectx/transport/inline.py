@@ -60,8 +60,8 @@ class InlineTransport(SlabTransport):
         try:
             if next(self._workers[worker], _ENDED) is _ENDED:
                 raise WorkerDied(
-                    f"worker {worker} ended with an error, or was interrupted while it was making its env. Create a "
-                    "new collector"
+                    f"worker {worker} has ended, because it raised an error before, or was interrupted while it was "
+                    "creating its env. Create a new collector."
                 )
             if (failure := self._links[worker].take_error()) is not None:
                 raise failure

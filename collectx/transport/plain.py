@@ -30,7 +30,7 @@ def packed(value: Any) -> Any:
         return value
     raise TypeError(
         f"{value!r:.100}, of type {type(value).__name__}, cannot be sent to or from workers. Use numbers, strings, "
-        "None, tensors, arrays of numbers, and lists, tuples and dicts of these, with strings or integers as keys"
+        "None, tensors, arrays of numbers, and lists, tuples and dicts of these, with strings or integers as keys."
     )
 
 

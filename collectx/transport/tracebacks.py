@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import fcntl
 import os
+import re
 import signal
 import socket
 import stat
@@ -25,6 +26,8 @@ from collectx.transport.connections import socket_of
 _MEMORY = "collectx-stacks"
 # Maximum seconds for writing, and seconds without another line after which the stacks are complete.
 _MAX_S, _QUIET_S = 1.0, 0.05
+# The frames that called the worker: those of the process from which it was forked.
+_OUTER = re.compile(r'(?<=in run_worker\n)(  File "[^\n]*\n)+')
 # The file that the handler of this process writes to.
 _descriptor: int | None = None
 
@@ -76,7 +79,7 @@ def _read(pid: int) -> str:
                 break
     if not written:
         return f"Its process did not write its stacks within {_MAX_S:g} s (state {state} in /proc/{pid}/stat)."
-    text = f"The stacks of its threads:\n{written.decode(errors='replace')}"
+    text = f"The stacks of its threads:\n{_OUTER.sub('', written.decode(errors='replace'))}"
     if stat.S_ISREG((descriptors / "2").stat().st_mode):
         with open(descriptors / "2", "a") as log:
             log.write(f"The trainer kills this worker because it exceeded a timeout. {text}")

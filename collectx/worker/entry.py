@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Generator
 from typing import Any
 
+from collectx.config.problem import KEYWORDS, speak
 from collectx.errors import RendezvousError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.transport.base import Link
@@ -37,6 +38,8 @@ def run_worker(spec: Sealed[ProcessSpec], link: Link) -> None:
 def _make_source(
     spec: ProcessSpec, link: Any, is_inline: bool = False, start_collector: Callable[..., Any] | None = None
 ) -> BatchSource:
+    if spec.cfg.env.kind == "python" and not is_inline:
+        speak(KEYWORDS)
     if spec.user_collector is not None:
         from collectx.worker.user_collector import UserCollectorSource
 
@@ -110,5 +113,5 @@ def set_visible_device(device: str | None) -> None:
     else:
         raise RendezvousError(
             f"this worker should see {device} (visible_devices), but its host only provides {name}={present}. Request "
-            "more GPUs, or change visible_devices"
+            "more GPUs, or change visible_devices."
         )

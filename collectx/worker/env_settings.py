@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 
+from collectx.config.problem import nearest
 from collectx.env.base import Env
 from collectx.env.wrappers import layers
 from collectx.rollout.loop import Rollout
@@ -127,8 +128,12 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
         # An object that itself has the attribute, so does not forward it to an inner env.
         holders = [each for each in layers(env) if name in getattr(each, "__dict__", ()) or hasattr(type(each), name)]
         if not holders:
-            inner = type([*layers(env)][-1]).__name__
-            raise AttributeError(f"neither the env {inner} nor its wrappers have an attribute {name!r}")
+            inner = [*layers(env)][-1]
+            near = nearest(name, (each for each in dir(inner) if not each.startswith("_")))
+            question = f". Did you mean {near!r}?" if near else ""
+            raise AttributeError(
+                f"neither the env {type(inner).__name__} nor its wrappers have an attribute {name!r}{question}"
+            )
         yield holders[0]
 
 
@@ -147,7 +152,7 @@ def resolve(value: Any, path: str) -> Any:
     while end < len(path) or not path:
         match = _STEP.match(path, end)
         if match is None:
-            raise AttributeError(f'{path!r} is not a path. Write it as in "transform[0].shape" or "spaces[\'a\']"')
+            raise AttributeError(f'{path!r} is not a path. Write it as in "transform[0].shape" or "spaces[\'a\']".')
         name, number, _, key = match.groups()
         value = getattr(value, name) if name else value[key if number is None else int(number)]
         end = match.end()

@@ -123,7 +123,7 @@ class RequestHandler:
             raise TypeError(
                 f"{path!r} is {what} in the worker's env, so calling or changing a copy here would not change the env. "
                 "To read data, pass its full path. To call methods or change the env, use call(), set_attr() or "
-                "map_fn('env.NAME')"
+                "map_fn('env.NAME')."
             )
         return _one_or_all(values)
 
@@ -248,7 +248,7 @@ def check_forms(added: Sequence[Mapping[Key, torch.Tensor]]) -> None:
     if any(form != forms[0] for form in forms):
         raise ShapeError(
             f"post_collect_hook added different keys, shapes or dtypes in different workers: {forms}. Add the same "
-            "ones in all workers"
+            "ones in all workers."
         )
 
 

@@ -183,7 +183,7 @@ class RolloutSource:
         if group.spec.num_envs != num_envs:
             raise ShapeError(
                 f"worker {self._spec.worker} made {counted(group.spec.num_envs, 'env')}, but worker 0 made {num_envs}. "
-                "Make the same number of envs in each worker"
+                "Make the same number of envs in each worker."
             )
         return group
 
@@ -290,7 +290,7 @@ def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) ->
             theirs = "do not write it" if other is None else f"write it with {_form(other)}"
             raise ShapeError(
                 f"worker {worker} writes {'.'.join(leaf.key)!r} with {_form(leaf)}, but the trainer's env and policy "
-                f"{theirs}. Use envs and policies with the same keys, shapes and dtypes in all workers"
+                f"{theirs}. Use envs and policies with the same keys, shapes and dtypes in all workers."
             )
 
 

@@ -89,7 +89,7 @@ class UserCollectorSource:
         except StopIteration:
             raise WorkerError(
                 f"{self._name} of worker {self._placement.worker} ended, although it was created with total_frames=-1. "
-                "Let it return batches until the trainer stops it"
+                "Let it return batches until the trainer stops it."
             ) from None
         seconds = perf_counter() - began
         if hooks.post_collect_hook is not None:
@@ -118,7 +118,7 @@ class UserCollectorSource:
         if not hasattr(self._collector, method):
             raise NotImplementedError(
                 f"{self._name} of worker {self._placement.worker} has no method {method}(), which the trainer called. "
-                "Add it"
+                "Add it."
             )
         self._trajectories.abandon()
         if reset.seed is None:

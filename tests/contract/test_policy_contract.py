@@ -397,7 +397,7 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
             "from 'action', .* wrote 'observation'",
         ),
         (lambda td: None, ConfigError, "takes its action from 'action', but the policy wrote nothing. Change"),
-        (lambda observation: None, ShapeError, "the policy returned a value of type NoneType, but .* as a tensor"),
+        (lambda observation: None, ShapeError, "the policy returned None, but .* as a tensor"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),
             ShapeError,

@@ -106,7 +106,7 @@ def test_an_env_that_allows_no_action_and_one_with_another_mask_say_so(tmp_path)
     assert what in done.stderr
     wrong = [*MASKED, *RANDOM, *INFO, "env.info_keys=[{action_mask: [int8, 4]}]"]
     done = forked("run", *wrong, cwd=tmp_path, status=2)
-    assert "'info.action_mask', a mask of legal actions, has shape [4], but" in done.stderr
+    assert "the action mask 'info.action_mask' has shape [4], but" in done.stderr
 
 
 @pytest.mark.ci
@@ -115,7 +115,7 @@ def test_what_is_not_supported_says_so(tmp_path):
     assert "not that of the group of agents players.action" in done.stderr
     joint = [*MASKED, *RANDOM, "env.kwargs={nvec: [3, 3], joint: true, where: info}"]
     done = forked("run", *joint, cwd=tmp_path, status=2)
-    assert "'info.action_mask', a mask of legal actions, has shape [3, 3], but" in done.stderr
+    assert "the action mask 'info.action_mask' has shape [3, 3], but" in done.stderr
     assert "For a mask over all combinations, use one Discrete(9) as action" in done.stderr
 
 

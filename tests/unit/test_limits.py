@@ -67,5 +67,6 @@ def test_code_is_interrupted_three_times_before_it_is_given_up(monkeypatch, most
             thread.join()
     assert num_caught == min(most, 3)
     assert [str(error) for error in errors] == [
-        "making an env took more than 0.01 s (collector.start_timeout_s=0.01)."
+        "making an env took more than 0.01 s (collector.start_timeout_s=0.01). If that is normal, raise "
+        "collector.start_timeout_s."
     ] * is_given_up

@@ -219,5 +219,5 @@ def test_a_long_wait_for_trajectories_is_said_once(within, monkeypatch):
     assert said == [
         "only 0 of the 2 trajectories of a batch (collector.trajs_per_batch=2) ended within 10 s, and memory holds "
         "1,503 frames of unfinished ones. If these never end, cut each after N frames with "
-        "collector.max_frames_per_traj=N"
+        "collector.max_frames_per_traj=N."
     ]

@@ -37,7 +37,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
     if not is_torchrl_env(env):
         raise ConfigError(
             f"env.target={cfg.target} returned an object of type {type(env).__name__}, which is not a TorchRL EnvBase. "
-            f"For a Gymnasium env, use env=gym env.entry_point={cfg.target}"
+            f"For a Gymnasium env, use env=gym env.entry_point={cfg.target}."
         )
     if env.batch_size:
         if env.batch_size.numel() != cfg.num_envs:
@@ -82,7 +82,7 @@ class TorchrlEnv(Env):
             if any(each != leaves for each in others):
                 raise SpaceError(
                     "the envs of one worker must have the same specs, but these differ. Return envs with the same "
-                    "specs from all calls"
+                    "specs from all calls."
                 )
             action = specs[0].action
             num_envs = sum(spec.num_envs for spec in specs)
@@ -142,7 +142,7 @@ class TorchrlEnv(Env):
                 reason = self.spec.path.removeprefix("torchrl: ")
                 raise NotImplementedError(
                     f"reset options cannot be used, because TorchRL resets these envs ({reason}). Use set_attr() or "
-                    "call() instead"
+                    "call() instead."
                 )
             stepper.reset_options = options or {}
         self.reset_options = options or {}
@@ -173,7 +173,7 @@ def _makers(env: Any) -> list[partial]:
     if type(env) not in (envs.SerialEnv, envs.ParallelEnv) or len(env.batch_size) != 1:
         raise Unrecognised(f"{name} is a batched env")
     if not env.is_closed:
-        raise Unrecognised(f"the {name} has already started. Pass a function that makes it")
+        raise Unrecognised(f"the {name} has already started. Pass a function that makes it.")
     makers = _constructors(env)
     first, *others = [(make.func, make.args, make.keywords) for make in makers]
     if type(env) is envs.ParallelEnv and any(other != first for other in others):

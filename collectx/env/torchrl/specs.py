@@ -50,7 +50,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     leaves, action = _leaves(observed, env), _leaves(acted, env)
     rewards = _leaves(_by_key(env.full_reward_spec), env)
     if not rewards:
-        raise SpaceError(f"the specs of {type(env).__name__} declare no reward. Add one with a transform")
+        raise SpaceError(f"the specs of {type(env).__name__} declare no reward. Add one with a transform.")
     ends = _by_key(env.full_done_spec).keys() - DONE_KEYS
     agents_ends = tuple(
         leaf for leaf in leaves if leaf.key in ends and leaf.key[-1:] in DONE_KEYS and leaf.dtype is torch.bool
@@ -173,7 +173,7 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
         names = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in leaves)
         raise SpaceError(
             f"{name} declares the done keys {names}, but done, terminated and truncated at the root must have shape "
-            "[1]. Put those of several agents below the name of their group, such as agents.done"
+            "[1]. Put those of several agents below the name of their group, such as agents.done."
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
 
@@ -214,7 +214,7 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
         if not _is_storable(leaf):
             raise SpaceError(
                 f"{'.'.join(leaf.key)!r} cannot be stored, because NumPy has no {leaf.dtype}. Use "
-                "delta_dtype=torch.float16"
+                "delta_dtype=torch.float16."
             )
     return tuple(deltas.values())
 
@@ -244,7 +244,7 @@ def _leaves(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:
             raise SpaceError(
                 f"{name!r} of {type(env).__name__} cannot be stored: its {kind} spec has {has}, but a batch only "
                 "contains tensors with a fixed shape and a NumPy dtype. Transform it. If it is part of the "
-                f"observation, you can also {leave_out(name)}"
+                f"observation, you can also {leave_out(name)}."
             )
     return leaves
 

@@ -192,10 +192,12 @@ class EnvStepper:
             if after.get(key, None) is None and self._data.get(key, None) is None:
                 raise ShapeError(
                     f"the specs declare {'.'.join(leaf.key)!r}, but neither reset nor step writes it. Write it, or "
-                    "remove it from the specs"
+                    "remove it from the specs."
                 )
         if not self._agents_ends and after.get("done", None) is None and after.get("terminated", None) is None:
-            raise ShapeError("step writes neither done nor terminated, so no episode would ever end. Write one of them")
+            raise ShapeError(
+                "step writes neither done nor terminated, so no episode would ever end. Write one of them."
+            )
         written = {*self._actions, *_leaf_keys(after)}
         # `step` puts `after` below "next" of its argument.
         return [key for key in _leaf_keys(self._data) if key not in written and key[0] != "next"]
@@ -205,7 +207,7 @@ class EnvStepper:
         if value is None:
             raise ShapeError(
                 f"the env wrote {'.'.join(leaf.key)!r} in its first step, but not in this one. Write the same keys "
-                "in every step"
+                "in every step."
             )
         values = self._numpy(value)
         target = array[self._at]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collectx.config.problem import speaks_python
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
 
@@ -80,8 +81,7 @@ _ADVICE = {
     "memory": "Ask for less memory with launcher.mem",
     "node configuration": "No node has that much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local (in Python, "
-    "launcher='mp')",
+    "configuration source": "This machine is not part of a SLURM cluster",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }
@@ -385,6 +385,13 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(_SAYS.sub("", line) for line in [line for line in lines if ": fatal: " in line] or lines)
         if not message:
             raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
+        if name == "sbatch" and "configuration source" in message.lower():
+            default = "DistributedCollector submits SLURM jobs by default, but " if speaks_python() else ""
+            here = "To start processes here, pass launcher='mp'" if speaks_python() else "Use launcher=local"
+            raise LauncherError(
+                f"{default}sbatch finds no SLURM cluster ('{message.removesuffix('.')}'). {here}, or start this on a "
+                "login node."
+            )
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""
         raise LauncherError(f"{what}{message.removesuffix('.')}. {advice}." if advice else f"{what}{message}")

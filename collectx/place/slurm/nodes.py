@@ -38,7 +38,7 @@ def is_lost(node: str) -> bool:
         if deadline is None:
             timeout_s = _timeout_s()
             deadline = time.monotonic() + timeout_s
-            text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost"
+            text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost."
             print(f"collectx: {text}", flush=True)
         time.sleep(_ASK_S)
     return True

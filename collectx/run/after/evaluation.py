@@ -182,7 +182,7 @@ def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> st
     frames = f"{lengths[longest]:,} frames" + " without an end" * (longest not in ended)
     return (
         f"{_count(ended, cfg.eval.episodes)}, and one has {frames} ({limit}). End episodes after N frames with "
-        "collector.max_frames_per_traj=N, or raise the limit"
+        "collector.max_frames_per_traj=N, or raise the limit."
     )
 
 

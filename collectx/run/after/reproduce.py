@@ -50,7 +50,7 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
             return Comparison(Verdict.DIFFERENT, message, index) if index else _no_batches(shorter)
         for folder, digest in ((old, before), (new, after)):
             if not digest:
-                reason = f"{folder} has no digest of batch {index}. Run it with trainer.digest=true"
+                reason = f"{folder} has no digest of batch {index}. Run it with trainer.digest=true."
                 return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before.rpartition("-")[0] != after.rpartition("-")[0]:
             reason = f"batch {index} has digests of different kinds, {before} in {old} and {after} in {new}"

@@ -24,6 +24,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, as_key
 from collectx.checkpoints import Checkpoint, Checkpoints
+from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
@@ -217,7 +218,7 @@ class LoadedPolicy:
         values = [observation] if self._flatten is None else self._flatten(observation)
         if len(values) != len(self.leaves):
             keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)
-            raise ShapeError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys")
+            raise ShapeError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys.")
         return values
 
     def _actor(self, rows: int) -> Actor:
@@ -281,7 +282,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
         ConfigError: the folder contains no such weights, or they cannot be read.
     """
     if weights not in ("newest", "best"):
-        raise ConfigError(f"weights={weights!r} must be newest or best.")
+        raise ConfigError(f"weights={weights!r} is unknown{did_you_mean(weights, ('newest', 'best'))}")
     if not isinstance(module, nn.Module):
         return
     checkpoints = Checkpoints(run_folder.checkpoints)
@@ -343,8 +344,9 @@ def _observation_space(group: Env) -> spaces.Space | None:
 
 def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:
     if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
+        batch = f"[{', '.join(map(str, ('B', *leaf.shape)))}]"
         raise ShapeError(
-            f"{'.'.join(leaf.key)} must have shape {list(leaf.shape)}, or [B, ...] for a batch, but has "
-            f"{list(tensor.shape)}. Pass the observation that the env returns"
+            f"{'.'.join(leaf.key)} must have shape {list(leaf.shape)}, or {batch} for a batch, but has shape "
+            f"{list(tensor.shape)}. Pass an observation of the env."
         )
     return tensor.reshape(size[0] if size else 1, *leaf.shape)

@@ -66,8 +66,6 @@ class EventLog:
 # Event messages that only fill in the event's fields; see `format_event`.
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
-    "worker_dropped": "the run continues without worker {worker} (collector.on_worker_failure=drop). Workers left: "
-    "{num_workers}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_failed": "{logger} logging stopped, but the run continues: {message}",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
@@ -76,11 +74,11 @@ _MESSAGES = {
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
     "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs "
-    "a part of each batch, let it keep a clone of that part",
+    "a part of each batch, let it keep a clone of that part.",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
     "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "
-    "parameter env_index, and use it in the path",
+    "parameter env_index, and use it in the path.",
     "peer_refused": "refused a connection from {address}: {reason}",
 }
 
@@ -90,6 +88,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
+    if name == "worker_dropped":
+        left = counted(fields["num_workers"], "worker")
+        return f"the run continues with {left}, without worker {worker} (collector.on_worker_failure=drop)."
     if name == "worker_restarted":
         # Folders of earlier versions have `life`, the incarnation, alone.
         number = fields["restarts"] if "restarts" in fields else fields["life"]
@@ -115,18 +116,18 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_large":
         return (
             f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, because they are pickled with their "
-            "data and the constants of their modules. To leave data out, see 'Large data' in docs/how-to/resume.md"
+            "data and the constants of their modules. To leave data out, see 'Large data' in docs/how-to/resume.md."
         )
     if name == "infos_examined":
         return (
             "the trainer stepped an env of its own with random actions, to learn the shapes of info entries "
-            f"({', '.join(fields['names'])}). To avoid this, declare the shapes: '{fields['declared']}'"
+            f"({', '.join(fields['names'])}). To avoid this, declare the shapes: '{fields['declared']}'."
         )
     if name == "metrics_missing":
         names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
         return (
             f"env.metrics names {names}, but the info of no step contained {them}. Check the spelling, and that step "
-            f"returns {them}: the info of reset does not count"
+            f"returns {them}: the info of reset does not count."
         )
     if name == "resumed":
         workers: dict[str, list[str]] = {}

@@ -12,6 +12,8 @@ from typing import Any, Self
 PAUSE_S = 1.0
 # The characters that are shown of a message that was already shown in full.
 _LAST = 70
+# The log of a worker, and its pid.
+_LOG = re.compile(r" \((log: [^)]*|pid \d+)\)")
 
 
 class Notices:
@@ -49,8 +51,9 @@ class Notices:
                 self._timer.cancel()
         for workers, text, is_repeated in gathered.values():
             if is_repeated:
-                last = textwrap.shorten(text, _LAST, placeholder=" ...")
-                self._show(f"{len(workers)} workers reported this, the last one: {last}" if len(workers) > 1 else text)
+                last = textwrap.shorten(_LOG.sub("", text), _LAST, placeholder=" ...")
+                several = f"this happened to {len(workers)} workers, the last one: {last}"
+                self._show(several if len(workers) > 1 else text)
 
     def __enter__(self) -> Self:
         return self

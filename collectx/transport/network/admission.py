@@ -82,10 +82,11 @@ class Admission:
             else:
                 peer = None
         if peer is None:
-            reason = (
-                f"worker {index} cannot join, because a worker with this index already joined, or the run has "
-                "fewer workers"
-            )
+            reason = f"worker {index} cannot join, because the run has no worker with this index. End this worker."
+            if type(index) is not int:
+                reason = f"a worker sent an invalid index ({index!r:.40}), so it cannot join."
+            elif index in self._workers:
+                reason = f"worker {index} cannot join, because another process already joined as this worker."
             connection.send_bytes(json.dumps({"refused": reason}).encode())
             raise RendezvousError(reason)
         peer.info = hello

@@ -92,7 +92,7 @@ def make(config: PairConfig, connection: Connection, rank: int, address: str) ->
         return MpiPair(connection, timeout_s, MPI.COMM_WORLD, theirs["rank"])
     raise RuntimeError(
         "trainer and worker belong to different MPI jobs, so MPI cannot connect them. Start both with one mpirun or "
-        "srun --mpi=pmix, let the trainer start its workers with launcher=local, or use backend=gloo"
+        "srun --mpi=pmix, let the trainer start its workers with launcher=local, or use backend=gloo."
     )
 
 
@@ -128,7 +128,7 @@ def initialize() -> None:
         if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 "this MPI library was built without MPI_THREAD_MULTIPLE, which backend=mpi needs. Install Open MPI "
-                "(pip install 'collectx[mpi]'), or use backend=gloo"
+                "(pip install 'collectx[mpi]'), or use backend=gloo."
             )
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         atexit.register(_finalize)

@@ -34,6 +34,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from collectx.config.problem import setting
 from collectx.transport.connections import disconnect_poll
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, PairConfig, PendingSend
@@ -163,7 +164,9 @@ class InboxReceive:
             if self._inbox.disconnected.poll(0):
                 raise RuntimeError("the connection broke while a message was being received")
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"no message arrived for {self._inbox.timeout_s:g} s (collector.worker_timeout_s)")
+                raise RuntimeError(
+                    f"no message arrived for {self._inbox.timeout_s:g} s ({setting('collector.worker_timeout_s')})"
+                )
         return self._buffer
 
 
@@ -236,14 +239,14 @@ class _Agent:
         if rpc.api._is_current_rpc_agent_set():
             raise RuntimeError(
                 "this process already uses torch RPC (rpc.init_rpc), which allows one agent per process. Use "
-                "another backend, such as gloo"
+                "another backend, such as gloo."
             )
         interface = _interface_of(address)
         # TensorPipe reads this variable once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
                 f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
-                "Use one network per process (backend.interface)"
+                f"Use one network per process ({setting('backend.interface')})."
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

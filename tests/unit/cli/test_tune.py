@@ -174,7 +174,7 @@ class Process:
         (1000.0, 100, "", 100.0),
         (1.0, 0, "collectx: failed\n  the last line \n", "the last line"),
         (1.0, 0, "", "the run ended with status 3"),
-        (1000.0, 0, "", "fewer than two batches in 144 s. Raise tune.seconds, or lower collector.frames_per_batch"),
+        (1000.0, 0, "", "fewer than two batches in 144 s. Raise tune.seconds, or lower collector.frames_per_batch."),
     ],
 )
 @pytest.mark.parametrize("is_deaf", [False, True])

@@ -21,7 +21,7 @@ DIED, ENDED = WorkerDied, JobEnded
             3,
             3,
             FailureAction.END_RUN,
-            "worker 5 was not restarted: the run used all 3 restarts that its workers share",
+            "worker 5 was not restarted, because the run has already used its 3 restarts",
         ),
         ("drop", DIED, 0, 2, 0, FailureAction.DROP, ""),
         ("drop", DIED, 0, 1, 0, FailureAction.END_RUN, "1 worker would be left, but collector.min_workers=2"),

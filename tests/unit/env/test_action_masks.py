@@ -97,7 +97,7 @@ def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
         (
             spaces.Discrete(5),
             MASK,
-            r"'action_mask', .* has shape \[6\], .* Discrete\(5\) needs shape \[5\].*exclude_keys",
+            r"'action_mask' has shape \[6\], .* Discrete\(5\) needs shape \[5\].*exclude_keys",
         ),
         (spaces.MultiDiscrete([3, 4]), MASK, r"needs shape \[7\]"),
         (
@@ -114,7 +114,7 @@ def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
         (
             spaces.Discrete(5),
             Leaf(("info", "action_mask"), (6,), torch.int8),
-            r"^'info\.action_mask', .*exclude_keys=\[action_mask\]",
+            r"^the action mask 'info\.action_mask' .*exclude_keys=\[action_mask\]",
         ),
     ],
 )

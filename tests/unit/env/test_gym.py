@@ -238,7 +238,7 @@ def spoken():
 def test_parts_of_an_observation_are_left_out():
     cfg = gym(3, entry_point=spoken)
     with pytest.raises(
-        SpaceError, match=r"^'inner\.mission' cannot be stored as a tensor: .*exclude_keys=\[inner.mission\],"
+        SpaceError, match=r"^'inner\.mission' cannot be stored as a tensor: .*exclude_keys=\[inner.mission\]\.$"
     ):
         build(replace(cfg, exclude_keys=["seen"]))
     env = build(replace(cfg, exclude_keys=["inner.mission"]))

@@ -358,7 +358,10 @@ def test_an_error_of_making_an_env_names_its_numbers():
     def broken():
         raise ValueError("mine")
 
-    for numbers, which in ((SPACES, "the env from which the trainer reads the spaces"), (NUMBERS, "env 5 of worker 2")):
+    for numbers, which in (
+        (SPACES, "an env in this process, to learn its observation and action spaces"),
+        (NUMBERS, "env 5 of worker 2"),
+    ):
         with pytest.raises(ValueError, match="mine") as raised:
             build(gym(1, entry_point=broken), numbers=numbers)
         (note,) = raised.value.__notes__

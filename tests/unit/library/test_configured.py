@@ -120,7 +120,7 @@ def configured(monkeypatch):
         self._spec = spec
         self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, spec)
 
-    monkeypatch.setattr(base.BaseCollector, "__init__", configure)
+    monkeypatch.setattr(base.BaseCollector, "_open", configure)
     return lambda cls, *arguments, **keywords: getattr(collectx, cls)(*arguments, **keywords)
 
 

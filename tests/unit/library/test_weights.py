@@ -103,8 +103,8 @@ def test_weights_are_loaded_from_every_form(given):
 @pytest.mark.parametrize(
     ("given", "strict", "error", "words"),
     [
-        ({"weight": STATE["weight"]}, False, KeyError, "the weights lack 'bias'"),
-        (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weight named 'more'"),
+        ({"weight": STATE["weight"]}, False, ValueError, "the weights lack 'bias'"),
+        (STATE | {"more": torch.ones(())}, True, ValueError, r"the policy has no weight named 'more'"),
         (linear(3.0, 4), False, ValueError, r"'weight' has shape \[1, 4\] in the weights, but \[1, 2\] in the policy"),
         (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weight, but the policy has 2"),
         (3, False, TypeError, "weights=3 must be a module"),

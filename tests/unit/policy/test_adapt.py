@@ -107,5 +107,5 @@ def test_its_parameters_are_those_of_the_agent():
 
 
 def test_another_object_is_refused():
-    with pytest.raises(ValueError, match="but got a value of type Linear"):
+    with pytest.raises(ValueError, match="but is of type Linear"):
         policy_from_agent(nn.Linear(4, 2))

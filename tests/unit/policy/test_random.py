@@ -190,7 +190,7 @@ def test_only_the_parts_with_masks_are_drawn_among_legal_actions():
 def test_a_random_policy_writes_what_its_spec_draws():
     box = spaces.Box(-1, 1, (2,))
     td = TensorDict(batch_size=[])
-    with pytest.raises(RuntimeError, match="RandomPolicy has no action_spec"):
+    with pytest.raises(RuntimeError, match="RandomPolicy cannot be called, because it has no action_spec"):
         RandomPolicy()(td)
     assert RandomPolicy(box)(td)["action"].shape == (2,)
     assert RandomPolicy(box, ("a", "b"))(td)["a", "b"].shape == (2,)

@@ -334,11 +334,13 @@ def test_an_error_with_a_note_shows_the_line_that_raised_it():
     try:
         {}["level_path"]
     except KeyError as raised:
-        raised.add_note("raised while Level() was making the env from which the trainer reads the spaces")
+        raised.add_note(
+            "raised while Level() was making an env in this process, to learn its observation and action spaces"
+        )
         lines = format_error(raised).splitlines()
     assert lines[:2] == [
         "KeyError: 'level_path'",
-        "  raised while Level() was making the env from which the trainer reads the spaces",
+        "  raised while Level() was making an env in this process, to learn its observation and action spaces",
     ]
     assert lines[2].startswith(f"  raised in {__file__}:")
 

@@ -176,7 +176,7 @@ def test_what_is_said_of_long_episodes(monkeypatch):
         "2 of 3 episodes have ended; the longest of the others has 92 frames",
         "3 of 3 episodes have ended; the longest of the others has 0 frames",
     ]
-    advice = "End episodes after N frames with collector.max_frames_per_traj=N, or raise the limit"
+    advice = "End episodes after N frames with collector.max_frames_per_traj=N, or raise the limit."
     for num_envs, shortest, limit, words in (
         (2, 100, 100, "2 of 3 episodes have ended, and one has 101 frames"),
         (2, 100, 63, "0 of 3 episodes have ended, and one has 64 frames without an end"),

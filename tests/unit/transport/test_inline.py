@@ -67,7 +67,7 @@ def test_events_come_in_the_order_of_what_was_asked(made):
     [
         ("fail", KeyError("gone wrong")),
         ("raise", OSError("not here")),
-        ("end", WorkerDied("worker 1 ended with an error")),
+        ("end", WorkerDied("worker 1 has ended, because it raised an error")),
     ],
 )
 def test_a_lost_worker_owes_nothing_and_the_others_go_on(made, name, error):

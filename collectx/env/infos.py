@@ -174,9 +174,9 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
             return examples
     missing, shown = next(name for name in names if name not in examples), ", ".join(map(repr, sorted(known)))
     raise SpaceError(
-        f"info_keys contains {missing!r}, but the infos of an episode with random actions "
-        f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
-        f"it: {_example(missing)}"
+        f"env.info_keys contains {missing!r}, but info never contained it in an episode with random actions"
+        f"{f', only {shown}' if shown else ''}. If it occurs only in other episodes, declare its "
+        f"dtype: {_example(missing)}."
     )
 
 
@@ -231,8 +231,8 @@ def _form(name: str, value: Any, path: Path) -> Any:
 def _example(name: str) -> str:
     """Returns how to declare the entry `name`."""
     return (
-        f"'env.info_keys=[{{{name}: float32}}]', in Python info_keys=[{{{name!r}: 'float32'}}]. For an array of 3, "
-        "write [float32, 3] as the value, in Python ['float32', 3]"
+        f"'env.info_keys=[{{{name}: float32}}]', or [float32, 3] for a vector of 3 (in Python, "
+        f"info_keys=[{{{name!r}: 'float32'}}])"
     )
 
 

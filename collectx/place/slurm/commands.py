@@ -66,6 +66,8 @@ _REASONS = {
 
 # What SLURM's commands print before the reason.
 _SAYS = re.compile(r"^(\w+: (error|fatal): )?((Batch job submission failed|\w+ error): )?")
+# A part of the message of any command on a machine that belongs to no cluster.
+NO_CLUSTER = "configuration source"
 # The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
@@ -80,8 +82,6 @@ _ADVICE = {
     "memory": "Ask for less memory with launcher.mem",
     "node configuration": "No node has that much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local (in Python, "
-    "launcher='mp')",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }
@@ -385,6 +385,9 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(_SAYS.sub("", line) for line in [line for line in lines if ": fatal: " in line] or lines)
         if not message:
             raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
+        if NO_CLUSTER in message.lower():
+            how = "Start the command on a login node of the cluster, or run without SLURM."
+            raise LauncherError(f"{name} finds no SLURM cluster ({message.removesuffix('.')}). {how}")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""
         raise LauncherError(f"{what}{message.removesuffix('.')}. {advice}." if advice else f"{what}{message}")

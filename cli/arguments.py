@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from collectx.config.problem import did_you_mean, nearest
+from collectx.config.problem import did_you_mean, either, nearest
 from collectx.errors import ConfigError
 from collectx.run.terminal import printing
 
@@ -98,7 +98,8 @@ class _Parser(argparse.ArgumentParser):
         if wrong := re.fullmatch(r"argument .*(--\S+): ignored explicit argument '(.*)'", message):
             raise UsageError(f"{wrong[1]} takes no value, but got '{wrong[2]}'. Write the flag alone: {wrong[1]}")
         if wrong := re.fullmatch(r"argument .*(--\S+): expected one argument", message):
-            raise UsageError(f"{wrong[1]} needs a value. Write it after the flag: {wrong[1]} VALUE")
+            values = next((f" ({either(_VALUES[name])})" for name in _VALUES if wrong[1] == f"--{name}"), "")
+            raise UsageError(f"{wrong[1]} needs a value{values}. Write it after the flag: {wrong[1]} VALUE")
         raise UsageError(f"{message}.")
 
 
@@ -123,7 +124,9 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
-    if near := nearest(flag, names(subcommand), 0.75):
+    if subcommand == "run" and flag.replace("-", "") == "dryrun":
+        return ". To see what a run would do, without starting it: collectx plan"
+    if near := nearest(flag, [name for name in names(subcommand) if name != "--run"], 0.75):
         return f". Did you mean {near}?"
     if subcommand not in COMPOSING or not flag.startswith("--"):
         return f". {synopsis(usage)}" if usage else f". To list them: collectx {subcommand} --help"
@@ -187,15 +190,19 @@ def _print_list(problems: Sequence[str]) -> None:
 
 
 def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
-    """Returns the only word, which names a group; None without words. Raises `ConfigError` if there are several words,
+    """Returns the only word, which names a group; None without words. Raises `UsageError` if there are several words,
     or the word does not name one of `groups`."""
+    groups = list(groups)
     if unknown := [name for name in words if name not in groups]:
+        group = unknown[0].partition(".")[0]
+        if group in groups and group != unknown[0]:
+            raise UsageError(
+                f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {group} -v"
+            )
         more = "To list all: collectx list"
-        raise ConfigError(
-            f"{subcommand}: there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}"
-        )
+        raise UsageError(f"{subcommand}: there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}")
     if len(words) > 1:
-        raise ConfigError(
+        raise UsageError(
             f"{subcommand}: name one group, not {len(words)} ({', '.join(words)}), or none for all groups."
         )
     return next(iter(words), None)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from hydra import initialize_config_module
@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationTyp
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check_overrides
 from collectx.config.check import UNSET, Unresolved, check_config
+from collectx.config.convert import wrong_type
 from collectx.config.problem import Problem, did_you_mean, either
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import Unset, incomplete
@@ -178,11 +179,11 @@ _SENTENCES = {
     r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. To "
     "run collectx as a SLURM job, use launcher=slurm launcher.{key}=VALUE. To sweep with submitit, add -m "
     "hydra/launcher=submitit_slurm.",
-    r"Could not (override|delete from config\.) '(?P<key>.+?)'": "{key} is not an option. To list all: collectx run "
-    "--cfg all",
+    r"Could not override '(?P<key>.+?)'": "{key} is not an option. To list all: collectx run --cfg all",
+    r"Could not delete from config\. '(?P<key>.+?)'": "~{key} cannot be used, because {key} is not an option. To list "
+    "all: collectx run --cfg all",
     # Hydra merges what an override gives into the value of the file.
-    r"Error merging override \+*(?P<word>(?P<key>[^=]*).*)": "{word} cannot replace the default, because one is a list "
-    "and the other is not. If the option accepts both, write '~{key}' '+{word}'.",
+    r"Error merging override \+*(?P<word>(?P<key>[^=]*).*)": "{word} {rule}",
 }
 
 
@@ -195,14 +196,29 @@ def _explained(error: BaseException) -> str:
         file, (group, _, name) = re.match(r"In '(.+?)': ", text), path.rpartition("/")
         if file is None:
             return (
-                f"--config-name {path} needs a file '{path}.yaml'. Name the folder that contains it: --config-dir DIR"
+                f"--config-name {path} cannot be used: there is no file '{path}.yaml'. Name the folder that contains "
+                "it: --config-dir DIR"
             )
         more = f"To list all: collectx list {group}" if group in GROUPS else ""
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
         return f"{source}{group}={name} is unknown{near}"
     found = ((re.match(pattern, text, re.DOTALL), sentence) for pattern, sentence in _SENTENCES.items())
-    return next((sentence.format(**match.groupdict()) for match, sentence in found if match), text)
+    named = ((match.groupdict(), sentence) for match, sentence in found if match)
+    return next((sentence.format(**names, rule=_rule_of(**names)) for names, sentence in named), text)
+
+
+def _rule_of(key: str, word: str = "") -> str:
+    """Returns why `word`, which sets the option `key`, cannot replace a list or a mapping."""
+    group, _, name = key.partition(".")
+    hints = [get_type_hints(cls) for cls in schemas(group).values()] if group in GROUPS else []
+    rules = {wrong_type(each[name]) for each in hints if name in each}
+    if len(rules) == 1:
+        return rules.pop()
+    return (
+        "cannot replace the default, because one is a list and the other is not. If the option accepts both, write "
+        f"'~{key}' '+{word}'."
+    )
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
@@ -219,6 +235,8 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     `launcher`, with the same key of Hydra's launcher, if that exists."""
     text = problem.text()
     group, _, key = problem.path.partition(".")
+    if problem.path == group and problem.rule == "is missing" and (deleted := f"~{group}") in overrides_of(hydra):
+        return f"{group} is missing, because {deleted} removes it. Leave out {deleted}, or {problem.advice}"
     if group == "launcher" and problem.is_unknown and key in hydra.launcher:
         text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)

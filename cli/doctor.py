@@ -19,7 +19,7 @@ SLURM, Ray, GPUs, folders, clock. It starts no worker and no job.
 
   --json   as JSON: a list of check, level, text, advice
 
-Exit status: 0, 1 there is a problem, 2 wrong usage."""
+Exit status: 0 success, 1 there is a problem, 2 wrong usage."""
 
 
 def _doctor(arguments: Arguments) -> int:

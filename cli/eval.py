@@ -25,7 +25,7 @@ _USAGE = """\
 collectx eval RUN_DIR [episodes=10] [video=true] [weights=best] [exploration_type=random] [overrides] [--trust]:
 evaluate the newest policy of the run in RUN_DIR, in separate envs with separate seeds, and write RUN_DIR/eval.json.
 
-episodes=10 is short for eval.episodes=10, and so on for every key of the section `eval` (see conf/config.yaml). To
+episodes=10 is short for eval.episodes=10, and so on for every option of `eval` (to list them: collectx list eval). To
 evaluate in a different env, override it: env.kwargs.gravity=5. video=true saves a video of each episode in
 RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
 eval first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
@@ -38,7 +38,6 @@ _SHORT = {field.name for field in fields(EvalOptions)}
 def _eval(arguments: Arguments) -> int:
     why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs: collectx eval RUN_DIR"
     run_folder, words = find_run_folder(arguments, _USAGE, why_no_sweep)
-    saved_config.check_folder(run_folder)
     saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
@@ -74,7 +73,7 @@ def _eval(arguments: Arguments) -> int:
     print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
     for name, value in result.metrics.items():
         print(f"{name} {value:.6g}")
-    print(run_folder.evaluation)
+    print(f"written to {printing.typed(run_folder.evaluation)}")
     return 0
 
 

@@ -36,9 +36,9 @@ RUN_DIR to PATH, by default in RUN_DIR/export/. weights=best takes the checkpoin
   format=torchscript   observations -> greedy actions, for torch.jit.load, also in C++
   format=onnx          the same, for ONNX Runtime and others: pip install 'collectx[onnx]'
 
-The last two take observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, followed by the
-states of a recurrent policy. They return actions, followed by the next states. export first prints which code the
-configuration imports. If RUN_DIR belongs to another user, add --trust.
+Inputs of torchscript and onnx are the observations, `[B, *shape]` each, in the order of
+`collectx.load_policy(RUN_DIR).leaves`, and the states of a recurrent policy; outputs are the actions, and the next
+states. export first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes that trainer=record wrote.
 

@@ -18,10 +18,15 @@ from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 # How `collectx list` orders groups.
 _ORDER = (*GROUPS, "logger", "experiment", "debug")
 _USAGE = """\
-collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: list the choices of every group, or of
-one group, with a line about each. For run, checkpoint, sweep and tune, which have no choices, list the keys.
+collectx list [GROUP] [-v] [--config-dir DIR]: list the choices of every group, or of one group, with a line about
+each. For run, checkpoint, sweep and tune, which have no choices, list the keys.
 
-  -v, --verbose   also list the keys of each choice, with defaults and documentation"""
+  -v, --verbose      also list the keys of each choice, with defaults and documentation
+  --config-dir DIR   also list your own choices in DIR
+
+Example: collectx list env -v
+
+Exit status: 0 listed, 2 wrong usage."""
 
 
 def show(arguments: Arguments) -> int:
@@ -34,6 +39,7 @@ def show(arguments: Arguments) -> int:
         [*dict.fromkeys([*choices, *SECTIONS, *COMMAND_SECTIONS])],
     )
     if group is not None and group not in choices:
+        print(f"{group}:", end="")
         _print_keys(group, {group: run_schema()["properties"][group]["properties"]})
         return 0
     for name in choices if group is None else [group]:
@@ -57,15 +63,15 @@ def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
         # description -> default -> choices
         described: dict[str, dict[str, list[str]]] = {}
         for kind, option in ((kind, options[key]) for kind, options in kinds.items() if key in options):
-            default = f"default {json.dumps(option['default'])}" if "default" in option else "must be given"
+            default = json.dumps(option["default"]) if "default" in option else ""
             described.setdefault(option.get("description", ""), {}).setdefault(default, []).append(kind)
         print(f"\n  {group}.{key}")
         for description, defaults in described.items():
-            parts = [
-                default + (f" ({', '.join(having)})" if len(having) < len(kinds) else "")
-                for default, having in defaults.items()
+            shown = [
+                (default or "required") + (f" ({', '.join(having)})" if len(having) < len(kinds) else "")
+                for default, having in sorted(defaults.items(), key=lambda each: not each[0])
             ]
-            text = f"{', '.join(parts)}. {description}"
+            text = f"{'default ' if any(defaults) else ''}{', '.join(shown)}. {description}"
             print(textwrap.fill(text, 110, initial_indent="      ", subsequent_indent="      "))
 
 

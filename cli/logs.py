@@ -15,7 +15,7 @@ collectx logs DIR [ROLE] [-f]: print one log of the run in DIR, or all logs, wit
   ROLE           trainer (errors with tracebacks), job (output of SLURM and the trainer's job), worker-0, ...
   -f, --follow   keep printing new lines until the run ends
 
-Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
+Exit status: 0 success, 2 wrong usage, 130 Ctrl-C."""
 
 
 def _logs(arguments: Arguments) -> int:

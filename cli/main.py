@@ -125,15 +125,18 @@ def _dispatch(argv: list[str]) -> int:
     if name not in SUBCOMMANDS:
         from collectx.config.problem import did_you_mean
 
-        near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
-        if name.startswith("-") and (found := [word for word in rest if word in SUBCOMMANDS]):
-            near = f". Write flags after the subcommand: collectx {found[0]} {name}"
-        elif name.startswith("--"):
+        if name.startswith("-"):
             from collectx.cli.arguments import names
 
-            if name in names("run"):
+            what, near = f"unknown flag {name}", did_you_mean(name, ("--help", "--version"))
+            if found := [word for word in rest if word in SUBCOMMANDS]:
+                near = f". Write flags after the subcommand: collectx {found[0]} {name}"
+            elif name in names("run"):
                 near = f". Write flags after a subcommand: collectx run {name}"
-        print(f"collectx: there is no subcommand '{name}'{near}", file=sys.stderr)
+        else:
+            what = f"there is no subcommand '{name}'"
+            near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
+        print(f"collectx: {what}{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests
 

@@ -24,11 +24,13 @@ class Checked:
         overrides: those that Hydra can compose, in the form that accepts any key.
         problems: a message for each other override.
         broken: the groups with a wrong choice, whose keys cannot be checked.
+        notes: a message for each choice that a later one of the same group replaces.
     """
 
     overrides: tuple[str, ...]
     problems: tuple[str, ...]
     broken: frozenset[str]
+    notes: tuple[str, ...] = ()
 
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -59,6 +61,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     usable: list[str] = []
     problems: list[str] = []
     broken: set[str] = set()
+    notes: list[str] = []
+    chosen: dict[str, str] = {}
     for text in overrides:
         try:
             override = parser.parse_override(text)
@@ -71,11 +75,11 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             continue
         pattern: object = override.value()
         if key in groups and pattern == "" and not override.is_delete():
-            problems.append(f"{text} names no choice. Valid names: {', '.join(groups[key])}.")
+            problems.append(f"{text} has no value. Valid names: {', '.join(groups[key])}.")
             broken.add(key)
             continue
         if key in _FOLDERS and pattern in ("", None):
-            problems.append(f"{text} names no folder. Write {key}=DIR, or leave the option out for a new folder.")
+            problems.append(f"{text} has no value. Write {key}=DIR, or leave the option out to use a new folder.")
             continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.
@@ -87,6 +91,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             text = f"{key}={','.join(names)}"
             override = parser.parse_override(text)
         if key in groups and override.package is None and not override.is_delete():
+            if chosen.get(key, text) != text:
+                notes.append(f"{chosen[key]} has no effect, because {text} comes after it.")
+            chosen[key] = text
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
                 problems += [_no_such_choice(key, choice, groups[key]) for choice in wrong]
@@ -98,7 +105,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
                 usable.append(text.lstrip("+"))
         else:
             usable.append(_forced(override, text))
-    return Checked(tuple(usable), tuple(problems), frozenset(broken))
+    return Checked(tuple(usable), tuple(problems), frozenset(broken), tuple(notes))
 
 
 def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:

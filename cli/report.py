@@ -43,7 +43,7 @@ def _report(arguments: Arguments) -> int:
         raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
-    printing.say(str(page.write_report(runs, out, objective)))
+    printing.say(f"written to {page.write_report(runs, out, objective)}. Open it in a browser.")
     return 0
 
 

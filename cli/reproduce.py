@@ -44,7 +44,6 @@ The option trainer.digest says which runs record digests."""
 def _reproduce(arguments: Arguments) -> int:
     why_no_sweep = "reproduce repeats one run. For a sweep, use `collectx run -m`."
     old, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
-    saved_config.check_folder(old)
     path, change = saved_config.repeatable_config(old)
     saved = saved_config.read_config(path)
     # A damaged file is reported before the run, not after it.

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder
-from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
 from collectx.run.resume import starts_over
@@ -21,29 +20,28 @@ collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from it
 
 Batches after the checkpoint are collected again; every batch counts once. To continue a completed run, raise the limit
 that ended it, for example collector.total_frames=200000. You cannot change the seed, env, policy, algorithm, or
-anything else that alters the size or shape of batches; the configuration reference marks these options. resume first
-prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
+anything else that alters the size or shape of batches: `collectx list GROUP -v` marks these options with "Fixed on
+resume". resume first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
-Exit status: 0 completed, now or before; 1 failed, 2 wrong usage or nothing to continue, 130 interrupted."""
+Exit status: 0 completed, now or earlier, 1 failed, 2 wrong usage or nothing to continue, 130 interrupted."""
 
 
 def _resume(arguments: Arguments) -> int:
     why_no_sweep = "resume continues one run. To continue a sweep, repeat its command."
     run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
-        raise ConfigError(
+        raise UsageError(
             f"resume continues the run in {run_folder.path}. Leave out {' and '.join(wrong)}, or use collectx run."
         )
     if where := where_running(run_folder):
-        raise ConfigError(
-            f"{run_folder.path} is {where}. Wait until it ends, or stop it: collectx cancel {run_folder.path}"
+        raise UsageError(
+            f"resume: {run_folder.path} is {where}. Wait until it ends, or stop it: collectx cancel {run_folder.path}"
         )
-    saved_config.check_folder(run_folder)
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):
-        raise ConfigError(
-            f"{run_folder.path} contains no checkpoint to continue from. To start over, repeat the command that "
-            "started it, and add resume=auto."
+        raise UsageError(
+            f"resume: {run_folder.path} contains no checkpoint to continue from. To start over, repeat the command "
+            "that started it, and add run.overwrite=true."
         )
     composer, _ = compose_saved(run_folder, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")

@@ -72,6 +72,8 @@ def launch(
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
     prepared = prepare(composer, checked, arguments.is_multirun)
+    for text in checked.notes:
+        printing.note(text)
     task = Task(arguments.argv)
     if isinstance(prepared, sweep.Sweep):
         is_complete = _sweep(composer, checked, prepared, task, arguments.is_multirun)

@@ -16,19 +16,25 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
+from collectx.run.folder import saved_config
 
 
 def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
     """Returns the only run folder among the words of a command line, and the overrides. A folder may look like an
     override: a point of a sweep is called `collector.num_workers=2`. Raises `UsageError` if there is not exactly one
-    folder, or there is `--multirun`."""
+    folder, it contains no run that this version can read, or there is `--multirun`."""
     folders = [word for word in arguments.words if os.path.isdir(word) or not ("=" in word or word.startswith("~"))]
     if len(folders) != 1:
         problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})." if folders else "which run?"
         raise UsageError(f"{arguments.argv[1]}: {problem} {synopsis(usage)}")
     if arguments.is_multirun:
         raise UsageError(why_no_sweep)
-    return RunFolder(folders[0]), tuple(word for word in arguments.words if word not in folders)
+    run_folder = RunFolder(folders[0])
+    try:
+        saved_config.check_folder(run_folder)
+    except ConfigError as error:
+        raise UsageError(f"{arguments.argv[1]}: {error}") from error
+    return run_folder, tuple(word for word in arguments.words if word not in folders)
 
 
 def compose_saved(

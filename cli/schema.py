@@ -10,7 +10,12 @@ from collectx.config.registry import GROUPS
 
 _USAGE = """\
 collectx schema [GROUP]: print a JSON schema of experiment files, or of the choices of one group. Editors use it to
-complete and check YAML."""
+complete and check YAML:
+
+  collectx schema > schema.json
+  # yaml-language-server: $schema=schema.json       as the first line of a YAML file in the same folder
+
+Exit status: 0 printed, 2 wrong usage."""
 
 
 def _print_schema(arguments: Arguments) -> int:

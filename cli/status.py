@@ -93,8 +93,9 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             details += [f"{name}: {line}" for line in waiting_workers(run)]
             if (taking_part := (numbers or {}).get("taking_part")) is not None:
                 details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
-    print_table(rows, (*COLUMNS, "job"))
-    printing.say("\n".join([*details, f"folder: {root}"]))
+    print_table(rows, ("run", *COLUMNS[1:], "job"))
+    what = "run folder" if [run.path for run in runs] == [root.absolute()] else "folder"
+    printing.say("\n".join([*details, f"{what}: {root}"]))
     return 0
 
 

@@ -64,6 +64,11 @@ class Sweep:
     points: dict[tuple[str, ...], Composed]
 
 
+def _in_points(names: Sequence[str]) -> str:
+    """Returns the end of a problem that only some points of a sweep have."""
+    return f"Affected point{'s' * (len(names) > 1)}: {'; '.join(names)}"
+
+
 def prepare(
     composer: Composer, checked: Checked, is_multirun: bool, machine_problems: Callable[[RunConfig, bool], list[str]]
 ) -> Sweep:
@@ -104,7 +109,7 @@ def prepare(
         ]
         for problem in problems:
             where.setdefault(problem, []).append(name)
-    problems = [problem if len(at) == len(points) else f"{problem} [{'; '.join(at)}]" for problem, at in where.items()]
+    problems = [problem if len(at) == len(points) else f"{problem} {_in_points(at)}" for problem, at in where.items()]
     if problems := [*checked.problems, *(params.problems if is_basic else ()), *problems]:
         raise ConfigError(*problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
@@ -253,7 +258,7 @@ class PointRunner:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
         root, folders = self._folder.absolute(), self._task.points
         if composed.problems:
-            error = ConfigError(*[f"{problem} [{name}]" for problem in composed.problems])
+            error = ConfigError(*[f"{problem} {_in_points([name])}" for problem in composed.problems])
             folders.append((name, root / name))
             return _Point(name, composed, root / name, JobReturn(status=JobStatus.FAILED, _return_value=error))
         hydra, text = composed.node.hydra, config_text(composed.cfg)

@@ -42,7 +42,7 @@ tune writes an experiment file with your overrides and the fastest values, and p
 
   -o, --output FILE   DIR/experiment/NAME.yaml; by default experiment/tuned.yaml in --config-dir, or in ./conf
 
-Exit status: 0, 2 wrong configuration or usage, 130 interrupted."""
+Exit status: 0 success, 2 wrong configuration or usage, 130 interrupted."""
 
 _HEAD = ("point", "status", "measured", "frames/s", "std")
 # The second line of the file, by which it may be replaced.
@@ -166,8 +166,8 @@ def _output(arguments: Arguments) -> Path:
 
 def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
     rates = point.rates
-    marks = [", yours"] * (point is result.points[0]) + [", chosen"] * (point is result.chosen)
-    status = point.status.partition(":")[0] + "".join(marks)
+    marks = ["your settings"] * (point is result.points[0]) + ["chosen"] * (point is result.chosen)
+    status = point.status.partition(":")[0] + (f" ({', '.join(marks)})" if marks else "")
     rate = f"{fmean(rates):,.0f}" if rates else "-"
     return str(point), status, str(len(rates)), rate, f"{stdev(rates):,.0f}" if len(rates) > 1 else "-"
 
@@ -178,12 +178,13 @@ def _verdict(result: tune.SearchResult) -> str:
         return f"keeping your settings, the fastest of {counted(count, 'point')}"
     if result.gain is None:
         return f"keeping your settings, because {result.best} failed when it was measured again beside them"
-    digits = 4 if round(result.gain[1], 2) == 1 else 2  # a gain counts if all of the interval is above 1
-    mean, low, high = (f"{each:.{digits}f}" for each in result.gain)
-    measured = f"{mean} times as fast as your settings, measured alternately (95 % CI {low} to {high})"
+    mean, low, high = (f"{each:.2f}" for each in result.gain)
+    if low == "1.00" and result.chosen is result.best:
+        low = f"{result.gain[1]:.4f}"  # a gain counts if all of the interval is above 1
+    interval = f"(95 % CI {low} to {high})"
     if result.chosen is result.best:
-        return f"{result.best} was {measured}"
-    return f"keeping your settings: the fastest point, {result.best}, was {measured}, which is within the noise"
+        return f"{result.best} was {mean} times as fast as your settings {interval}, measured alternately"
+    return f"keeping your settings: {result.best} was {mean} times as fast {interval}, which is within the noise"
 
 
 def _experiment(

@@ -64,7 +64,11 @@ def _python() -> Iterator[Finding]:
 
     bounds = importlib.metadata.metadata("collectx")["Requires-Python"] or ""
     version = ".".join(map(str, sys.version_info[:3]))
-    text, advice = f"{version} ({bounds}), {sys.executable}", "install collectx into an environment with such a Python."
+    supported = ", ".join(sorted(bounds.split(","), reverse=True))
+    text, advice = (
+        f"{version} (supported: {supported}), {sys.executable}",
+        "install collectx into an environment with such a Python.",
+    )
     yield Finding(OK, text) if version in SpecifierSet(bounds) else Finding(PROBLEM, text, advice)
 
 
@@ -102,13 +106,16 @@ def _backends() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     limits, usable = cores.limits(), cores.num_cores()
     listed = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
-    text = f"{usable} usable of {os.cpu_count()} ({listed})"
+    text = f"{usable} of {os.cpu_count()} cores usable ({listed})"
     enforced = min(limit for name, limit in limits.items() if name != "SLURM")
     if limits.get("SLURM", enforced) < enforced:
-        advice = f"set OMP_NUM_THREADS={usable} for other libraries; collectx only uses {usable} in any case."
+        advice = (
+            f"set OMP_NUM_THREADS={usable}, because other libraries would start {enforced:g} threads. collectx itself "
+            f"uses only {usable}."
+        )
         yield Finding(WARNING, f"{text}; SLURM does not bind this task to its cores", advice)
     elif shortage := cores.shortage(_SMALL_RUN):
-        yield Finding(WARNING, f"{text}, shared by workers and trainer", shortage)
+        yield Finding(WARNING, f"{text}, which workers and trainer share", shortage)
     else:
         yield Finding(OK, text)
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -138,15 +145,16 @@ def _shared_memory() -> Iterator[Finding]:
 
     try:
         SharedMemory("doctor").map(_MB).fill_(1)
-        yield Finding(OK, "can be allocated; batches do not need /dev/shm")
+        yield Finding(OK, "batches can share memory (this does not use /dev/shm)")
     except OSError as error:
         advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
-        yield Finding(PROBLEM, f"cannot be allocated, because memfd_create fails: {error}", advice)
+        yield Finding(PROBLEM, f"batches cannot share memory, because memfd_create fails: {error}", advice)
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
-        text = f"/dev/shm has {free / _MB:,.0f} MB free"
-        advice = "give the container more (--shm-size=1g) if you use Ray or env.vectorization_mode=async."
-        yield Finding(OK, text) if free > _SMALL_SHM else Finding(WARNING, text, advice)
+        size = f"{free / _GB:.1f} GB" if free >= _GB else f"{free / _MB:.0f} MB"
+        text, users = f"/dev/shm has {size} free", "Ray and env.vectorization_mode=async"
+        small = Finding(WARNING, f"{text}, which is little for {users}", "give the container more: --shm-size=1g")
+        yield Finding(OK, text) if free > _SMALL_SHM else small
 
 
 def _open_files() -> Iterator[Finding]:
@@ -154,8 +162,11 @@ def _open_files() -> Iterator[Finding]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = descriptors(_NUM_WORKERS)
-    text = f"{soft}, which may be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
-    if hard == resource.RLIM_INFINITY or hard >= needed:
+    is_endless = hard == resource.RLIM_INFINITY
+    text = f"at most {soft:,} per process"
+    if is_endless or soft < hard:
+        text += f", which may be raised to {'any number' if is_endless else f'{hard:,}'}"
+    if is_endless or hard >= needed:
         yield Finding(OK, text)
     else:
         rule = f"{text}, but {_NUM_WORKERS} workers need {needed}"
@@ -170,7 +181,7 @@ def _network() -> Iterator[Finding]:
         return
     best, name = addresses[0], socket.gethostname()
     if best == "127.0.0.1":
-        yield Finding(ABSENT, f"{name} only has loopback addresses, so workers on other hosts cannot connect to it")
+        yield Finding(ABSENT, f"{name} has only loopback addresses, so workers on other hosts cannot connect to it")
         return
     more = f", then {', '.join(addresses[1:])}" if addresses[1:] else ""
     try:
@@ -195,10 +206,11 @@ def _slurm() -> Iterator[Finding]:
         rows = commands.node_states()
     except LauncherError as error:
         # SLURM's packages may be installed without a cluster.
-        is_unset = "configuration source" in str(error)
-        level = ABSENT if is_unset else PROBLEM
-        advice = "set SLURM_CONF if there is a cluster." if is_unset else "ask the cluster's administrator."
-        yield Finding(level, f"sbatch is installed, but the cluster does not answer: {error}", advice)
+        if commands.NO_CLUSTER in str(error):
+            yield Finding(ABSENT, "sbatch is installed, but finds no cluster", "if there is one, set SLURM_CONF.")
+        else:
+            rule = f"sbatch is installed, but the cluster does not answer: {error}"
+            yield Finding(PROBLEM, rule, "ask the cluster's administrator.")
         return
     by_partition: dict[str, list[str]] = {}
     for partition, state, count in rows:
@@ -274,8 +286,9 @@ def _folders() -> Iterator[Finding]:
             yield Finding(PROBLEM, f"cannot write to the {name} {folder}: {error.strerror}", advice)
             continue
         free = shutil.disk_usage(folder).free
-        text = f"{name} {folder}, {free / _GB:.1f} GB free"
-        yield Finding(OK, text) if free > _GB else Finding(WARNING, text, "free some space, which checkpoints need.")
+        text, left = f"{name} {folder}", f"{free / _GB:.1f} GB free"
+        small = Finding(WARNING, f"{text} has only {left}", "make room for checkpoints and logs.")
+        yield Finding(OK, f"{text}, {left}") if free > _GB else small
         if abs(skew_s) > _SKEW_S:
             rule = f"the file system clock of {folder} differs from that of this machine by {skew_s:+.1f} s"
             advice = "synchronise the clocks (NTP), because collectx reads the status of runs from file times."

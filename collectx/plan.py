@@ -69,7 +69,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
 def batch_s(cfg: RunConfig) -> float | None:
     """Returns how many seconds a worker needs at least for its part of a batch, from some steps of an env, which this
     process makes; None if unknown. Raises what `collectx run` would raise with this configuration."""
-    seconds: float | None = _plan(NamedRun("", Path(), cfg), {})["time"].get("part_of_a_worker_s")
+    seconds: float | None = _plan(NamedRun("", Path(), cfg), {})["time"].get("each_batch_of_a_worker_s")
     return seconds
 
 
@@ -131,7 +131,7 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
         sizes = {
             "slots_bytes": slab.nbytes - slab.regions_start - leased,
             "weights_bytes": 2 * slab.weights_nbytes,
-            "leased_batches_bytes": leased,
+            "batches_kept_by_the_trainer_bytes": leased,
         }
     else:
         sizes["slots_of_workers_bytes"] = sizes["slots_bytes"]
@@ -146,7 +146,7 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
         "weights_of_the_policy_bytes": slots.weights_nbytes,
     }
     if place.shares_memory:
-        known["mapped_shared_memory_bytes"] = SlabLayout(slots).nbytes
+        known["shared_memory_bytes"] = SlabLayout(slots).nbytes
     return known | sizes | {"total_bytes": sum(sizes.values())}
 
 
@@ -159,7 +159,7 @@ def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
         "frames": None if num_batches is None else num_batches * options.frames_per_batch,
         "batches": num_batches,
         "frames_of_a_batch": options.frames_per_batch,
-        "rows_and_steps_of_a_part": f"{slots.rows} x {slots.steps}",
+        "worker_frames_per_batch": f"{slots.rows} envs x {slots.steps} steps",
         "backend": place.backend,
         "batch_bytes": parts * slots.layout().nbytes,
         "network_to_the_trainer_per_batch_bytes": parts * slots.layout().nbytes * is_network,
@@ -205,8 +205,8 @@ def _time(cfg: RunConfig, slots: SlotSpec, traffic: Section, one_step_s: float |
     workers = 1 if slots.stacked else slots.num_workers
     num_batches = traffic["batches"]
     return {
-        "step_of_a_worker_s": step,
-        "part_of_a_worker_s": part_s,
+        "each_step_of_a_worker_s": step,
+        "each_batch_of_a_worker_s": part_s,
         "all_batches_s": None if num_batches is None else num_batches * part_s / workers,
     }
 
@@ -284,4 +284,4 @@ def _size(nbytes: int) -> str:
     unit, name = next(
         (each for each in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if nbytes >= each[0]), (1, "bytes")
     )
-    return f"{nbytes / unit:.4g} {name}"
+    return f"{float(f'{nbytes / unit:.3g}'):g} {name}"

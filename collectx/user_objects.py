@@ -11,6 +11,7 @@ import os
 import pickle
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,11 +48,16 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where}={name} cannot be imported: {place_of(error)}") from error
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
-        if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
+        # The module may have another name than its import path, as os.path does.
+        named = path.partition(":")[0]
+        if isinstance(error, AttributeError) and isinstance(module, ModuleType) and sys.modules.get(named) is module:
             names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
-            hint = did_you_mean(str(error.name), names, f"{module.__name__}:")
-            raise ConfigError(f"{where}={name} does not exist: {module.__name__} has no {error.name}{hint}") from error
+            hint = did_you_mean(str(error.name), names, f"{named}:")
+            raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+        if found := re.search(r"; '(.+)' is not a package$", str(error)):
+            rule = f"{found[1]} is a module, not a package, so nothing can be imported from below it"
+            raise ConfigError(f"{where}={name} cannot be imported: {rule}. Write it as {found[1]}:NAME.") from error
         raise ConfigError(f"{where}={name} cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
         raise ConfigError(f"{where}={name} is a value of type {type(target).__name__}. Name a class or a function.")
@@ -99,7 +105,8 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
     if missing := [name for name in needed if name not in kwargs]:
-        name = getattr(target, "__qualname__", repr(target))
+        name = getattr(target, "__qualname__", repr(target)).rpartition("<locals>.")[2]
+        name = "the lambda" if name == "<lambda>" else name
         problems = [f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE." for each in missing]
         raise ConfigError(*problems) from error
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from collectx.config.convert import convert, describe, members, out_of_range, wrong_type
@@ -18,6 +20,9 @@ from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, R
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
 # What a message shows as the value of a missing option, by the last part of its name.
+# Numbers such as 100k, which YAML reads as texts.
+_COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
+_ZEROS = {"k": "_000", "m": "_000_000"}
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0"}
 
 
@@ -125,6 +130,8 @@ def _class_of(group: str, section: Any) -> Any:
     if kind is None or kind == UNSET:
         return Problem(path, "is missing", advice=f"choose {either(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
+        if isinstance(kind, list | Mapping):
+            return Problem(path, f"must be one name: {either(KINDS[group])}.", kind)
         return Problem(path, f"is unknown{did_you_mean(str(kind), KINDS[group])}", kind)
     return KINDS[group][kind].schema
 
@@ -178,9 +185,8 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     if isinstance(value, Unresolved):
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
-        return Problem(
-            path, "is missing", advice=f"add it, as in {path}={_EXAMPLES.get(path.rpartition('.')[2], 'VALUE')}."
-        )
+        what = "add your class, which has a method train(collection):" if path == "trainer.target" else "add it, as in"
+        return Problem(path, "is missing", advice=f"{what} {path}={_EXAMPLES.get(path.rpartition('.')[2], 'VALUE')}.")
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
@@ -189,11 +195,25 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         rule = out_of_range(str(value), limits, language) if "choices" in limits else None
         has_keys = language is YAML and describe(hint, language) == language.types[dict]
         rule = rule or wrong_type(hint, language)
-        return Problem(path, rule, value, f"set its keys, as in {path}.NAME=VALUE." if has_keys else "")
+        advice = f"set its keys, as in {path}.NAME=VALUE." if has_keys else _spelt(path, value, hint, language)
+        return Problem(path, rule, value, advice)
     if violated := out_of_range(converted, limits, language):
         may_be_null = "choices" not in limits and type(None) in members(hint)
         return Problem(path, f"{violated[:-1]}, or {language.null}." if may_be_null else violated, value)
     return converted
+
+
+def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
+    """Returns how to write a value that YAML reads as another type: 100k, or one entry of a list."""
+    if language is not YAML or isinstance(value, list | tuple | Mapping):
+        return ""
+    if (number := _COUNT.fullmatch(str(value))) and {int, float} & {*members(hint)}:
+        return f"write {path}={number[1]}{_ZEROS[number[2].lower()]}."
+    lists = [each for each in members(hint) if typing.get_origin(each) is list]
+    with suppress(TypeError, ValueError, OverflowError):
+        if lists and convert([value], lists[0]):
+            return f"write {path}=[{language.show(value)}]."
+    return ""
 
 
 def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:

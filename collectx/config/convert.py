@@ -127,7 +127,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAM
         is_right = all(holds(number, limits[name]) for name, holds in _LIMITS.items() if name in limits)
         if not is_right:
             has = "has an entry out of range: every entry " if isinstance(value, list) else ""
-            return f"{has}{_range(limits)}"
+            return f"{has}{_range(limits, type(number) is int)}"
     return None
 
 
@@ -144,13 +144,14 @@ def _unknown(value: Any, wrong: Sequence[Any], choices: Sequence[Any], language:
     return f"{has}. {question}Valid names: {', '.join(map(language.show, choices))}."
 
 
-def _range(limits: Mapping[str, Any]) -> str:
+def _range(limits: Mapping[str, Any], is_integer: bool) -> str:
     implied = "finite" if "bits" in limits else None
     text = " and ".join(
         each.format(limits[name]) for name, each in _WORDS.items() if name in limits and name != implied
     )
     if {"minimum", "maximum"} <= limits.keys():
-        text = f"from {limits['minimum']} to {limits['maximum']}"
+        low, high = limits["minimum"], limits["maximum"]
+        text = f"{low} or {high}" if is_integer and high == low + 1 else f"from {low} to {high}"
     also = (f", or {other}{' for no limit' if other == -1 else ''}" for other in limits.get("also", ()))
     return f"must be {text}{''.join(also)}."
 

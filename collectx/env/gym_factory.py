@@ -135,6 +135,11 @@ def _wrap(
         raise
     except (TypeError, ValueError, AssertionError, AttributeError, gymnasium.error.Error) as error:
         name = make.__name__
+        if missing := re.search(r"missing .* required positional arguments?: '(\w+)'", str(error)):
+            how = f"{{{name}:{{{missing[1]}:VALUE}}}}"
+            raise ConfigError(
+                f"{where}={name} needs the argument {missing[1]}. Pass it, as in env.wrappers=[{how}]."
+            ) from error
         raise ConfigError(f"{where}={name} cannot wrap {env}: {error}") from error
 
 

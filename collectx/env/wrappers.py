@@ -112,8 +112,8 @@ def note_of(normalizer: str, of_run: bool = True) -> str:
     instead = f"Use {_INSTEAD[normalizer]} instead."
     if not of_run:
         return f"collectx eval starts without the statistics of {normalizer}, which are kept in each env. {instead}"
-    uses = "; collectx eval uses those of a single env" * (normalizer in _STATISTICS)
+    uses = ", and collectx eval uses those of only one env" * (normalizer in _STATISTICS)
     return (
-        f"{normalizer} keeps its statistics in each env, so replaced workers, evaluations and load_policy start "
-        f"without them{uses}. {instead}"
+        f"{normalizer} keeps its statistics inside each env, so replaced workers, evaluations during the run and "
+        f"load_policy start without them{uses}. {instead}"
     )

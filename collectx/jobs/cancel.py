@@ -39,9 +39,11 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
     orphans = [job for each in known for job, state in each.items() if not state.is_over]
     if ended := len(runs) - len(living):
         finished = (
-            f"{ended} of {len(runs)} runs {'has' if ended == 1 else 'have'}" if len(runs) > 1 else f"{runs[0].path} has"
+            f"{ended} of {len(runs)} runs {'has' if ended == 1 else 'have'}"
+            if len(runs) > 1
+            else f"the run in {runs[0].path} has"
         )
-        printing.say(f"{finished} already ended{', so there is nothing to cancel' if not living else ''}")
+        printing.say(f"{finished} already ended{', so there is nothing to cancel' if not living else ''}.")
     jobs: list[str] = []
     processes: list[int] = []
     mine: list[NamedRun] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self
 
@@ -13,10 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from collectx.config.derived import expected_frames
+from collectx.errors import DamagedFileError
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
 from collectx.run.folder.files import JsonLinesTail
-from collectx.run.statistics import MetricsTail, RateWindow
+from collectx.run.statistics import MetricsTail, RateWindow, View
 from collectx.run.terminal.charts import sparkline
 from collectx.run.terminal.display import PLAIN_S, Lines, charts_of, render_panel, title_of
 from collectx.run.terminal.printing import clock, number, print_line, table
@@ -54,6 +56,14 @@ class WatchedRun:
         self.statistics.rate = None  # of the last batch before
         self.since_s = now_s
         self.window = RateWindow(self.statistics, now_s)
+
+    def view(self, now_s: float) -> View:
+        """Returns the view at `now_s`; of a run that has ended, with its duration in place of its age."""
+        view = self.window.view(now_s)
+        with suppress(DamagedFileError, KeyError, TypeError):
+            if self.status.has_ended and (result := self.run_folder.read_result()) is not None:
+                return replace(view, elapsed_s=float(result["wall_s"]))
+        return view
 
     def age_s(self) -> float:
         """Seconds since the run began, or was resumed; 0 if its folder does not tell."""
@@ -114,7 +124,7 @@ class RunsDisplay:
         now_s = time.monotonic()
         if run.status.status is Status.QUEUED:
             return Text(f"job {run.job} has been in the queue for {clock(now_s - run.since_s)}")
-        view = run.window.view(now_s)
+        view = run.view(now_s)
         drawn = charts_of(run.statistics.curve, self._console, view)
         return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot)
 
@@ -125,7 +135,7 @@ class RunsDisplay:
             frames = sum(run.statistics.frames for run in self._runs)
             print_line(self._console, f"{counts}; {frames:,} frames")
         elif statuses[0] is not Status.QUEUED:
-            self._lines.print(self._runs[0].window.view(time.monotonic()), is_last)
+            self._lines.print(self._runs[0].view(time.monotonic()), is_last)
 
     def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()

@@ -264,12 +264,15 @@ class Place:
             ]
         if options.kind != "auto":
             return []
-        anywhere = "all interfaces. To listen on one, add backend.interface=NAME"
-        over = options.interface or ("loopback, as all workers run on this machine" if self.is_local else anywhere)
+        where = "which listens on all network interfaces. To use only one, add backend.interface=NAME."
+        if options.interface:
+            where = f"over the network interface {options.interface}."
+        elif self.is_local:
+            where = "over the loopback interface, because all workers run on this machine."
         notes = {
             "nccl": "nccl, because policies and stored batches are both on GPUs.",
             "rpc": "rpc, which exchanges pickles between trainer and workers. Use it on private networks only.",
-            "gloo": f"gloo, over {over}.",
+            "gloo": f"gloo, {where}",
         }
         return [f"backend=auto chose {notes[self.network]}"]
 

@@ -30,8 +30,8 @@ class Image(nn.Module):
         super().__init__()
         if len(shape) not in (2, 3, 4):
             raise ConfigError(
-                f"policy={kind} needs an image [H, W], [C, H, W] or [S, C, H, W], but the env observes {list(shape)}. "
-                f"Use policy={kind.replace('cnn', 'mlp')}."
+                f"policy={kind} needs images of shape [H, W], [C, H, W] or [S, C, H, W] (a stack), but the "
+                f"observations have shape {list(shape)}. Use policy={kind.replace('cnn', 'mlp')}."
             )
         self._shape = (1,) * (4 - len(shape)) + shape
         self._factor = 1.0 / scale

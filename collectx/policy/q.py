@@ -79,11 +79,7 @@ class QPolicy(StochasticPolicy):
 
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
         space = spec.action_space
-        if not isinstance(space, spaces.Discrete):
-            raise SpaceError(
-                f"policy=q_mlp and policy=q_cnn need a Discrete action space, but the env has {space}. Use trainer=ppo "
-                "with policy=mlp or policy=cnn, or an env with discrete actions."
-            )
+        assert isinstance(space, spaces.Discrete)
         super().__init__(spec, encode, body, num_features)
         kind = EpsilonGreedy if self.legal is None else LegalEpsilonGreedy
         self.head = kind(np.array([space.n]), np.array(space.start), spec.action[0])
@@ -101,6 +97,12 @@ class QPolicy(StochasticPolicy):
 def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
     """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`. Raises
     `SpaceError` if the action space is not Discrete."""
+    if not isinstance(spec.action_space, spaces.Discrete):
+        instead = cfg.kind.removeprefix("q_")
+        raise SpaceError(
+            f"policy={cfg.kind} needs a Discrete action space, but the env's is {spec.action_space}. Use trainer=ppo "
+            f"policy={instead}, or an env with discrete actions."
+        )
     if isinstance(cfg, CnnPolicyConfig):
         return cnn.build(cfg, spec, QPolicy)
     return mlp.build(cfg, spec, QPolicy)

@@ -78,7 +78,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
-        rule = "it wraps single envs, but this vector env is made as a whole"
+        rule = "wrappers apply to single envs, but this vector env creates all of its envs itself"
         advice = "use `env.id` with `env.vectorization_mode=sync or async`, or leave out the wrappers."
         yield Problem("env.wrappers", rule, env.wrappers, advice)
 

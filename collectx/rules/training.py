@@ -55,9 +55,12 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     """The metric that ranks checkpoints is one of the run."""
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
-        rule = f"is not a metric of this run, which only has {' and '.join(metrics)}"
+        rule = f"is not a metric of this run. Its metrics are {' and '.join(metrics)}"
+        if len(metrics) == 1:
+            rule = "is not a metric of this run"
         wanted = ",".join([*metrics[1:], str(name)])
-        advice = f"use `checkpoint.keep_best=mean_return`, or add this entry of info with `env.metrics=[{wanted}]`."
+        advice = f"use `checkpoint.keep_best=mean_return`. If the env returns '{name}' in its info, "
+        advice += f"add `env.metrics=[{wanted}]`."
         yield Problem("checkpoint.keep_best", rule, name, advice)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
@@ -59,10 +60,12 @@ def env_problems(cfg: RunConfig) -> list[str]:
     except gymnasium.error.Error as error:
         is_unknown = isinstance(error, gymnasium.error.NameNotFound)
         # Gymnasium proposes other names, but not the name with a version.
-        versions = [each for each in gymnasium.registry if each.rpartition("-v")[0] == env_id]
+        base = re.sub(r"-v\d+$", "", env_id)
+        versions = [each for each in gymnasium.registry if each.rpartition("-v")[0] == base]
         if versions:
             latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
-            return [f"env.id={env_id} is unknown. Did you mean env.id={latest}?"]
+            known = f" Gymnasium knows {' and '.join(versions)}." if len(versions) > 1 and base != env_id else ""
+            return [f"env.id={env_id} is unknown. Did you mean env.id={latest}?{known}"]
         if is_unknown:
             near = nearest(env_id, gymnasium.registry)
             question = f" Did you mean env.id={near}?" if near else ""

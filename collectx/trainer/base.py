@@ -114,7 +114,9 @@ def check_trainable(
             "Convert it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
-        name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"
+        name = f"a policy of type {type(policy).__name__}"
+        if not isinstance(policy, torch.nn.Module):
+            name = "policy=random" if policy is None else f"the function {getattr(policy, '__name__', policy)}"
         raise ConfigError(f"trainer={cfg.kind} cannot train {name}: {advice}")
     return policy
 

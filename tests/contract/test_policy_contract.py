@@ -425,7 +425,7 @@ def test_a_policy_that_does_not_fit_is_refused(policy, error, message):
         (custom("no_such:No"), "discrete", ConfigError, "PYTHONPATH"),
         (POLICIES["mlp"], TWO_ACTIONS, SpaceError, "policy=custom"),
         (POLICIES["q_mlp"], "box", SpaceError, "policy=q_mlp"),
-        (POLICIES["cnn"], "discrete", ConfigError, "needs an image"),
+        (POLICIES["cnn"], "discrete", ConfigError, "needs images"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, message):

@@ -38,7 +38,7 @@ def test_a_plan_says_what_the_run_has(words, tmp_path, wait_until):
         below = [each for each in psutil.Process(process.pid).children(recursive=True) if each.status() != "zombie"]
         memory, page = planned["memory"], 4096
         assert 1 + len(below) == planned["processes"]["total"]
-        assert mapped(process.pid, "slab") == [-(-memory["mapped_shared_memory_bytes"] // page) * page]
+        assert mapped(process.pid, "slab") == [-(-memory["shared_memory_bytes"] // page) * page]
         if replay := memory["replay_buffer_bytes"]:
             # Workers write to it; the trainer maps it when it samples.
             wait_until(lambda: max(mapped(process.pid, "replay")) == -(-replay // page) * page, 60, "a sample")
@@ -82,7 +82,7 @@ def test_tune_writes_an_experiment_that_the_printed_command_runs(tmp_path):
     assert "env.num_envs" in done.stdout.splitlines()[0]
     assert done.stdout.count(" frames/s\n") >= 2
     assert re.search(r"^point +status +measured +frames/s +std$", done.stdout, re.MULTILINE)
-    assert re.search(r"kept, yours.* [\d,]+ ", done.stdout)
+    assert re.search(r"kept \(your settings.* [\d,]+ ", done.stdout)
     command = last_command(done)
     rest = ["run.max_batches=4", "hydra.run.dir=run"]
     assert command == ["collectx", "run", "experiment=tuned", "--config-dir", "conf", *rest]

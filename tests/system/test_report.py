@@ -20,7 +20,7 @@ def page(tmp_path_factory):
     words = ["collector.num_workers=1,2", "seed=0,1", "collector.total_frames=4096", "hydra.sweep.dir=sweep"]
     forked("run", "-m", *words, cwd=folder)
     done = collectx("report", "sweep", cwd=folder)
-    assert done.stdout == "sweep/report/index.html\n"
+    assert done.stdout == "written to sweep/report/index.html. Open it in a browser.\n"
     return folder / "sweep" / "report" / "index.html"
 
 

@@ -138,7 +138,7 @@ def test_a_machine_that_maps_no_shared_memory(within):
     first = found("shared memory")[0]
     assert (first.level, first.text) == (
         "problem",
-        "cannot be allocated, because memfd_create fails: Operation not permitted",
+        "batches cannot share memory, because memfd_create fails: Operation not permitted",
     )
 
 

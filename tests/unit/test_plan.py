@@ -34,11 +34,11 @@ def test_shared_memory_is_what_a_slab_maps(line, tmp_path):
     spec = env.read_spec(cfg.env)
     batch = collector.slot_spec_of(cfg, policy.build(cfg.policy, spec, cfg.seed), spec)
     slab = Slab(batch, shared=False)
-    assert memory["mapped_shared_memory_bytes"] == slab.region(0).untyped_storage().nbytes()
+    assert memory["shared_memory_bytes"] == slab.region(0).untyped_storage().nbytes()
     slots = {slab.region_of(worker, slot) for worker in range(2) for slot in range(batch.num_slots)}
     region_nbytes = slab.region(1).data_ptr() - slab.region(0).data_ptr()
     assert memory["slots_bytes"] == len(slots) * region_nbytes
-    assert memory["leased_batches_bytes"] == batch.num_spare * region_nbytes > 0
+    assert memory["batches_kept_by_the_trainer_bytes"] == batch.num_spare * region_nbytes > 0
     assert memory["weights_of_the_policy_bytes"] == batch.weights_nbytes > 0
     assert memory["weights_of_trainer_and_workers_bytes"] == 3 * batch.weights_nbytes
 
@@ -74,7 +74,7 @@ def test_whole_plans(expected, tmp_path, monkeypatch):
         whole = plan([NamedRun("run", Path("run"), composed(f"{SMALL} {line}"))])
         files, memory = (whole["runs"][0][name] for name in ("files", "memory"))
         assert files.pop("folder") == str(tmp_path / "run")
-        described = ("total_bytes", "frame_bytes", "weights_of_the_policy_bytes", "mapped_shared_memory_bytes")
+        described = ("total_bytes", "frame_bytes", "weights_of_the_policy_bytes", "shared_memory_bytes")
         assert memory["total_bytes"] == sum(each for name, each in memory.items() if name not in described)
         text += [f"=== {line}", *lines(whole)]
     expected("plans", "\n".join(text))
@@ -116,9 +116,9 @@ def test_how_long_the_envs_take(tmp_path):
     """Of an async run, two workers deliver batches at the same time."""
     for schedule, steps, workers in (("multi_sync", 16, 1), ("multi_async", 32, 2)):
         time = planned(f"env.step_s=0.02 collector={schedule} trainer=meter", tmp_path)["time"]
-        assert 0.019 < time["step_of_a_worker_s"] < 1.0
-        assert time["part_of_a_worker_s"] == pytest.approx(steps * time["step_of_a_worker_s"])
-        assert time["all_batches_s"] == pytest.approx(4 * time["part_of_a_worker_s"] / workers)
+        assert 0.019 < time["each_step_of_a_worker_s"] < 1.0
+        assert time["each_batch_of_a_worker_s"] == pytest.approx(steps * time["each_step_of_a_worker_s"])
+        assert time["all_batches_s"] == pytest.approx(4 * time["each_batch_of_a_worker_s"] / workers)
 
 
 @pytest.mark.parametrize("kind", ["single", "multi_sync"])

@@ -41,21 +41,23 @@ class GymnasiumConfig(EnvConfig):
     )
     reset_options: dict[str, Any] = option(
         {},
-        """The `options` of every reset of an env, such as {level: 3}. Trainers change them with
-        collection.set_reset_options. {}: resets get none.""",
+        """The `options` passed to every reset(), such as {level: 3}. Trainers change them with
+        collection.set_reset_options. {}: none are passed.""",
     )
     info_keys: list[str | dict[str, Any]] = option(
         [],
         """Entries of info to keep in the batch (numbers, arrays, or dicts of these), such as [episode]. The batch keys
         are ("info", name) and ("next", "info", name). In frames without the entry, the value is zero and ("info",
-        "_name") is False. To learn shapes and dtypes, the trainer steps an env of its own for up to an episode, unless
-        they are declared: [{speed: float32}, {position: [float32, 3]}, {episode: {r: float32, l: int32}}].""",
+        "_name") is False. To learn shapes and dtypes, the trainer steps a separate env for up to one episode. This is
+        not needed if you declare them: [{speed: float32}, {position: [float32, 3]}, {episode: {r: float32, l:
+        int32}}].""",
     )
     metrics: list[str] = option(
         [],
-        """Entries of info whose means are scalars of the run: [is_success, episode.l], where a dot enters a dict. The
-        mean covers the frames with the entry in the newest batches that together contain 100 of these. It is in
-        `metrics.jsonl`, display, loggers, report and `result.json`, where `sweep.objective` can name it.""",
+        """Entries of info whose means become metrics of the run: [is_success, episode.l], where a dot enters a dict.
+        Each mean is taken over the newest batches that together contain at least 100 frames with the entry. It appears
+        in `metrics.jsonl`, the display, the loggers, the report and `result.json`, and can be the `sweep.objective`.
+        """,
         kept=True,
     )
     exclude_keys: list[str] = option(
@@ -127,8 +129,8 @@ class TorchrlEnvConfig(EnvConfig):
     reset_options: dict[str, Any] = like(
         GymnasiumConfig,
         "reset_options",
-        """The `options` of every reset of a Gymnasium env, such as {level: 3}. Trainers change them with
-        collection.set_reset_options. {}: resets get none.""",
+        """The `options` passed to every reset() of a Gymnasium env, such as {level: 3}. Trainers change them with
+        collection.set_reset_options. {}: none are passed.""",
     )
     exclude_keys: list[str] = option(
         [], "Keys of the observation and state specs to leave out of the batch, such as text: [mission, inner.text]."
@@ -163,5 +165,5 @@ class CountingEnvConfig(EnvConfig):
         3, "Size of an observation, at least 3. The elements after the first three are computed from those.", minimum=3
     )
     step_s: float = option(
-        0.0, "Processor time, in seconds, of one step of all envs of a worker.", minimum=0, finite=True
+        0.0, "Simulated cost: processor seconds that a worker spends per step of all its envs.", minimum=0, finite=True
     )

@@ -51,9 +51,8 @@ class CheckpointOptions(Section):
     keep: int = option(2, "Number of checkpoints to keep. Older ones are deleted.", minimum=1)
     keep_best: str | None = option(
         None,
-        """Also keep the best checkpoint, the one that was written when this metric had its highest value: `mean_return`
-        or an entry of env.metrics. To use its weights, add weights=best to `collectx eval` or `collectx export`.
-        `null`: only keep the newest.""",
+        """Also keep the checkpoint with the highest value of this metric: `mean_return` or an entry of env.metrics. To
+        use its weights, add weights=best to `collectx eval` or `collectx export`. `null`: keep only the newest.""",
     )
     grace_s: float = option(
         20.0,

@@ -28,8 +28,8 @@ class TrainerConfig(Section):
     digest: bool | None = option(
         False,
         """`true`: hash every delivered batch, so that `collectx reproduce` can compare. This reads each batch once, and
-        async workers no longer write to the trainer's replay buffer themselves. `null`: `true`, unless workers write to
-        the replay buffer.""",
+        async workers no longer write to the trainer's replay buffer themselves. `null`: like `true`, unless workers
+        write to the replay buffer.""",
     )
 
 
@@ -55,7 +55,7 @@ class LearningTrainerConfig(TrainerConfig):
     max_grad_norm: float = option(0.5, "Maximum norm of the gradients; larger ones are scaled down.", above=0)
     target_return: float | None = option(
         None,
-        "End the run when the mean return of the last 100 episodes reaches this value. `null`: no such end.",
+        "End the run when the mean return of the last 100 episodes reaches this value. `null`: do not end early.",
     )
     check_finite: bool = option(
         True,

@@ -67,6 +67,8 @@ _REASONS = {
 
 # What SLURM's commands print before the reason.
 _SAYS = re.compile(r"^(\w+: (error|fatal): )?((Batch job submission failed|\w+ error): )?")
+# A part of the message of any command on a machine that belongs to no cluster.
+NO_CLUSTER = "configuration source"
 # The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
@@ -81,7 +83,6 @@ _ADVICE = {
     "memory": "Ask for less memory with launcher.mem",
     "node configuration": "No node has that much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": "This machine is not part of a SLURM cluster",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }
@@ -385,12 +386,13 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(_SAYS.sub("", line) for line in [line for line in lines if ": fatal: " in line] or lines)
         if not message:
             raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
-        if name == "sbatch" and "configuration source" in message.lower():
-            default = "DistributedCollector submits SLURM jobs by default, but " if speaks_python() else ""
+        if NO_CLUSTER in message.lower():
+            is_default = name == "sbatch" and speaks_python()
+            default = "DistributedCollector submits SLURM jobs by default, but " if is_default else ""
             here = "To start processes here, pass launcher='mp'" if speaks_python() else "Use launcher=local"
             raise LauncherError(
-                f"{default}sbatch finds no SLURM cluster ('{message.removesuffix('.')}'). {here}, or start this on a "
-                "login node."
+                f"{default}{name} finds no SLURM cluster ('{message.removesuffix('.')}'). {here}, or start this on a "
+                "login node of the cluster."
             )
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""

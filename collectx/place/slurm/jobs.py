@@ -75,10 +75,12 @@ class SlurmArray(Place):
             time, memory = getattr(part, "time", None), getattr(part, "mem", None)
             if time is not None and _seconds(str(time)) is None and str(time).upper() not in _NO_LIMIT:
                 advice = f"use minutes, as in `{path}.time=90`, or hours:minutes:seconds, as in `{path}.time=1:30:00`."
-                yield Problem(f"{path}.time", "is not a time limit that sbatch accepts", time, advice)
+                rule = "is not a time limit that sbatch accepts" if time != "" else "has no value"
+                yield Problem(f"{path}.time", rule, time, advice)
             if memory is not None and not _MEMORY.fullmatch(str(memory)):
                 advice = f"use a whole number with a unit (K, M, G or T), as in `{path}.mem=4G`."
-                yield Problem(f"{path}.mem", "is not an amount of memory that sbatch accepts", memory, advice)
+                rule = "is not an amount of memory that sbatch accepts" if memory != "" else "has no value"
+                yield Problem(f"{path}.mem", rule, memory, advice)
 
     def _sbatch_problems(self) -> Iterator[Problem]:
         for path, part in self._parts().items():
@@ -139,7 +141,7 @@ class SlurmJob(SlurmArray):
         limit_s = _seconds(str(launcher.time))
         if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
             needed_s = launcher.signal_s + _EARLY_S
-            early = f"send the signal up to {_EARLY_S} s early, that is {needed_s} s before the end"
+            early = f"send the signal up to {_EARLY_S} s early, so {needed_s} s before the end"
             rule = f"is too long for `launcher.time={launcher.time}` ({limit_s} s): SLURM may {early}"
             longer = f"`launcher.time={needed_s // 60 + 1}` or longer"
             advice = f"use {longer}, a smaller `launcher.signal_s`, or `launcher.requeue=false`."

@@ -56,7 +56,7 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
             reason = f"batch {index} has digests of different kinds, {before} in {old} and {after} in {new}"
             return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before != after:
-            message = f"batch {index} is the first that differs (digest {before} in {old}, {after} in {new})"
+            message = f"batch {index} is the first that differs"
             return Comparison(Verdict.DIFFERENT, message, index)
         count = index + 1
     if not count:

@@ -126,8 +126,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "metrics_missing":
         names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
         return (
-            f"env.metrics names {names}, but the info of no step contained {them}. Check the spelling, and that step "
-            f"returns {them}: the info of reset does not count."
+            f"env.metrics names {names}, but no step returned {them} in its info. Check the spelling. (The info of "
+            "reset does not count.)"
         )
     if name == "resumed":
         workers: dict[str, list[str]] = {}

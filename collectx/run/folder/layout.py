@@ -213,7 +213,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def folder_errors(
-    path: Path | str, what: str = "run folder", option: str = "hydra.run.dir (of a sweep, hydra.sweep.dir)"
+    path: Path | str, what: str = "run folder", option: str = "hydra.run.dir (for a sweep, hydra.sweep.dir)"
 ) -> Iterator[None]:
     """Turns an `OSError` of the block, which creates the folder `path`, into a `ConfigError`. `option` names the option
     with which the user chooses another folder."""

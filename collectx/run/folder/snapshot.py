@@ -101,7 +101,7 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
     each."""
     before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
     return [
-        f"{name}: {_shown(before.get(name))} in {old.path}, {_shown(after.get(name))} in this run"
+        f"{name}: {_shown(after.get(name))} in this run, {_shown(before.get(name))} in {old.path}"
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name)
     ]

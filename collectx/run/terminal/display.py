@@ -145,13 +145,18 @@ class Lines:
     def __init__(self, console: Console):
         self._console = console
         self._num_printed = 0
+        self._last = ""
 
     def print(self, view: View, is_last: bool = False, starting: str = _STARTING) -> None:
-        """Prints a line; after the last one, and every `DETAILS_EVERY`, the details too."""
+        """Prints a line, but not twice the last one; after it, and every `DETAILS_EVERY`, the details too."""
         self._num_printed += 1
         has_details = is_last or self._num_printed % DETAILS_EVERY == 0
-        for line in (format_line(view, starting), *(format_details(view) if has_details else ())):
+        line = format_line(view, starting)
+        if not is_last or line != self._last:
             print_line(self._console, line)
+        self._last = line
+        for detail in format_details(view) if has_details else ():
+            print_line(self._console, detail)
 
 
 def title_of(cfg: RunConfig, folder: Path, argv: Sequence[str]) -> str:
@@ -200,13 +205,13 @@ def format_line(view: View, starting: str = _STARTING) -> str:
         return f"[{clock(view.elapsed_s)}] {starting}"
     parts = [
         f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
-        f"{number(view.now_per_s)}/s",
+        *([] if view.now_per_s is None else [f"{number(view.now_per_s)}/s"]),
         f"return {number(now.mean_return)}",
         f"best {number(now.best_return)}",
     ]
     if now.taking_part is not None:
         parts.append(_members(now.taking_part))
-    if view.left_s is not None:
+    if view.left_s:
         parts.append(_left(view))
     return "  ".join(parts)
 
@@ -218,11 +223,12 @@ def format_details(view: View) -> list[str]:
         return []
     parts = [
         f"{now.num_episodes:,} episode{'s' * (now.num_episodes != 1)}",
-        f"version {now.version}, lag {now.lag:.1f}",
+        f"policy version {now.version}, lag {now.lag:.1f}",
     ]
     if view.workers:
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
-        parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
+        shares = ", ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True))
+        parts.append(f"workers: {shares}")
     parts += _trainer(view)
     if now.checkpoint_s:
         parts.append(f"checkpoints {now.checkpoint_s / view.elapsed_s:.2%}")
@@ -295,7 +301,7 @@ def _trainer(view: View) -> list[str]:
     """Returns the trainer's share of the time, and the bottleneck if one side mostly waits for the other."""
     if view.trainer_share is None:
         return []
-    parts = [f"trainer {view.trainer_share:.0%}"]
+    parts = [f"trainer: learn {view.trainer_share:.0%}"]
     waits = [worker.shares[_SHARES.index("wait")] for worker in view.workers]
     if waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
         parts.append(f"bottleneck: trainer (workers idle {sum(waits) / len(waits):.0%})")

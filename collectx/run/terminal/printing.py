@@ -113,7 +113,7 @@ def typed(folder: Path) -> str:
 def print_run(name: str, status: str, numbers: Mapping[str, Any] | None, folder: Path) -> None:
     """Prints the table of one run, and its folder."""
     print()
-    print_table([cells(name, status, numbers)])
+    print_table([cells(name, status, numbers)], ("run", *COLUMNS[1:]))
     say(f"run folder: {folder}")
 
 

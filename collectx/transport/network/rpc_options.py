@@ -38,7 +38,7 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
     if visible is None:
         return
     if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
-        rule = "must be a list with one entry per worker: cuda:N for the only GPU that it sees, or cpu for none."
+        rule = "must be a list with one entry per worker: cuda:N if the worker sees only GPU N, cpu if it sees no GPU."
         yield Problem(path, rule, visible)
         return
     if len(visible) != num_workers:

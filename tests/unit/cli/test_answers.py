@@ -15,6 +15,9 @@ LINES = {
 
 --help
 --version
+--hlep
+run --help env.num_envs
+run --help envv
 rn
 xyz
 -m run seed=0,1
@@ -186,6 +189,16 @@ def test_whole_overrides(expected):
         text.append(f"{word}: {' '.join(checked.overrides)} {' '.join(f'without {each}' for each in checked.broken)}")
         text += [f"  ! {problem}" for problem in checked.problems]
     expected("overrides", "\n".join(each.rstrip() for each in text))
+
+
+def test_of_two_choices_of_a_group_the_first_has_no_effect():
+    """As on Hydra's own command line, so that a script may append to its defaults."""
+    groups = Composer().choices([])
+    checked = overrides.check_overrides(["env=pendulum", "env=cartpole", "env=cartpole", "seed=1", "seed=2"], groups)
+    assert (checked.problems, checked.notes) == (
+        (),
+        ("env=pendulum has no effect, because env=cartpole comes after it.",),
+    )
 
 
 def test_whole_results_of_tune(expected):

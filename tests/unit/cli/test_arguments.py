@@ -20,6 +20,10 @@ def test_overrides_may_stand_on_both_sides_of_flags():
     ("argv", "message"),
     [
         (["--multirunn"], "Did you mean --multirun?"),
+        # Hydra's flag --run would start what the user wanted to see.
+        (["--dryrun"], "unknown flag --dryrun. To see what a run would do, without starting it: collectx plan"),
+        (["--rn"], "unknown flag --rn. Write options without dashes: rn=true"),
+        (["--cfg"], "--cfg needs a value (job, hydra or all). Write it after the flag: --cfg VALUE"),
         (["--experimental-rerun=x"], "collectx reproduce"),
         (["--config-path", "x"], "--config-dir"),
         (["--config-dir"], "--config-dir needs a value. Write it after the flag: --config-dir VALUE"),

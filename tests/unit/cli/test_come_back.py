@@ -87,7 +87,7 @@ def test_a_job_is_cancelled_and_one_that_has_ended_is_left(queue, job, capsys):
     assert "interrupted: job 7 ended as CANCELLED" in out
     assert "already ended" not in out
     assert cancel.main(["sweep"]) == 0
-    assert "seed=0 has already ended, so there is nothing to cancel\n" in capsys.readouterr().out
+    assert "seed=0 has already ended, so there is nothing to cancel.\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "end"), [(["--now"], "CANCELLED"), ([], "COMPLETED")])
@@ -97,7 +97,7 @@ def test_every_job_of_a_sweep_is_cancelled_in_whatever_state_it_is(queue, array,
     out, err = capsys.readouterr()
     assert (err, "already ended" in out) == ("", False)
     assert cancel.main(["sweep", *words]) == 0
-    assert "4 of 4 runs have already ended, so there is nothing to cancel\n" in capsys.readouterr().out
+    assert "4 of 4 runs have already ended, so there is nothing to cancel.\n" in capsys.readouterr().out
 
 
 def test_jobs_that_wait_are_cancelled_before_others_end_and_make_place(queue, array, monkeypatch):

@@ -193,6 +193,6 @@ def test_a_problem_of_a_file_of_the_user_names_it(tmp_path, text, words, problem
 def test_a_primary_file_that_does_not_exist(tmp_path):
     with pytest.raises(
         ConfigError,
-        match=r"--config-name mine needs a file 'mine.yaml'\. Name the folder that contains it: --config-dir",
+        match=r"--config-name mine .* no file 'mine.yaml'\. Name the folder that contains it: --config-dir",
     ):
         Composer(tmp_path, "mine").load([])

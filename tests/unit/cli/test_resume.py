@@ -117,7 +117,7 @@ def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys
     files = old("failed")
     Checkpoints(files.checkpoints).remove_after(0)
     assert resume.main([str(files.path)]) == 2
-    assert "repeat the command that started it, and add resume=auto" in capsys.readouterr().err
+    assert "repeat the command that started it, and add run.overwrite=true" in capsys.readouterr().err
     assert run.main([f"hydra.run.dir='{files.path}'", "seed=7", "resume=auto"]) == 1
     assert stub.calls[0][0].seed == 7
 

@@ -68,7 +68,7 @@ def test_integers_may_be_written_as_floats(stub):
 @pytest.mark.parametrize("word", ["hydra.run.dir=", "hydra.run.dir=''", "hydra.run.dir=null", "hydra.sweep.dir="])
 def test_an_empty_folder_is_refused(stub, tmp_path, capsys, word):
     assert run.main([word, *(["-m"] if "sweep" in word else [])]) == 2
-    assert f"  - {word} names no folder" in capsys.readouterr().err
+    assert f"  - {word} has no value" in capsys.readouterr().err
     assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
@@ -156,7 +156,7 @@ def test_every_point_is_checked_before_the_first_starts(stub, capsys):
     err = capsys.readouterr().err
     assert stub.calls == []
     assert err.count("trainer.gama") == 1
-    assert err.rstrip().endswith("[collector.num_workers=3]")
+    assert err.rstrip().endswith("Affected point: collector.num_workers=3")
 
 
 def test_a_broken_pipe_is_no_good_end_of_a_command_that_acts(monkeypatch):
@@ -230,7 +230,7 @@ def test_words_are_completed(monkeypatch, capsys, line, offered):
         (["--help"], 0, "collectx SUBCOMMAND --help"),
         (["--version"], 0, f"collectx {__version__}"),
         (["rum"], 2, "collectx: there is no subcommand 'rum'. Did you mean collectx run?"),
-        (["-m", "run"], 2, "collectx: there is no subcommand '-m'. Write flags after the subcommand: collectx run -m"),
+        (["-m", "run"], 2, "collectx: unknown flag -m. Write flags after the subcommand: collectx run -m"),
     ],
 )
 def test_what_the_command_says_without_a_subcommand(capsys, words, status, text):

@@ -53,13 +53,13 @@ def test_the_fastest_point_is_an_experiment_with_what_was_typed(measured, capsys
     assert "other programs are using this machine (load 2.5)" in said.err
     first, *_, last = said.out.splitlines()
     assert first == "searching collector.num_workers: 3 points, about 5 minutes"
-    kept = [line.split() for line in said.out.splitlines() if "chosen" in line or "yours" in line]
+    kept = [line.split() for line in said.out.splitlines() if "(chosen)" in line or "(your settings" in line]
     assert [line[:3] for line in kept] == [
-        ["collector.num_workers=2", "kept,", "yours"],
-        ["collector.num_workers=4", "kept,", "chosen"],
+        ["collector.num_workers=2", "kept", "(your"],
+        ["collector.num_workers=4", "kept", "(chosen)"],
     ]
     assert [line[-2] for line in kept] == ["2,000", "4,000"]
-    assert "2.00 times as fast as your settings, measured alternately (95 % CI 2.00 to 2.00)" in said.out
+    assert "2.00 times as fast as your settings (95 % CI 2.00 to 2.00), measured alternately" in said.out
     assert "this changes training: more or fewer batches are in flight" in said.out
     first_words = ["collectx", "run", "experiment=fast", "--config-dir", "mine"]
     again = shlex.split(last.partition("run it: ")[2])

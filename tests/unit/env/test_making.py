@@ -343,6 +343,10 @@ def test_errors_of_a_users_wrapper_are_its_own_and_those_of_gymnasiums_name_the_
     )
     with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]=TimeLimit cannot wrap <Named"):
         build(replace(gym(1, entry_point=Named), wrappers=[{"TimeLimit": {"max_episode_steps": -1}}]))
+    with pytest.raises(
+        ConfigError, match=r"needs the argument max_episode_steps\. Pass it, as in env.wrappers=\[{Time"
+    ):
+        build(replace(gym(1, entry_point=Named), wrappers=["TimeLimit"]))
 
 
 def test_an_argument_that_is_not_one_of_the_env_is_named_only_if_the_configuration_has_it():

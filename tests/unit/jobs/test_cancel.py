@@ -78,7 +78,7 @@ def test_processes_are_signalled_and_jobs_interrupted_or_cancelled(world, tmp_pa
     assert world.calls == calls
     assert world.now_s == 3.0
     assert capsys.readouterr().out.splitlines() == [
-        "1 of 3 runs has already ended",
+        "1 of 3 runs has already ended.",
         f"{tmp_path}/b: completed",
         f"{tmp_path}/a: completed",
     ]
@@ -89,8 +89,8 @@ def test_of_runs_that_have_finished_only_jobs_of_workers_are_left(world, tmp_pat
     runs = [world.add(name, workers={f"{name}_0": RUNNING, f"{name}_1": ENDED}) for name in "ab"[:count]]
     assert cancel.cancel(runs, False) == (True, True)
     assert world.calls == [(0.0, "cancel", *[f"{name}_0" for name in "ab"[:count]])]
-    said = f"{tmp_path}/a has" if count == 1 else "2 of 2 runs have"
-    assert capsys.readouterr().out == f"{said} already ended, so there is nothing to cancel\n"
+    said = f"the run in {tmp_path}/a has" if count == 1 else "2 of 2 runs have"
+    assert capsys.readouterr().out == f"{said} already ended, so there is nothing to cancel.\n"
     runs = [world.add("a", workers=LauncherError("no answer"))]
     world.calls.clear()
     assert cancel.cancel(runs, False) == (True, True)

@@ -283,6 +283,9 @@ def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):
     run = views.WatchedRun(NamedRun("run", tmp_path, composed()), None)
     assert 75 <= run.window.view(time.monotonic()).elapsed_s < 80
     assert run.title.startswith("cartpole_ppo  CartPole-v1, ppo  seed 0  ")
+    (tmp_path / "result.json").write_text('{"status": "completed", "wall_s": 55.4}')
+    run.status = RunStatus(Status.COMPLETED)
+    assert run.view(time.monotonic()).elapsed_s == 55.4
 
 
 @pytest.mark.parametrize(

@@ -30,5 +30,5 @@ def test_pixels_are_channels_height_and_width(shape, channels):
 
 
 def test_another_number_of_axes_is_refused():
-    with pytest.raises(ConfigError, match=r"needs an image .* observes \[2, 2, 3, 5, 6\]"):
+    with pytest.raises(ConfigError, match=r"needs images .* have shape \[2, 2, 3, 5, 6\]"):
         Image((2, 2, 3, 5, 6), 1.0)

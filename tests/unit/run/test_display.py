@@ -151,10 +151,10 @@ def test_panels_and_lines(expected):
 def test_the_lines_and_the_panel_have_all_of_it(statistics, batch_info):
     statistics.scalars = {"loss": 0.0123}
     text, _ = drawn(statistics, 3675.0)
-    line = "[1:01:15] 100/1,000 frames (10%)  -/s  return 20  best 20"
+    line = "[1:01:15] 100/1,000 frames (10%)  return 20  best 20"
     assert text.splitlines() == [
         line,
-        "  1 episode | version 3, lag 3.0 | env 10% policy 20% wait 30% send 40%",
+        "  1 episode | policy version 3, lag 3.0 | workers: env 10%, policy 20%, wait 30%, send 40%",
         "  loss 0.0123",
     ]
     # Of the last worker nothing was measured.
@@ -279,7 +279,7 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(batch_info, waited_
         # The first batch waits for the start of the workers, too.
         statistics.add(replace(batch, waited_s=waited_s if index else 100.0), 10.0 * index)
     for text in drawn(statistics, 30.0):
-        assert re.search(rf"trainer .*\b{share}%", text)
+        assert re.search(rf"trainer.*\b{share}%", text)
         assert ("bottleneck" in text) == (words is not None)
         assert (words or "") in text
 

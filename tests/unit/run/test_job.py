@@ -127,7 +127,7 @@ def test_the_screen_tells_the_trainers_share_and_the_return_that_may_end_the_run
     train_with()
     execute(replace(cfg, trainer=composed("trainer=ppo trainer.target_return=475").trainer), tmp_path, [])
     out = capsys.readouterr().out
-    assert re.search(r"\(100%\) .* ETA <= 0:00\n.* \| trainer \d+%", out)
+    assert re.search(r"\(100%\) .*\n.* \| trainer: learn \d+%", out)
 
 
 def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_path, train_with):

@@ -1,6 +1,7 @@
 """Whole sessions with collectors in this process: what calls return, and every number of the batches."""
 
 import contextlib
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -300,6 +301,25 @@ def test_a_reset_of_all_envs_drops_unfinished_trajectories(way):
         second = collector.next()
     assert first == second["observation"].flatten().tolist() == [0, 1, 2, 0, 1, 2]
     assert second["collector", "traj_ids"].unique().numel() == 2
+
+
+# Ways with slots that are granted before `next` needs them.
+AHEAD = [(INLINE_ASYNC, {}), (INLINE_SYNC, {"overlap": 1})]
+
+
+def check_whole(batches, length):
+    for batch in batches:
+        assert batch["observation"].flatten().tolist() == [*range(length)]
+
+
+@pytest.mark.parametrize("restart", [lambda collector: collector.reset(), lambda collector: collector.set_seed(3)])
+@pytest.mark.parametrize(("way", "keywords"), AHEAD, ids=str)
+def test_no_tail_of_a_trajectory_follows_a_reset(way, keywords, restart):
+    frames = {"frames_per_batch": 20 if way is INLINE_ASYNC else 40, "trajs_per_batch": 1, "traj_format": "cat"}
+    with make(way, partial(Count, 25), policy_factory=Acts, total_frames=-1, **frames, **keywords) as collector:
+        for _ in range(5):
+            check_whole([collector.next()], 25)
+            restart(collector)
 
 
 def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():

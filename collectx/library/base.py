@@ -566,11 +566,12 @@ class BaseCollector(ReadableCollector):
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, the settings
         of `set_attr` and `call`, and each worker's trajectory ids and envs. For workers of this machine, it also
-        contains their weights and version. Blocks until the workers have filled their granted slots, whose frames the
-        state does not contain."""
+        contains their weights and version. Blocks until the workers have filled their granted slots. The state contains
+        their frames, and those of unfinished trajectories, only with `trajs_per_batch`."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
-            saved = self._core.state()
+            stream_state = self._stream.state()
+        saved = stream_state["collector"]
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": saved["frames"],
@@ -580,6 +581,12 @@ class BaseCollector(ReadableCollector):
             "settings": saved["settings"],
             **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
+        if (assembler := stream_state["assembler"]) is not None:
+            state["trajectories"] = {
+                "assembler": assembler,
+                "undelivered": saved["undelivered"],
+                "version_offset": self._stream.version_offset,
+            }
         if self._core.can_ask("weights"):
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
@@ -600,7 +607,7 @@ class BaseCollector(ReadableCollector):
         Envs continue within their episodes if their state can be saved: by their own `state_dict` and
         `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
         Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
-        batches, which are delivered before those of the state.
+        batches, which are delivered before those of the state; with `trajs_per_batch`, they are dropped.
 
         Args:
             state_dict: what `state_dict` returned.
@@ -639,7 +646,26 @@ class BaseCollector(ReadableCollector):
         if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
             saved_state["settings"] = settings
         with self._exclusive():
-            self._core.load(saved_state, self._cfg.seed)
+            if self._stream.assembler is None:
+                self._core.load(saved_state, self._cfg.seed)
+            else:
+                self._load_trajectories(saved_state, state_dict.get("trajectories"))
+
+    def _load_trajectories(self, saved: CollectorState, trajectories: dict[str, Any] | None) -> None:
+        """Loads a state with its unfinished trajectories. None: it is of an earlier version, which did not save them,
+        so the rest of them is dropped."""
+        # Frames from before the load may have the trajectory ids of later ones.
+        self._core.wait_until_idle()
+        if trajectories is None:
+            # The inference server has no rollout.
+            episodes = [each["rollout"]["episodes"] for each in saved["workers"].values() if "rollout" in each]
+            unfinished = [index for each in episodes for index in each["traj_ids"][each["lengths"] > 0].tolist()]
+            assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": unfinished}
+        else:
+            assembler = trajectories["assembler"]
+            change = trajectories["version_offset"] - self._stream.version_offset
+            saved["undelivered"] = [self._core.with_versions(each, change) for each in trajectories["undelivered"]]
+        self._stream.load({"collector": saved, "assembler": assembler}, self._cfg.seed)
 
     def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Publishes the policy's weights, and to some workers the individual ones of their saved states."""

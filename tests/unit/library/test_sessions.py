@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from configurations import through_a_file
 from gymnasium.spaces import Box
 from library_collectors import make
 from tensordict import TensorDict
@@ -320,6 +321,41 @@ def test_no_tail_of_a_trajectory_follows_a_reset(way, keywords, restart):
         for _ in range(5):
             check_whole([collector.next()], 25)
             restart(collector)
+
+
+@pytest.mark.parametrize(("way", "keywords"), [(SINGLE, {}), *AHEAD], ids=str)
+def test_a_state_contains_the_unfinished_trajectories(way, keywords):
+    """Another collector and the same one continue them. With a state of an earlier version, they are dropped."""
+    frames = {"frames_per_batch": 40 if way is INLINE_SYNC else 20, "trajs_per_batch": 1, "traj_format": "cat"}
+    keywords = {"total_frames": 800, "seed": 1, **frames, **acting(way), **keywords}
+
+    def versions(collector):
+        """The ids and versions of the frames of each remaining trajectory."""
+        batches = [*collector]
+        check_whole(batches, 25)
+        return sorted(
+            (int(each["collector", "traj_ids"][0]), each["collector", "policy_version"].tolist()) for each in batches
+        )
+
+    with make(way, partial(Count, 25), **keywords) as one:
+        for _ in range(3):
+            one.next()
+            one.increment_version()
+        saved = one.state_dict()
+        expected = versions(one)
+        one.load_state_dict(saved)
+        assert versions(one) == expected
+    saved = through_a_file(saved)
+    old = {name: value for name, value in saved.items() if name != "trajectories"}
+    for state in (saved, old):
+        with make(way, partial(Count, 25), **keywords) as other:
+            other.increment_version()
+            other.next()
+            other.load_state_dict(state)
+            again = other.state_dict()
+            other.load_state_dict(again)
+            found = versions(other)
+            assert found == expected if state is saved else len(found) > 20
 
 
 def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -89,7 +89,7 @@ class BaseCollector(ReadableCollector):
     """
 
     profile_config: ProfileConfig | None = None
-    # The batch that `async for` is waiting for. It belongs to no event loop, as a cancelled task's loop may be closed.
+    # The batch that a cancelled `async for` was waiting for. It belongs to no event loop, as the task's may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
@@ -178,14 +178,32 @@ class BaseCollector(ReadableCollector):
     def __next__(self) -> TensorDictBase:
         """Returns the next batch; blocks until it is complete. With `replay_buffer`, writes it there and returns None
         (which the annotation omits, so that other loops need no check). After Ctrl-C, the next call returns the batch
-        that was awaited; without workers, it collects that batch again, from new episodes."""
+        that was awaited; without workers, it collects that batch again, from new episodes. After a cancelled
+        `async for`, it returns the batch that was awaited."""
+        self._check_process()
+        if self._ahead is None:
+            batch = self._next()
+        else:
+            # Ctrl-C ends the wait; then the next call waits again.
+            concurrent.futures.wait([self._ahead])
+            ahead, self._ahead = self._ahead, None
+            batch = ahead.result()
+        if batch is _END:
+            raise StopIteration
+        return batch
+
+    def _next(self) -> Any:
+        """Returns the next batch; `_END` after the last one."""
         self._check_process()
         if self.is_running():
             raise RuntimeError(
                 "this collector cannot be iterated after start(), because it collects in the background. Sample from "
                 "its replay buffer"
             )
-        return cast(TensorDictBase, self._collect())
+        try:
+            return self._collect()
+        except StopIteration:
+            return _END
 
     def __aiter__(self) -> Self:
         return self
@@ -193,20 +211,16 @@ class BaseCollector(ReadableCollector):
     async def __anext__(self) -> TensorDictBase:
         """Returns the next batch like `__next__`, collected in a thread, so the event loop continues. If the waiting
         task is cancelled, the next call returns its batch. Call no other method of the collector meanwhile."""
-        if self._ahead is None:
-            step = partial(contextvars.copy_context().run, next, self, _END)
-            self._ahead = self._thread.submit(step)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            ahead = self._thread.submit(partial(contextvars.copy_context().run, self._next))
         try:
-            batch = await asyncio.shield(asyncio.wrap_future(self._ahead))
-        except asyncio.CancelledError:
+            batch = await asyncio.shield(asyncio.wrap_future(ahead))
+        except (asyncio.CancelledError, GeneratorExit):
             # The waiting task was cancelled; the batch may be complete already.
-            if self._ahead.cancelled():
-                self._ahead = None
+            if not ahead.cancelled():
+                self._ahead = ahead
             raise
-        except BaseException:
-            self._ahead = None
-            raise
-        self._ahead = None
         if batch is _END:
             raise StopAsyncIteration
         return batch
@@ -708,7 +722,7 @@ class BaseCollector(ReadableCollector):
         self._stream.core.exclusive_use.check_not_within("shutdown")
         background, thread = self._background, self._thread
         self._thread = StepThread()
-        self._background, self.closed = Background(self._thread), True
+        self._background, self.closed, self._ahead = Background(self._thread), True, None
         limit_s = self._cfg.collector.close_timeout_s
         with contextlib.ExitStack() as ends:
             ends.callback(self._close, thread, background, close_env)

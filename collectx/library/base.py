@@ -355,31 +355,37 @@ class BaseCollector(ReadableCollector):
             strict: whether weights whose names the policy lacks raise an error.
 
         Names of weights may contain the prefixes of wrappers: `_orig_mod.` (`torch.compile`) and `module.` (data
-        parallelism).
+        parallelism). If the call raises one of these errors, it publishes and changes nothing.
 
         Raises:
             KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
             TypeError, ValueError: weights were passed twice, have a wrong type or shape, or belong to models or workers
-                that do not exist. Nothing is published then.
+                that do not exist.
+            AttributeError, RuntimeError: a path leads nowhere, or the weights do not fit the module there.
         """
         by_model = weights_by_model((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id)
         by_worker = {model: weights_by_worker(each, worker_ids, self.num_workers) for model, each in by_model.items()}
-        for model, each in by_worker.items():
-            if model != "policy":
-                self._load_into(model, each)
+        others = {model: each for model, each in by_worker.items() if model != "policy"}
+        # All are checked before the first one is changed.
+        for model, each in others.items():
+            self._load_into(model, each, only_checks=True)
         if "policy" in by_worker:
             with self._before_publishing():
                 self._weights.publish(self.policy, by_worker["policy"], strict)
+        for model, each in others.items():
+            self._load_into(model, each)
 
-    def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
-        """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
+    def _load_into(self, model: str, by_worker: Mapping[int | None, Any], only_checks: bool = False) -> None:
+        """Copies weights into the modules that `model` names, or only raises the errors of that; see
+        `update_policy_weights_`."""
         states = {worker: as_state_dict(weights) for worker, weights in by_worker.items()}
         if (path := within("env", model)) is not None:
-            some = {worker: (path, state) for worker, state in states.items() if worker is not None}
-            self._ask("load_weights", path, states.get(None), per_worker=some or None)
+            some = {worker: (path, state, only_checks) for worker, state in states.items() if worker is not None}
+            self._ask("load_weights", path, states.get(None), only_checks, per_worker=some or None)
             return
+        path, state = model.removeprefix("replay_buffer."), next(iter(states.values()))
         with self._exclusive():
-            load_into(self.replay_buffer, model.removeprefix("replay_buffer."), next(iter(states.values())))
+            load_into(self.replay_buffer, path, state, only_checks)
 
     # TorchRL's name of the method by which a worker receives weights.
     receive_weights = update_policy_weights_

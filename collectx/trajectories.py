@@ -153,23 +153,29 @@ class Assembler:
         self._count = trajs_per_batch
         self._format = traj_format
         self._breaks_off = ends_with_batch
+        self._unfinished: dict[int, list[TensorDictBase]] = {}
+        # Ids of trajectories whose beginnings were dropped, so their later frames are dropped too.
+        self._dropped: set[int] = set()
         self.forget()
 
     def forget(self) -> None:
-        """Drops all frames."""
+        """Drops all frames, and the later frames of trajectories that are unfinished."""
+        self._dropped |= set(self._unfinished)
         self.num_unfinished = 0
         # Whether frames have a settings version.
         self._has_settings = False
-        self._unfinished: dict[int, list[TensorDictBase]] = {}
+        self._unfinished = {}
         self._ended: deque[TensorDictBase] = deque()
 
     def state(self) -> dict[str, Any]:
         """Returns a copy of the frames as tensors and plain data, for `load`."""
         unfinished = {index: [_saved(each) for each in pieces] for index, pieces in self._unfinished.items()}
-        return {"unfinished": unfinished, "ended": [_saved(each) for each in self._ended]}
+        ended = [_saved(each) for each in self._ended]
+        return {"unfinished": unfinished, "ended": ended, "dropped": sorted(self._dropped)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores the result of `state`."""
+        self._dropped = set(state.get("dropped", ()))  # older states lack it
         self._unfinished = {
             index: [_restored(each) for each in pieces] for index, pieces in state["unfinished"].items()
         }
@@ -187,6 +193,10 @@ class Assembler:
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
             if index < 0:
                 continue  # not filled
+            if index in self._dropped:
+                if frames[places[-1]]["next", "done"].all():
+                    self._dropped.remove(index)
+                continue
             pieces = self._unfinished.setdefault(index, [])
             pieces.append(frames[places])
             self.num_unfinished += len(places)

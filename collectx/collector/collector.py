@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectx.batch import POLICY_VERSION
 from collectx.collector import saved_state
 from collectx.collector.batch_info import BatchInfo, BatchSpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
@@ -405,6 +406,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             "settings": self.settings.state(),
             **saved_state.save_workers(self.pool.records, replies),
         }
+
+    def with_versions(self, saved: Mapping[str, Any], change: int) -> dict[str, Any]:
+        """Returns a batch of `CollectorState.undelivered` in which the policy versions of frames differ by `change`."""
+        memory = saved["memory"].clone()
+        self._spec.batch(memory, len(saved["parts"]))[POLICY_VERSION].add_(change)
+        return {**saved, "memory": memory}
 
     def load(self, state: CollectorState, seed: int) -> dict[int, str]:
         """Continues from a state: restores its counts, its undelivered batches and the workers. Blocks until all ready

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -92,7 +92,7 @@ class BaseCollector(ReadableCollector):
     """
 
     profile_config: ProfileConfig | None = None
-    # The batch that `async for` is waiting for. It belongs to no event loop, as a cancelled task's loop may be closed.
+    # The batch that a cancelled `async for` was waiting for. It belongs to no event loop, as the task's may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -195,14 +195,32 @@ class BaseCollector(ReadableCollector):
     def __next__(self) -> TensorDictBase:
         """Returns the next batch; blocks until it is complete. With `replay_buffer`, writes it there and returns None
         (which the annotation omits, so that other loops need no check). After Ctrl-C, the next call returns the batch
-        that was awaited; without workers, it collects that batch again, from new episodes."""
+        that was awaited; without workers, it collects that batch again, from new episodes. After a cancelled
+        `async for`, it returns the batch that was awaited."""
+        self._check_process()
+        if self._ahead is None:
+            batch = self._next()
+        else:
+            # Ctrl-C ends the wait; then the next call waits again.
+            concurrent.futures.wait([self._ahead])
+            ahead, self._ahead = self._ahead, None
+            batch = ahead.result()
+        if batch is _END:
+            raise StopIteration
+        return batch
+
+    def _next(self) -> Any:
+        """Returns the next batch; `_END` after the last one."""
         self._check_process()
         if self.is_running():
             raise RuntimeError(
                 "this collector cannot be iterated after start(), because it collects in the background. Sample from "
                 "its replay buffer."
             )
-        return cast(TensorDictBase, self._collect())
+        try:
+            return self._collect()
+        except StopIteration:
+            return _END
 
     def __aiter__(self) -> Self:
         return self
@@ -210,20 +228,16 @@ class BaseCollector(ReadableCollector):
     async def __anext__(self) -> TensorDictBase:
         """Returns the next batch like `__next__`, collected in a thread, so the event loop continues. If the waiting
         task is cancelled, the next call returns its batch. Call no other method of the collector meanwhile."""
-        if self._ahead is None:
-            step = partial(contextvars.copy_context().run, next, self, _END)
-            self._ahead = self._thread.submit(step)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            ahead = self._thread.submit(partial(contextvars.copy_context().run, self._next))
         try:
-            batch = await asyncio.shield(asyncio.wrap_future(self._ahead))
-        except asyncio.CancelledError:
+            batch = await asyncio.shield(asyncio.wrap_future(ahead))
+        except (asyncio.CancelledError, GeneratorExit):
             # The waiting task was cancelled; the batch may be complete already.
-            if self._ahead.cancelled():
-                self._ahead = None
+            if not ahead.cancelled():
+                self._ahead = ahead
             raise
-        except BaseException:
-            self._ahead = None
-            raise
-        self._ahead = None
         if batch is _END:
             raise StopAsyncIteration
         return batch
@@ -359,30 +373,36 @@ class BaseCollector(ReadableCollector):
             strict: whether weights whose names the policy lacks raise an error.
 
         Names of weights may contain the prefixes of wrappers: `_orig_mod.` (`torch.compile`) and `module.` (data
-        parallelism).
+        parallelism). If the call raises one of these errors, it publishes and changes nothing.
 
         Raises:
             TypeError, ValueError: weights are missing, were passed twice, have a wrong type or shape, or belong to
-                models or workers that do not exist; or, with `strict`, have unknown names. Nothing is published then.
+                models or workers that do not exist; or, with `strict`, have unknown names.
+            AttributeError, RuntimeError: a path leads nowhere, or the weights do not fit the module there.
         """
         by_model = weights_by_model((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id)
         by_worker = {model: weights_by_worker(each, worker_ids, self.num_workers) for model, each in by_model.items()}
-        for model, each in by_worker.items():
-            if model != "policy":
-                self._load_into(model, each)
+        others = {model: each for model, each in by_worker.items() if model != "policy"}
+        # All are checked before the first one is changed.
+        for model, each in others.items():
+            self._load_into(model, each, only_checks=True)
         if "policy" in by_worker:
             with self._before_publishing():
                 self._weights.publish(self.policy, by_worker["policy"], strict)
+        for model, each in others.items():
+            self._load_into(model, each)
 
-    def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
-        """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
+    def _load_into(self, model: str, by_worker: Mapping[int | None, Any], only_checks: bool = False) -> None:
+        """Copies weights into the modules that `model` names, or only raises the errors of that; see
+        `update_policy_weights_`."""
         states = {worker: as_state_dict(weights) for worker, weights in by_worker.items()}
         if (path := within("env", model)) is not None:
-            some = {worker: (path, state) for worker, state in states.items() if worker is not None}
-            self._ask("load_weights", path, states.get(None), per_worker=some or None)
+            some = {worker: (path, state, only_checks) for worker, state in states.items() if worker is not None}
+            self._ask("load_weights", path, states.get(None), only_checks, per_worker=some or None)
             return
+        path, state = model.removeprefix("replay_buffer."), next(iter(states.values()))
         with self._exclusive():
-            load_into(self.replay_buffer, model.removeprefix("replay_buffer."), next(iter(states.values())))
+            load_into(self.replay_buffer, path, state, only_checks)
 
     # TorchRL's name of the method by which a worker receives weights.
     receive_weights = update_policy_weights_
@@ -583,11 +603,12 @@ class BaseCollector(ReadableCollector):
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, the settings
         of `set_attr` and `call`, and each worker's trajectory ids and envs. For workers of this machine, it also
-        contains their weights and version. Blocks until the workers have filled their granted slots, whose frames the
-        state does not contain."""
+        contains their weights and version. Blocks until the workers have filled their granted slots. The state contains
+        their frames, and those of unfinished trajectories, only with `trajs_per_batch`."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
-            saved = self._core.state()
+            stream_state = self._stream.state()
+        saved = stream_state["collector"]
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": saved["frames"],
@@ -597,6 +618,12 @@ class BaseCollector(ReadableCollector):
             "settings": saved["settings"],
             **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
+        if (assembler := stream_state["assembler"]) is not None:
+            state["trajectories"] = {
+                "assembler": assembler,
+                "undelivered": saved["undelivered"],
+                "version_offset": self._stream.version_offset,
+            }
         if self._core.can_ask("weights"):
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
@@ -617,7 +644,7 @@ class BaseCollector(ReadableCollector):
         Envs continue within their episodes if their state can be saved: by their own `state_dict` and
         `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
         Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
-        batches, which are delivered before those of the state.
+        batches, which are delivered before those of the state; with `trajs_per_batch`, they are dropped.
 
         Args:
             state_dict: what `state_dict` returned.
@@ -656,7 +683,26 @@ class BaseCollector(ReadableCollector):
         if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
             saved_state["settings"] = settings
         with self._exclusive():
-            self._core.load(saved_state, self._cfg.seed)
+            if self._stream.assembler is None:
+                self._core.load(saved_state, self._cfg.seed)
+            else:
+                self._load_trajectories(saved_state, state_dict.get("trajectories"))
+
+    def _load_trajectories(self, saved: CollectorState, trajectories: dict[str, Any] | None) -> None:
+        """Loads a state with its unfinished trajectories. None: it is of an earlier version, which did not save them,
+        so the rest of them is dropped."""
+        # Frames from before the load may have the trajectory ids of later ones.
+        self._core.wait_until_idle()
+        if trajectories is None:
+            # The inference server has no rollout.
+            episodes = [each["rollout"]["episodes"] for each in saved["workers"].values() if "rollout" in each]
+            unfinished = [index for each in episodes for index in each["traj_ids"][each["lengths"] > 0].tolist()]
+            assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": unfinished}
+        else:
+            assembler = trajectories["assembler"]
+            change = trajectories["version_offset"] - self._stream.version_offset
+            saved["undelivered"] = [self._core.with_versions(each, change) for each in trajectories["undelivered"]]
+        self._stream.load({"collector": saved, "assembler": assembler}, self._cfg.seed)
 
     def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Publishes the policy's weights, and to some workers the individual ones of their saved states."""
@@ -699,7 +745,7 @@ class BaseCollector(ReadableCollector):
         self._stream.core.exclusive_use.check_not_within("shutdown")
         background, thread = self._background, self._thread
         self._thread = StepThread()
-        self._background, self.closed = Background(self._thread), True
+        self._background, self.closed, self._ahead = Background(self._thread), True, None
         limit_s = self._cfg.collector.close_timeout_s
         with contextlib.ExitStack() as ends:
             ends.callback(self._close, thread, background, close_env)

@@ -4,6 +4,7 @@ hooks around batches.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import inspect
 import sys
@@ -137,10 +138,10 @@ class RequestHandler:
         """Returns an attribute of each env as plain data."""
         return packed(env_settings.get_attr(self._rollout, name))
 
-    def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
-        """Copies weights by name into the module at `path` in every env or its wrappers."""
+    def load_weights(self, path: str, weights: dict[str, torch.Tensor], only_checks: bool = False) -> None:
+        """Copies weights by name into the module at `path` in every env or its wrappers; see `load_into`."""
         for env in self._envs or [self._rollout.group]:
-            load_into(holder_of(env, path), path, weights)
+            load_into(holder_of(env, path), path, weights, only_checks)
 
     def set_hook(self, name: str, hooks: Hooks) -> None:
         """Replaces the hook `name` by the one in `hooks`."""
@@ -225,15 +226,20 @@ def is_data(value: Any) -> bool:
     return isinstance(value, list | tuple | Set | deque) and all(map(is_data, value))
 
 
-def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
-    """Copies weights by name into the module at `path` in `value`. Raises `TypeError` if there is no module at `path`,
-    or `RuntimeError` if names or shapes differ."""
+def load_into(value: Any, path: str, weights: dict[str, torch.Tensor], only_checks: bool = False) -> None:
+    """Copies weights by name into the module at `path` in `value`; with `only_checks`, leaves the module as it is.
+    Raises `TypeError` if there is no module at `path`, or `RuntimeError` if names or shapes differ."""
     module = resolve(value, path)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
             f"{path!r} is of type {type(module).__name__}, not a torch.nn.Module, so it has no weights to load"
         )
-    module.load_state_dict(weights)
+    before = copy.deepcopy(module.state_dict()) if only_checks else None
+    try:
+        module.load_state_dict(weights)
+    finally:
+        if before is not None:
+            module.load_state_dict(before)
 
 
 def _one_or_all(values: list[Any]) -> Any:

@@ -54,7 +54,7 @@ def test_a_cancelled_wait_loses_no_batch(is_complete):
         waiting = asyncio.ensure_future(anext(collector))
         await asyncio.sleep(0)
         if is_complete:
-            collector._ahead.result()  # and `waiting` has not resumed yet
+            collector._thread.submit(int).result()  # and `waiting` has not resumed yet
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -71,6 +71,11 @@ def test_a_cancelled_wait_loses_no_batch(is_complete):
     with make(SINGLE, **FRAMES) as collector:  # the loop of the cancelled task is closed
         asyncio.run(cancel(collector))
         torch.testing.assert_close(asyncio.run(collect(collector)), expected, rtol=0, atol=0)
+    with make(SINGLE, **FRAMES) as collector:
+        asyncio.run(cancel(collector))
+        torch.testing.assert_close([batch["observation"] for batch in collector], expected, rtol=0, atol=0)
+        asyncio.run(cancel(collector))
+        assert (collector.next(), collector.next()) == (None, None)
 
 
 def test_async_for_raises_what_next_raises():

@@ -366,6 +366,32 @@ def test_weights_that_do_not_fit_a_module_of_the_envs_are_refused(given, error, 
         collector.update_policy_weights_(**given)
 
 
+WRONG = {"other": torch.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("weights", "error"),
+    [
+        ({PAY: Constant(3.0), "policy": WRONG}, KeyError),
+        ({"policy": Constant(1.0), PAY: WRONG}, RuntimeError),
+        ({"policy": Constant(1.0), PAY: {**Constant(3.0).state_dict(), **WRONG}}, RuntimeError),
+        ({PAY: Constant(3.0), "policy": Constant(1.0), "env.none": Constant()}, AttributeError),
+        ({PAY: {0: Constant(3.0), 1: WRONG}}, RuntimeError),
+        ({"policy": {0: Constant(1.0), 1: WRONG}, PAY: Constant(3.0)}, KeyError),
+    ],
+)
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_a_refused_call_changes_no_weights(way, weights, error):
+    with make(way, Paying, policy=Constant(), frames_per_batch=10, update_interval=-1) as collector:
+        collector.next()
+        with pytest.raises(error):
+            collector.update_policy_weights_(weights_dict=weights)
+        batch = collector.next()
+        assert {*map(tuple, rewards_of(way, batch))} == {(0.0,)}
+        assert actions_of(batch) == [0]
+        assert collector.policy_version == collector.policy.action.item() == 0
+
+
 def test_a_weight_updater_is_called_for_the_weights():
     newest = Constant()
     keywords = {"weight_updater": lambda: newest.state_dict(), "update_at_each_batch": True}

@@ -57,7 +57,22 @@ def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(ends_with_batch):
         unfinished = assembler.state()["unfinished"]
         assert set(unfinished) == (set() if ends_with_batch else {0: {0, 1, 2}, 1: {2, 3}}[number])
     assembler.forget()
-    assert assembler.state() == {"unfinished": {}, "ended": []}
+    dropped = [] if ends_with_batch else [2, 3]
+    assert assembler.state() == {"unfinished": {}, "ended": [], "dropped": dropped}
+
+
+def test_the_rest_of_a_forgotten_trajectory_is_dropped():
+    forgetful = Assembler(1, "cat", ends_with_batch=False)
+    forgetful.add(batch(0))
+    forgetful.forget()
+    other = Assembler(1, "cat", ends_with_batch=False)
+    other.load(through_a_file(forgetful.state()))
+    for assembler in (forgetful, other):
+        for number in (1, 2):
+            assembler.add(batch(number))
+        # 0, 1 and 2 began before.
+        assert [each["collector", "traj_ids"].tolist() for each in assembler.take_ended()] == [[3, 3, 3]]
+        assert assembler.state() == {"unfinished": {}, "ended": [], "dropped": []}
 
 
 def test_long_unfinished_trajectories_are_taken_out():

@@ -53,7 +53,7 @@ REFUSED = [
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes is unknown. Valid names: next_step"),
     (gym_vector(3, "disabled"), "in this vectorization mode"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "contains 'nothing'"),
-    (replace(gym(), info_keys=["nothing"]), "contains 'nothing', but info never contained it"),
+    (replace(gym(), info_keys=["nothing"]), "contains 'nothing', but the infos of an episode"),
     (
         replace(gym(), exclude_keys=["mission"]),
         "exclude_keys cannot contain 'mission', which is not in the observation. Valid names: observation",

@@ -1,11 +1,13 @@
 """Whole sessions with collectors in this process: what calls return, and every number of the batches."""
 
 import contextlib
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from configurations import through_a_file
 from gymnasium.spaces import Box
 from library_collectors import make
 from tensordict import TensorDict
@@ -300,6 +302,60 @@ def test_a_reset_of_all_envs_drops_unfinished_trajectories(way):
         second = collector.next()
     assert first == second["observation"].flatten().tolist() == [0, 1, 2, 0, 1, 2]
     assert second["collector", "traj_ids"].unique().numel() == 2
+
+
+# Ways with slots that are granted before `next` needs them.
+AHEAD = [(INLINE_ASYNC, {}), (INLINE_SYNC, {"overlap": 1})]
+
+
+def check_whole(batches, length):
+    for batch in batches:
+        assert batch["observation"].flatten().tolist() == [*range(length)]
+
+
+@pytest.mark.parametrize("restart", [lambda collector: collector.reset(), lambda collector: collector.set_seed(3)])
+@pytest.mark.parametrize(("way", "keywords"), AHEAD, ids=str)
+def test_no_tail_of_a_trajectory_follows_a_reset(way, keywords, restart):
+    frames = {"frames_per_batch": 20 if way is INLINE_ASYNC else 40, "trajs_per_batch": 1, "traj_format": "cat"}
+    with make(way, partial(Count, 25), policy_factory=Acts, total_frames=-1, **frames, **keywords) as collector:
+        for _ in range(5):
+            check_whole([collector.next()], 25)
+            restart(collector)
+
+
+@pytest.mark.parametrize(("way", "keywords"), [(SINGLE, {}), *AHEAD], ids=str)
+def test_a_state_contains_the_unfinished_trajectories(way, keywords):
+    """Another collector and the same one continue them. With a state of an earlier version, they are dropped."""
+    frames = {"frames_per_batch": 40 if way is INLINE_SYNC else 20, "trajs_per_batch": 1, "traj_format": "cat"}
+    keywords = {"total_frames": 800, "seed": 1, **frames, **acting(way), **keywords}
+
+    def versions(collector):
+        """The ids and versions of the frames of each remaining trajectory."""
+        batches = [*collector]
+        check_whole(batches, 25)
+        return sorted(
+            (int(each["collector", "traj_ids"][0]), each["collector", "policy_version"].tolist()) for each in batches
+        )
+
+    with make(way, partial(Count, 25), **keywords) as one:
+        for _ in range(3):
+            one.next()
+            one.increment_version()
+        saved = one.state_dict()
+        expected = versions(one)
+        one.load_state_dict(saved)
+        assert versions(one) == expected
+    saved = through_a_file(saved)
+    old = {name: value for name, value in saved.items() if name != "trajectories"}
+    for state in (saved, old):
+        with make(way, partial(Count, 25), **keywords) as other:
+            other.increment_version()
+            other.next()
+            other.load_state_dict(state)
+            again = other.state_dict()
+            other.load_state_dict(again)
+            found = versions(other)
+            assert found == expected if state is saved else len(found) > 20
 
 
 def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():

@@ -17,7 +17,7 @@ from collectx.config.problem import did_you_mean, either, nearest
 from collectx.errors import ConfigError
 from collectx.run.terminal import printing
 
-# Subcommands that take overrides. They and `list` have Hydra's flags.
+# Subcommands that take overrides.
 COMPOSING = ("run", "plan", "tune", "reproduce", "resume", "eval")
 # Flags of the subcommands that take no value, in addition to Hydra's, and their short names.
 _SWITCHES: dict[str, dict[str, str]] = {
@@ -36,6 +36,17 @@ _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 # Hydra's flags that take no value, and those that take one, with their short names.
 _HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
 _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
+_HYDRAS = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info")
+# Which of Hydra's flags a subcommand reads. Some read --multirun to say why they cannot sweep.
+_READS: dict[str, tuple[str, ...]] = {
+    "eval": ("multirun", "config-dir"),
+    "list": ("config-dir", "config-name"),
+    "plan": ("multirun", "config-dir", "config-name"),
+    "reproduce": tuple(name for name in _HYDRAS if name not in ("run", "config-name")),
+    "resume": tuple(name for name in _HYDRAS if name not in ("run", "config-name")),
+    "run": _HYDRAS,
+    "tune": ("multirun", "config-dir", "config-name"),
+}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _VALUES = {"cfg": ("job", "hydra", "all")}
 _BLOCKED = {
@@ -81,7 +92,8 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self.add_argument("words", nargs="*", default=())
         switches, options = {"help": "-h"} | _SWITCHES.get(subcommand, {}), _OPTIONS.get(subcommand, {})
-        if _is_hydras(subcommand):
+        if subcommand in _READS:
+            # All of them: `split` refuses those that the subcommand does not read.
             switches, options = _HYDRA_SWITCHES | switches, _HYDRA_OPTIONS | options
             self.add_argument("-i", "--info", nargs="?", const="all", choices=_INFO)
             self.add_argument("--experimental-rerun", action=_Blocked)
@@ -119,6 +131,8 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
             raise UsageError(f"{unknown[0]} is not a flag. Write options without dashes: {word}")
         raise UsageError(f"{subcommand}: unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
     values = vars(flags)
+    if foreign := [name for name in values if name in _HYDRAS and name not in _READS[subcommand]]:
+        raise UsageError(f"{subcommand} has no flag --{foreign[0]}, unlike run. {synopsis(usage)}")
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 
 
@@ -144,12 +158,8 @@ def synopsis(usage: str) -> str:
 
 def names(subcommand: str) -> list[str]:
     """Returns the long names of a subcommand's flags, such as `--config-dir`."""
-    hydras = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info") if _is_hydras(subcommand) else ()
-    return [f"--{name}" for name in ("help", *hydras, *_SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))]
-
-
-def _is_hydras(subcommand: str) -> bool:
-    return subcommand in (*COMPOSING, "list")
+    flags = ("help", *_READS.get(subcommand, ()), *_SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))
+    return [f"--{name}" for name in flags]
 
 
 def subcommand(

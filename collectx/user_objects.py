@@ -12,6 +12,7 @@ import pickle
 import pkgutil
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +45,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             path = f"{module_name}:{attribute}"
     try:
         target = pkgutil.resolve_name(path)
-    except SyntaxError as error:
+    except (SyntaxError, SystemExit) as error:
         raise ConfigError(f"{where}={name} cannot be imported: {place_of(error)}") from error
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
@@ -78,8 +79,11 @@ def named_call(item: Any) -> tuple[Any, Any]:
     return name, arguments or {}
 
 
-def place_of(error: SyntaxError) -> str:
-    """Returns the file, line and text of a syntax error in a module."""
+def place_of(error: SyntaxError | SystemExit) -> str:
+    """Returns the file, line and text of a syntax error in a module, or of a call there that ends the process."""
+    if isinstance(error, SystemExit):
+        *_, call = traceback.extract_tb(error.__traceback__)
+        return f"SystemExit in {call.filename}, line {call.lineno}, in `{call.line}`"
     text = (error.text or "").strip()
     return f"{type(error).__name__} in {error.filename}, line {error.lineno}: {error.msg}" + (
         f" in `{text}`" if text else ""

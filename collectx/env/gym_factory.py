@@ -86,7 +86,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
             # Imported before the first env is made. If MuJoCo is missing, making the env says what to install.
             with contextlib.suppress(ImportError):
                 importlib.import_module("mujoco")
-    except SyntaxError as error:
+    except (SyntaxError, SystemExit) as error:
         raise ConfigError(f"env.id={cfg.id} cannot be imported: {place_of(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
         raise ConfigError(f"env.id={cfg.id} cannot be made: {error}") from error

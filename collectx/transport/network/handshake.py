@@ -131,9 +131,17 @@ class Listener:
                 if self._closed:
                     peer.close()
                     return
-                # A duplicate, because the descriptor of `peer` may be closed and reused before the thread ends.
-                self._peers[thread] = peer.dup()
-                thread.start()
+                try:
+                    # A duplicate, because the descriptor of `peer` may be closed and reused before the thread ends.
+                    self._peers[thread] = peer.dup()
+                    thread.start()
+                    continue
+                except (OSError, RuntimeError):  # too many open files, or too many threads
+                    if duplicate := self._peers.pop(thread, None):
+                        duplicate.close()
+            peer.close()
+            self._handshakes.release()
+            time.sleep(_PAUSE_S)
 
     def _run_handshake(self, peer: socket.socket, address: str) -> None:
         try:

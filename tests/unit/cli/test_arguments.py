@@ -72,3 +72,30 @@ def test_only_subcommands_that_compose_have_hydras_flags():
         with pytest.raises(ConfigError, match="unknown flag"):
             split(words, "status")
     assert split(["outputs", "--now"], "cancel").flags == {"now": ""}
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "words", "flag"),
+    [
+        ("eval", ["run", "--cfg", "job"], "--cfg"),
+        ("eval", ["run", "-c", "job"], "--cfg"),
+        ("eval", ["run", "--cfg=job"], "--cfg"),
+        ("eval", ["run", "--config-name", "x"], "--config-name"),
+        ("list", ["-m"], "--multirun"),
+        ("list", ["--info"], "--info"),
+        ("plan", ["--resolve"], "--resolve"),
+        ("plan", ["-i", "plugins"], "--info"),
+        ("reproduce", ["run", "--config-name", "x"], "--config-name"),
+        ("resume", ["run", "--run"], "--run"),
+        ("tune", ["--cfg", "all"], "--cfg"),
+    ],
+)
+def test_a_flag_of_hydra_that_a_subcommand_would_ignore_is_refused(subcommand, words, flag):
+    split(words, "run")
+    with pytest.raises(ConfigError, match=f"{subcommand} has no flag {flag}"):
+        split(words, subcommand)
+
+
+def test_resume_and_reproduce_print_what_they_would_run():
+    assert split(["run", "--cfg", "job"], "resume").flags == {"cfg": "job"}
+    assert split(["run", "--cfg", "job"], "reproduce").flags == {"cfg": "job"}

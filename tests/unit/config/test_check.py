@@ -197,6 +197,7 @@ SOURCES = {
     "def make(size, **others): ...": None,
     "make = 3": None,
     "raise RuntimeError": None,
+    "raise SystemExit": None,
 }
 
 

@@ -112,7 +112,7 @@ def module(tmp_path, monkeypatch):
     registry.pop("Needs-v0", None)
 
 
-@pytest.mark.parametrize(
+IMPORTS = pytest.mark.parametrize(
     "make",
     [
         lambda: build(gym(entry_point="user_module:make")),
@@ -122,10 +122,22 @@ def module(tmp_path, monkeypatch):
     ],
     ids=["entry_point", "id", "vector", "policy"],
 )
+
+
+@IMPORTS
 def test_a_syntax_error_of_a_users_module_names_file_and_line(module, make):
     path = module(BROKEN)
     with pytest.raises(
         ConfigError, match=rf"user_module:.* cannot be imported: SyntaxError in {path}, line 4: .* in `def make\(:`$"
+    ):
+        make()
+
+
+@IMPORTS
+def test_a_users_module_that_ends_the_process_is_a_refusal_with_file_and_line(module, make):
+    path = module("import sys\n\nsys.exit(0)")
+    with pytest.raises(
+        ConfigError, match=rf"user_module:.* cannot be imported: SystemExit in {path}, line 3, in `sys.exit\(0\)`$"
     ):
         make()
 

@@ -213,6 +213,27 @@ def test_many_silent_strangers_keep_no_worker_out(listen, monkeypatch):
         assert time.monotonic() - began_s < handshake._HANDSHAKE_S
 
 
+def test_a_peer_for_whom_no_thread_can_start_may_come_again(listen, within, wait_until, monkeypatch):
+    """`RLIMIT_NPROC` limits threads."""
+    failures = []
+
+    class Thread(threading.Thread):
+        def start(self):
+            if self.name == "collectx-handshake" and not failures:
+                failures.append(self)
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    within(handshake, "threading", Thread=Thread)
+    monkeypatch.setattr(handshake, "_MAX_HANDSHAKES", 1)
+    listener = listen()
+    with pytest.raises(RendezvousError, match=r"closed the connection|Connection reset"):
+        say_hello(listener.endpoint.port, timeout_s=0.0)
+    assert say_hello(listener.endpoint.port) == "127.0.0.1"
+    wait_until(lambda: listener.greeted)
+    assert len(failures) == 1
+
+
 def test_all_of_a_handshake_has_one_deadline(listen, wait_until, monkeypatch):
     monkeypatch.setattr(handshake, "_HANDSHAKE_S", 0.5)
     listener, began, count = listen(), time.monotonic(), 0

@@ -433,7 +433,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._settings_of_slots |= {(part.worker, part.slot): version for part, version in versions}
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
-        ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
+        saved_workers = state["workers"]
+        self.pool.restore_starting(saved_workers)
+        ready, starting = self.pool.ready, self.pool.starting
+        reset = Reset(env_seed(seed, state["frames"], 1))
+        # Only workers that are starting can tell whether their envs can be restored, so they get the reset in advance.
+        self._reset_after(state, reset, starting & saved_workers.keys())
         askable = self.pool.askable & saved_workers.keys()
         replies = self.ask("load", per_worker={index: (saved_workers[index],) for index in askable})
         reasons = {index: reason for index, reason in replies.items() if reason is not None}
@@ -447,13 +452,15 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 self.pool.send_settings(worker, is_restored)
         for index in (ready | starting) & state["incarnations"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
-        # A worker in a later incarnation begins new episodes anyway. Workers that are starting get the reset in
-        # advance, because only they can tell whether their envs can be restored.
-        reset = Reset(env_seed(seed, state["frames"], 1))
-        for index in reasons.keys() | (starting & saved_workers.keys()):
+        self._reset_after(state, reset, reasons.keys() - (starting & saved_workers.keys()))
+        return reasons
+
+    def _reset_after(self, state: CollectorState, reset: Reset, workers: Iterable[int]) -> None:
+        """Requests a reset of these workers, except of those in a later incarnation than in `state`, whose envs are
+        new."""
+        for index in workers:
             if self.pool.records[index].history.incarnation == state["incarnations"].get(index):
                 self.request_reset(reset, [index])
-        return reasons
 
     def can_ask(self, name: str) -> bool:
         """Whether the transport can carry this request."""

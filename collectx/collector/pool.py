@@ -5,8 +5,8 @@ or dropped.
 
 In a run that waits for all workers, a worker counts as ready when its process is started, and gets no first requests.
 In a run that begins with some workers (`collector.min_workers`), a worker gets first requests, one after the other, and
-counts as ready when it has replied to all of them, which shows that its process runs. A requeued worker gets a first
-request too.
+counts as ready when it has replied to all of them, which shows that its process runs. In such a run, a replacement gets
+a first request too.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ class WorkerPool:
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
         self._set_state(worker, WorkerState.STARTING)
         worker.first_requests = first_requests
+        worker.saved = next((request.arguments[0] for request in first_requests if request.name == "load"), None)
+        worker.new_episodes = None
         self._workers.request(worker.index, first_requests[0])
 
     def _set_state(self, worker: WorkerRecord, state: WorkerState) -> None:
@@ -194,20 +196,23 @@ class WorkerPool:
             set_worker(reply.error, reply.worker)
             raise reply.error
         worker = self.records[reply.worker]
-        is_restored = worker.first_requests[0].name == "load" and reply.value is None
+        if worker.first_requests[0].name == "load":
+            worker.new_episodes = reply.value
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
         if worker.first_requests:
             self._workers.request(worker.index, worker.first_requests[0])
             return
+        is_restored = worker.saved is not None and worker.new_episodes is None
         if is_restored or (worker.reset is not None and worker.reset.seed is None):
             worker.reset = None  # the envs are restored, or new
         if not is_restored:
             worker.settings_version = 0
         self.send_settings(worker, is_restored)
+        worker.saved = None
         self._set_state(worker, WorkerState.READY)
         self._schedule.joined(worker.index)
         counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
-        self._events("worker_ready", worker=worker.index, **counts, new_episodes=reply.value)
+        self._events("worker_ready", worker=worker.index, **counts, new_episodes=worker.new_episodes)
 
     def handle_departure(self, departure: Departure, is_final: bool) -> Iterable[Grant]:
         """Handles the end of a worker: replaces or drops it. Returns the slots that its replacement may fill.
@@ -288,6 +293,16 @@ class WorkerPool:
             if worker.first_requests:
                 first, *others = worker.first_requests
                 worker.first_requests = [first, Request(name, arguments), *others]
+
+    def restore_starting(self, states: Mapping[int, dict[str, Any]]) -> None:
+        """Lets workers that are starting load these saved states, by worker, before they take part."""
+        for index in self.starting & states.keys():
+            worker = self.records[index]
+            if worker.saved is not states[index]:
+                first, *others = worker.first_requests
+                others = [request for request in others if request.name != "load"]
+                worker.first_requests = [first, Request("load", (states[index],)), *others]
+                worker.saved = states[index]
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], setting: Setting | None = None) -> None:
         """Sends a request to workers. `num_awaited` is 0 when all of them have replied, or have failed.

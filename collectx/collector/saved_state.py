@@ -1,7 +1,7 @@
 """The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
-If a worker is still starting, its entry is the state from which it is about to be restored, if any. A worker that was
-never ready is missing in `incarnations`. At a resume, a worker with an entry in `workers` continues in the same
+The entry in `workers` of a worker that is still starting is the state that it will load, if any. A worker that was never
+ready has no entry in `incarnations`. At a resume, a worker with an entry in `workers` continues in the same
 incarnation: its envs continue their episodes or, if they cannot be saved, begin new ones with the next trajectory ids.
 A worker without an entry begins the next incarnation.
 """
@@ -56,8 +56,7 @@ class CollectorState(SavedRecords):
 
 def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
     """Returns these entries; `replies` are the answers to the request "state"."""
-    # The states in "load" requests that were not sent yet.
-    kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
+    kept = {worker.index: worker.saved for worker in records if worker.saved is not None}
     incarnations = {
         worker.index: worker.history.incarnation
         for worker in records

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from collectx.collector.settings import Setting
 from collectx.config.problem import counted, setting
@@ -36,14 +37,15 @@ class WorkerRecord:
         num_granted: number of slots that the worker may fill and has not filled.
         num_frames: frames delivered, in all incarnations.
         num_parts: parts of batches delivered by this trainer process.
-        first_requests: requests to which the worker must still reply before it is ready. "load" contains the saved
-            state from which it is restored.
+        first_requests: requests to which the worker must still reply before it is ready.
+        saved: the saved state that a starting worker loads before it is ready; None without one.
+        new_episodes: the reason why the newest process begins new episodes although it loaded `saved`.
         settings_version: the newest settings version that was sent to the newest process, with all before it.
         num_settings: number of missing replies to the settings that the newest process got at its start.
-        pending: an entry for each missing reply to other requests: the setting that the request makes, or None. There
+        pending: one entry for each other request without a reply: the setting that the request makes, or None. There
             are several after an interrupted call.
-        num_until_reply: number of missing replies, up to and including the reply to the last `WorkerPool.request`; 0 if
-            that reply is not awaited.
+        num_until_reply: number of replies still to come until the reply to the last `WorkerPool.request`, which
+            counts too; 0 if that reply is not awaited.
         reply: the reply to the last `WorkerPool.request`; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.
@@ -58,6 +60,8 @@ class WorkerRecord:
     num_frames: int = 0
     num_parts: int = 0
     first_requests: Sequence[Request] = ()
+    saved: dict[str, Any] | None = None
+    new_episodes: str | None = None
     settings_version: int = 0
     num_settings: int = 0
     pending: deque[Setting | None] = field(default_factory=deque)

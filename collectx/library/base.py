@@ -666,8 +666,8 @@ class BaseCollector(ReadableCollector):
                 "that state_dict() returned."
             )
         # The inference server too, whose state has its generators only.
-        askable = self._core.pool.askable
-        saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}
+        loading = self._core.pool.askable | self._core.pool.starting
+        saved = {index: state_dict[f"worker{index}"] for index in loading if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             self._publish_loaded(saved)
@@ -712,7 +712,8 @@ class BaseCollector(ReadableCollector):
             self.update_policy_weights_()
             return
         # One call, so no worker acts with another's weights in between.
-        shared = [index for index in self._core.worker_indices if index not in kept and index not in individual]
+        pool = self._core.pool
+        shared = sorted((pool.ready | pool.starting) - kept - individual.keys())
         if by_worker := {**dict.fromkeys(shared), **individual}:
             self.update_policy_weights_(by_worker)
         self._weights.individual.difference_update(shared)

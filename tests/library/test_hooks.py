@@ -96,6 +96,29 @@ def test_a_worker_that_joins_later_has_the_newest_hook(tmp_path, wait_until):
         assert "threefold" in [*next(collector).keys()]
 
 
+def test_a_state_is_saved_and_loaded_while_a_worker_starts(tmp_path, wait_until):
+    def started(factory):
+        joining = {"on_worker_failure": "drop", "min_workers": 1}
+        return MultiSyncCollector([cartpole, factory], frames_per_batch=24, total_frames=-1, **joining)
+
+    with started(cartpole) as collector:
+        wait_until(lambda: next(collector).shape[0] == 2, what="the second worker")
+        state = collector.state_dict()
+        following = next(collector)
+    os.mkfifo(tmp_path / "go")
+    with started(partial(cartpole_after, str(tmp_path / "go"))) as collector:
+        next(collector)
+        collector.pre_collect_hook = None
+        assert "worker1" not in collector.state_dict()  # it has no state yet
+        collector.load_state_dict(state)
+        assert collector.state_dict()["worker1"]["rollout"].keys() == state["worker1"]["rollout"].keys()
+        (tmp_path / "go").write_text("")
+        batches = []
+        wait_until(lambda: batches.append(next(collector)) or batches[-1].shape[0] == 2, what="the second worker")
+        for key in ("observation", ("collector", "traj_ids")):
+            assert torch.equal(batches[-1][1][key][0], following[1][key][0])
+
+
 @pytest.mark.parametrize("hook", ["postproc", "pre_collect_hook", "post_collect_hook"])
 def test_a_hook_may_use_the_collector_while_it_collects_in_the_background(hook, wait_until):
     versions = []

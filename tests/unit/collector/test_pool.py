@@ -10,7 +10,7 @@ from collectx.collector.worker_record import FailurePolicy
 from collectx.errors import WorkerDied
 from collectx.place.workers import Workers
 from collectx.schedule.sync import SyncSchedule
-from collectx.transport.base import Departure, Request, Reset
+from collectx.transport.base import Departure, Reply, Request, Reset
 from collectx.worker.spec import ProcessHistory
 
 READY, LOAD = Request("ready"), Request("load", (7,))
@@ -112,3 +112,21 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
     assert log.of("worker_restarted") == [{"worker": 1, "incarnation": 1, "restarts": 1, "after": "WorkerDied"}]
     with pytest.raises(WorkerDied):
         pool.replies()
+
+
+@pytest.mark.parametrize("reason", [None, "it has a thread"])
+def test_a_worker_that_loads_a_state_is_restored_whatever_it_is_told_afterwards(reason):
+    pool, recorder, log = make_pool("drop", 2, SyncSchedule(0), first_requests=lambda worker: [READY])
+    worker = pool.records[0]
+    pool.restore_starting({0: {"old": 1}})
+    pool.restore_starting({0: {"new": 1}})
+    worker.reset = Reset(5)
+    pool.handle_first_reply(Reply(0, None, None), 0)
+    pool.tell_starting("set_hook", "pre_collect_hook", None)
+    pool.handle_first_reply(Reply(0, reason, None), 0)
+    assert worker.saved == {"new": 1}
+    pool.handle_first_reply(Reply(0, None, None), 3)
+    names = [request[:2] for request in recorder.requests]
+    assert [name for index, name in names if index == 0] == ["ready", "load", "set_hook"]
+    assert (worker.reset, worker.saved) == (Reset(5) if reason else None, None)
+    assert log.of("worker_ready")[0]["new_episodes"] == reason

@@ -372,12 +372,12 @@ WRONG = {"other": torch.zeros(())}
 @pytest.mark.parametrize(
     ("weights", "error"),
     [
-        ({PAY: Constant(3.0), "policy": WRONG}, KeyError),
+        ({PAY: Constant(3.0), "policy": WRONG}, ValueError),
         ({"policy": Constant(1.0), PAY: WRONG}, RuntimeError),
         ({"policy": Constant(1.0), PAY: {**Constant(3.0).state_dict(), **WRONG}}, RuntimeError),
         ({PAY: Constant(3.0), "policy": Constant(1.0), "env.none": Constant()}, AttributeError),
         ({PAY: {0: Constant(3.0), 1: WRONG}}, RuntimeError),
-        ({"policy": {0: Constant(1.0), 1: WRONG}, PAY: Constant(3.0)}, KeyError),
+        ({"policy": {0: Constant(1.0), 1: WRONG}, PAY: Constant(3.0)}, ValueError),
     ],
 )
 @over((INLINE_SYNC, SHARED_SYNC))

@@ -253,7 +253,7 @@ def test_a_worker_of_another_host_writes_its_stacks_to_its_log_and_goes_on(tmp_p
 def test_an_error_of_a_reset_says_so(way):
     with (
         start(way.kind, way.place, faulty("raises", at_step=-1)) as collector,
-        pytest.raises(BrokenLever, match=r"raised in reset() of env 0 \(of 1\)"),
+        pytest.raises(BrokenLever, match=r"raised in reset\(\) of env 0 \(of 1\)"),
     ):
         next(collector)
 

@@ -173,7 +173,7 @@ def _makers(env: Any) -> list[partial]:
     if type(env) not in (envs.SerialEnv, envs.ParallelEnv) or len(env.batch_size) != 1:
         raise Unrecognised(f"{name} is a batched env")
     if not env.is_closed:
-        raise Unrecognised(f"the {name} has already started. Pass a function that makes it.")
+        raise Unrecognised(f"the {name} has already started. Pass a function that makes it")
     makers = _constructors(env)
     first, *others = [(make.func, make.args, make.keywords) for make in makers]
     if type(env) is envs.ParallelEnv and any(other != first for other in others):

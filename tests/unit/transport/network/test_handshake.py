@@ -148,7 +148,7 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch)
     monkeypatch.setattr(handshake, "_MAX_REFUSALS", 1000)
     reasons = []
     known = (
-        "it closed the connection|it does not know the secret|it knows the secret, but|worker .* cannot join|a worker "
+        "it closed the connection|it does not know the secret|it knows the secret, but|worker .*cannot join|a worker"
     )
     with Toys("gloo", batch_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
 

@@ -160,8 +160,8 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    advice = "This machine is not part of a SLURM cluster. Use launcher=local (in Python, launcher='mp')."
-    assert str(caught.value) == f"the job could not be submitted: {fatal}. {advice}"
+    advice = "Start the command on a login node of the cluster, or run without SLURM."
+    assert str(caught.value) == f"sbatch finds no SLURM cluster ({fatal}). {advice}"
 
 
 def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):

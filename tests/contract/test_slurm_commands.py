@@ -160,7 +160,7 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    advice = "Use launcher=local, or start this on a login node."
+    advice = "Use launcher=local, or start this on a login node of the cluster."
     assert str(caught.value) == f"sbatch finds no SLURM cluster ('{fatal}'). {advice}"
 
 

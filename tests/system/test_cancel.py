@@ -35,7 +35,7 @@ def test_runs_that_start_and_runs_of_another_version_are_cancelled_with_the_othe
         stack.callback(watch.kill)
         cancelled = collectx("cancel", str(sweep), cwd=tmp_path)
         first, *ended = cancelled.stdout.splitlines()
-        assert first == "1 of 3 runs has already ended"
+        assert first == "1 of 3 runs has already ended."
         assert sorted(ended) == [f"{run}: interrupted: interrupted by SIGTERM" for run in (other, starting)]
         assert cancelled.stderr == ""
         for folder, process in zip((other, starting), runs, strict=True):

@@ -75,7 +75,7 @@ def test_the_means_of_infos_are_scalars_of_the_run(arm, way):
     run = collectx if way == "async envs" else forked  # its processes import the main module
     done = run("run", *ARM, "collector.total_frames=448", *WAYS[way], METRICS, "logger.csv={}", cwd=arm)
     assert (
-        "env.metrics names 'nothing', but the info of no step contained it. Check the spelling"
+        "env.metrics names 'nothing', but no step returned it in its info. Check the spelling"
         in done.stdout + done.stderr
     )
     lines = [json.loads(line) for line in (arm / "run/metrics.jsonl").read_text().splitlines()]

@@ -94,7 +94,7 @@ def test_wrappers_whose_statistics_are_lost_are_named(tmp_path, monkeypatch):
     words = [*env, f"env.kwargs.killed={tmp_path}/killed", "policy=random", "trainer=meter", "run.max_batches=2"]
     restarting = ["collector=multi_sync", "collector.on_worker_failure=restart", "hydra.run.dir=run"]
     told = " ".join(collectx("run", *words, *restarting, cwd=tmp_path).stdout.split())
-    note = "NormalizeObservation keeps its statistics in each env,"
+    note = "NormalizeObservation keeps its statistics inside each env,"
     assert note in told
     assert "after WorkerDied; the statistics of NormalizeObservation in its envs start from scratch" in told
     told = " ".join(forked("eval", "run", "episodes=1", cwd=tmp_path).stderr.split())

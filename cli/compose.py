@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -192,6 +193,11 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
         why = ", ".join(filter(None, (error.context, error.problem)))
         return f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
+    if isinstance(error, UnicodeDecodeError):
+        # Which file it is, only a variable of Hydra's loader says.
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "full_path" in frame.f_locals]
+        file_name = frames[-1].f_locals["full_path"] if frames else "a configuration file"
+        return f"{file_name} is not UTF-8 ({error.reason}). Save it with this encoding."
     if isinstance(error, MissingConfigException) and (path := error.missing_cfg_file) is not None:
         file, (group, _, name) = re.match(r"In '(.+?)': ", text), path.rpartition("/")
         if file is None:

@@ -85,7 +85,8 @@ def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, st
     for group in sorted(choices, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
         for name in choices[group]:
             files = (root / group / f"{name}.yaml" for root in roots)
-            text = next((file.read_text() for file in files if file.is_file()), "")
+            # `run` says what is wrong with a file that is not UTF-8.
+            text = next((file.read_text("utf-8", "replace") for file in files if file.is_file()), "")
             lines.setdefault(group, {})[name] = first_line(text)
     return lines
 

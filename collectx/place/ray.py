@@ -79,10 +79,9 @@ class RayCluster(Place):
 
 def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
     """Yields the problems of actors that do not request the GPUs on which their policies act."""
-    counts = [math.ceil((config or {}).get("num_gpus") or 0) for config in configs]
-    for num_gpus, acts in dict.fromkeys(zip(counts, acting, strict=True)):
+    for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
         kind, _, index = acts.partition(":")
-        if kind != "cuda" or int(index or 0) < num_gpus:
+        if num_gpus is None or kind != "cuda" or int(index or 0) < num_gpus:
             continue
         sees = f"sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}, numbered from cuda:0"
         reason = f"it only {sees}" if num_gpus else "Ray may place it on a node without a GPU"
@@ -93,3 +92,9 @@ def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[s
             f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
             advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
         )
+
+
+def _num_gpus(config: Mapping[str, Any] | None) -> int | None:
+    """Returns how many GPUs an actor sees; None if what it requests is not a number, which Ray refuses."""
+    amount = (config or {}).get("num_gpus") or 0
+    return math.ceil(amount) if isinstance(amount, int | float) and math.isfinite(amount) else None

@@ -77,7 +77,7 @@ def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
     for config in configs:
         try:
             _actor_class(config)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             found.append(str(error))
     return list(dict.fromkeys(found))
 

@@ -183,7 +183,9 @@ def _seconds(time: str) -> int | None:
     days-hours[:minutes[:seconds]]; None for other words, such as UNLIMITED."""
     days, has_days, rest = time.rpartition("-")
     parts = rest.split(":")
-    if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3:
+    if not has_days:
+        days = "0"
+    if not all(part.isdecimal() for part in (days, *parts)) or len(parts) > 3:
         return None
     units = (3600, 60, 1) if has_days or len(parts) == 3 else (60, 1)
-    return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
+    return 86400 * int(days) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))

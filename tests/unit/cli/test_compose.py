@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from composed_overrides import with_choices
 
+from collectx.cli import list as listing
 from collectx.cli.compose import Composer, compose, typed
 from collectx.cli.sweep import names, run_folders
 from collectx.config.registry import GROUPS, KINDS
@@ -188,6 +189,18 @@ def test_a_problem_of_a_file_of_the_user_names_it(tmp_path, text, words, problem
         compose(words.split(), tmp_path)
     assert any(problem in each for each in raised.value.problems)
     assert all(each.startswith("env.num_env") == (" " in words) for each in raised.value.problems if "num_env:" in each)
+
+
+@pytest.mark.parametrize("size", [0, 10_000])
+def test_a_file_of_the_user_in_another_encoding_is_named(tmp_path, size, capsys):
+    file = tmp_path / "env" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_bytes(b"# Mine.\n" + b"# more\n" * size + b"# caf\xe9\ndefaults: [gym, _self_]")
+    with pytest.raises(ConfigError) as raised:
+        compose(["env=mine"], tmp_path)
+    assert any(each.startswith(f"{file} is not UTF-8 (") for each in raised.value.problems), raised.value.problems
+    assert listing.main(["env", "--config-dir", str(tmp_path)]) == 0
+    assert "  mine         Mine.\n" in capsys.readouterr().out
 
 
 def test_a_primary_file_that_does_not_exist(tmp_path):

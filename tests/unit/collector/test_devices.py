@@ -1,5 +1,6 @@
 """Refusals of devices and of what workers ask of their launcher, in YAML and in Python, before anything starts."""
 
+import math
 import re
 
 import pytest
@@ -36,6 +37,9 @@ CONFIGURATIONS = [
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs cannot be used: .*cpus"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entry"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
+    (config(**RAY, remote_configs={"num_gpus": "one"}), r"remote_configs cannot be used: .*'num_gpus'"),
+    (config(**RAY, remote_configs={"num_gpus": [1]}, policy_device="cuda"), r"cannot be used: .*'num_gpus'"),
+    (config(**RAY, remote_configs={"num_gpus": math.inf}), r"remote_configs cannot convert float infinity"),
     (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 \(or a fraction\)"),
     (
         config(**RAY, policy_device="cuda:1", remote_configs={"num_gpus": 1}),
@@ -74,6 +78,7 @@ MANY = {"num_workers": 3, "remote_configs": [{"cpus": 1}], "num_workers_per_coll
             ["visible_devices=['cpu', 'cpu'] cannot be used: the policy of worker 0 acts on cuda"],
         ),
         (RayCollector, HAS_NONE, ["remote_configs cannot be used: the policy acts on cuda"]),
+        (RayCollector, {"remote_configs": {"num_gpus": "one"}}, ["remote_configs: The type of keyword 'num_gpus'"]),
         (RayCollector, MANY, ["num_workers=3", "remote_configs has 1", "num_workers_per_collector=0", "queue_timeout"]),
     ],
 )

@@ -25,6 +25,8 @@ from collectx.place.slurm.jobs import _seconds
         ("2-1:2:3:4", None),
         ("", None),
         ("1-", None),
+        ("-5", None),
+        ("-1:30", None),
         ("1.5", None),
         ("x-1", None),
     ],

@@ -1,13 +1,14 @@
 """The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
-The entry in `workers` of a worker that is still starting is the state that it will load, if any. A worker that was never
-ready has no entry in `incarnations`. At a resume, a worker with an entry in `workers` continues in the same
+The entry in `workers` of a worker that is still starting is the state that it will load, if any. A worker that was
+never ready has no entry in `incarnations`. At a resume, a worker with an entry in `workers` continues in the same
 incarnation: its envs continue their episodes or, if they cannot be saved, begin new ones with the next trajectory ids.
 A worker without an entry begins the next incarnation.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NotRequired, TypedDict
@@ -65,6 +66,15 @@ def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) ->
     workers = {index: saved for index, saved in replies.items() if saved is not None}
     restart_counts = {worker.index: worker.history.restart_count for worker in records}
     return {"incarnations": incarnations, "workers": workers | kept, "restart_counts": restart_counts}
+
+
+def num_workers_in(state_dict: Mapping[str, Any]) -> int:
+    """Returns the number of workers of a result of `BaseCollector.state_dict`: of those that were ever started, if each
+    has delivered frames or was ready."""
+    # The entry of the inference server has no rollout.
+    entries = ((re.fullmatch(r"worker(\d+)", name), entry) for name, entry in state_dict.items())
+    workers = {int(match[1]) for match, entry in entries if match and isinstance(entry, Mapping) and "rollout" in entry}
+    return max(workers | {*state_dict.get("frames_by_worker", ())}, default=-1) + 1
 
 
 def next_histories(state: CollectorState) -> dict[int, ProcessHistory]:

@@ -32,6 +32,7 @@ class WatchedRun:
         since_s: when the run last began to wait or to run.
         ended_s: when its end was first seen; None before.
         result_ns: modification time of the result at the last query; None before.
+        damage: why a file of the run could not be read, the first time; "" if it could.
     """
 
     def __init__(self, run: NamedRun, job: str | None):
@@ -48,11 +49,12 @@ class WatchedRun:
         self.status = RunStatus(Status.QUEUED if job else Status.RUNNING)
         self.ended_s: float | None = None
         self.result_ns: int | None = None
+        self.damage = ""
         self.begin(time.monotonic() - (self.age_s() if job is None else 0.0))
 
     def begin(self, now_s: float) -> None:
         """Restarts time and rate at `now_s`; earlier batches no longer count in the rate."""
-        self.statistics.update()
+        self.update()
         self.statistics.rate = None  # of the last batch before
         self.since_s = now_s
         self.window = RateWindow(self.statistics, now_s)
@@ -64,6 +66,21 @@ class WatchedRun:
             if self.status.has_ended and (result := self.run_folder.read_result()) is not None:
                 return replace(view, elapsed_s=float(result["wall_s"]))
         return view
+
+    def update(self) -> None:
+        """Reads the lines of batches that the run has added; skips those that are read with a damaged one."""
+        try:
+            self.statistics.update()
+        except DamagedFileError as error:
+            self.damage = self.damage or str(error)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Returns the events that the run has added; none if one of them is damaged."""
+        try:
+            return self.events.read()[0]
+        except DamagedFileError as error:
+            self.damage = self.damage or str(error)
+            return []
 
     def age_s(self) -> float:
         """Seconds since the run began, or was resumed; 0 if its folder does not tell."""

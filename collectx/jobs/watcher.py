@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from collectx.errors import LauncherError
+from collectx.errors import DamagedFileError, LauncherError
 from collectx.jobs.cancel import end_jobs
 from collectx.jobs.status import JobStates, NamedRun, Outcome, RunStatus, numbers_of, query_slurm, status_of
 from collectx.jobs.views import RunsDisplay, WatchedRun
@@ -87,6 +87,7 @@ class Watcher:
         self._next_query_s = 0.0
         self._has_outage = False
         self._has_asked = False
+        self._damaged: list[WatchedRun] = []
 
     def watch(self) -> list[Outcome]:
         """Blocks until all runs have ended, or the user leaves. Shows the runs meanwhile, and their failures at the
@@ -113,7 +114,10 @@ class Watcher:
         self._print_failures()
         if len(self._runs) == 1 and not self.is_detached:
             (run,) = self._runs
-            printing.print_run(run.name, run.status.status, numbers_of(run.run_folder), run.run_folder.path)
+            numbers = None
+            with suppress(DamagedFileError):
+                numbers = numbers_of(run.run_folder)
+            printing.print_run(run.name, run.status.status, numbers, run.run_folder.path)
         statuses = [run.status.status if run.status.has_ended else Status.INTERRUPTED for run in self._runs]
         return [Outcome(status, run.run_folder.path) for status, run in zip(statuses, self._runs, strict=True)]
 
@@ -144,8 +148,11 @@ class Watcher:
 
     def _update(self, display: RunsDisplay) -> None:
         for run in self._runs:
-            run.statistics.update()
+            run.update()
             self._show_events(run, display)
+            if run.damage and run not in self._damaged:
+                self._damaged.append(run)
+                display.say(f"{run.damage}; the run is still followed, by what can be read")
         now_s = time.monotonic()
         # An unchanged result, as of a requeued job's earlier attempt, is no reason for a query.
         changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
@@ -161,8 +168,8 @@ class Watcher:
 
     def _show_events(self, run: WatchedRun, display: RunsDisplay) -> None:
         with Notices(lambda text: display.say(text if len(self._runs) == 1 else f"{run.name}: {text}")) as show:
-            for event in run.events.read()[0]:
-                text = format_event(event["event"], event) if run.shows_events else None
+            for event in run.read_events():
+                text = format_event(event.get("event", ""), event) if run.shows_events else None
                 if text is not None:
                     show(text, event.get("worker"))
 

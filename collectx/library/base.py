@@ -29,7 +29,7 @@ from collectx.batch import POLICY_VERSION
 from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import start_collector
-from collectx.collector.saved_state import CollectorState
+from collectx.collector.saved_state import CollectorState, num_workers_in
 from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
 from collectx.config.problem import counted, setting, speak
@@ -654,6 +654,7 @@ class BaseCollector(ReadableCollector):
             ValueError: the dict is not the state of a collector.
             RuntimeError: the weights do not fit the policy.
             TypeError: the state is not a dict.
+            ValueError: the state has more workers than this collector.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -664,6 +665,12 @@ class BaseCollector(ReadableCollector):
             raise ValueError(
                 f"this is not the state of a collector: it lacks {' and '.join(map(repr, missing))}. Pass the dict "
                 "that state_dict() returned."
+            )
+        num_saved, num_started = num_workers_in(state_dict), self._core.pool.num_started
+        if num_saved > num_started:
+            raise ValueError(
+                f"the state dict has {counted(num_saved, 'worker')}, but this collector has {num_started}. Load it "
+                f"into a collector with {num_saved} workers"
             )
         # The inference server too, whose state has its generators only.
         loading = self._core.pool.askable | self._core.pool.starting

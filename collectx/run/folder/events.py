@@ -18,7 +18,7 @@ from collectx.run.terminal.notices import Notices
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. If there is
     a message about the event (`format_event`), it is also written to `logs/trainer.log` and, unless the name is in
-    `hidden`, passed to `show`: once, if many workers report the same (`Notices`)."""
+    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`)."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
@@ -84,7 +84,15 @@ _MESSAGES = {
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
-    """Returns the user's message about an event of `events.jsonl`; None if users see none."""
+    """Returns the user's message about an event of `events.jsonl`; None if users see none, or if the event lacks a
+    field, as one that another version wrote may."""
+    try:
+        return _format_event(name, fields)
+    except KeyError:
+        return None
+
+
+def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")

@@ -60,6 +60,41 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
     assert [sum(first < index < last for index in waiting) for first, last in itertools.pairwise(changes)] == [0, 2, 0]
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("points", [1, 2])
+def test_a_damaged_file_of_a_run_is_told_once_and_all_runs_are_followed(queue, monkeypatch, capsys, name, points):
+    ticks, damaged = iter(range(100)), Path("point0", name)
+
+    def look_on(seconds: float) -> None:
+        tick = next(ticks)
+        if tick < 2:
+            queue.states |= dict.fromkeys(queue.states, "RUNNING")
+            with open(damaged, "a") as file:
+                file.write('{"event": "worker_joined"}\n{"frames": 1, "bat\0\0\n{}\n')
+        else:
+            for job, folder in queue.folders.items():
+                queue.states[job] = "COMPLETED"
+                queue.write_result(folder, "completed")
+
+    queue.is_held = True
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
+    options = "collector.on_worker_failure=restart"
+    assert [ended.status for ended in start(*[options] * points).results] == ["completed"] * points
+    assert capsys.readouterr().out.count(f"{damaged.absolute()} is damaged: line 2 is not JSON") == 1
+
+
+def test_a_damaged_run_without_a_result_is_shown_without_numbers(queue, monkeypatch, capsys):
+    def end(seconds: float) -> None:
+        Path("point0", "metrics.jsonl").write_text("{}\n")
+        queue.states["100"] = "CANCELLED"
+
+    queue.is_held = True
+    monkeypatch.setattr(watcher, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
+    assert [ended.status for ended in start("").results] == ["interrupted"]
+    assert "a line does not describe a batch" in capsys.readouterr().out
+
+
 def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
     line = {"time": 0.0, "frames_per_s": 2000.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": None}
     run = views.WatchedRun(NamedRun("run", tmp_path, composed()), "100")

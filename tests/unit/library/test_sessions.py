@@ -384,3 +384,15 @@ def test_a_state_without_a_count_of_batches_begins_at_none():
         assert (saved["frames"], saved["iter"]) == (8, 0)
         collector.next()
         assert collector.state_dict()["iter"] == 1
+
+
+def test_a_state_of_more_workers_is_refused_before_anything_is_loaded():
+    with make(INLINE_SYNC, Count, num_workers=3, frames_per_batch=6, total_frames=36) as collector:
+        collector.next()
+        state = collector.state_dict()
+    with make(INLINE_SYNC, Count, num_workers=2, frames_per_batch=6, total_frames=36) as collector:
+        version = collector.policy_version
+        with pytest.raises(ValueError, match="the state dict has 3 workers, but this collector has 2"):
+            collector.load_state_dict(state)
+        assert (collector.policy_version, collector.state_dict()["frames"]) == (version, 0)
+        assert collector.next() is not None

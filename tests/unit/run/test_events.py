@@ -1,5 +1,7 @@
 """The event log, and which events the user is told of."""
 
+import pytest
+
 from collectx.run.folder.events import EventLog, format_event
 from collectx.run.terminal import notices
 
@@ -98,3 +100,8 @@ EVENTS = [
 
 def test_what_users_are_told_about_events(expected):
     expected("events", [[name, format_event(name, fields)] for name, fields in EVENTS])
+
+
+@pytest.mark.parametrize("name", sorted({name for name, fields in EVENTS if fields}))
+def test_an_event_that_lacks_its_fields_is_not_told_or_told_without_them(name):
+    assert isinstance(format_event(name, {}), str | None)

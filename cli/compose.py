@@ -127,8 +127,8 @@ class Composer:
         self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
     ) -> DictConfig:
         """Returns the untyped configuration, Hydra's part (`hydra`) included. `master` is the configuration of the
-        sweep, if the overrides are one of its points. It contains the overrides of Hydra's part, and values such as the
-        time of the sweep's folder. Raises `ConfigError` if Hydra could not compose it."""
+        sweep, for the overrides of one of its points. It keeps the sweep's time, and its overrides of Hydra's part.
+        Raises `ConfigError` if Hydra could not compose it."""
         with config_errors(yaml.YAMLError, ValueError):
             if master is not None:
                 return self._loader.load_sweep_config(master, list(overrides))

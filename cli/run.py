@@ -117,8 +117,8 @@ def prepare(
     is_multirun: bool,
     check_machine: Callable[[RunConfig, bool], list[str]] | None = None,
 ) -> Composed | sweep.Sweep:
-    """Composes and checks one run, or every point of a sweep. For `check_machine`, see `machine_problems` of
-    `sweep.prepare`; None: the function `machine_problems` below."""
+    """Composes and checks one run, or every point of a sweep. `check_machine(cfg, shows_warnings)` returns
+    the problems of a valid configuration on this machine; by default, `machine_problems`."""
     check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)

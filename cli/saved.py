@@ -49,7 +49,7 @@ def compose_saved(
     # These options said what to do with an earlier run in the folder.
     if isinstance(content.get("run"), dict):
         content["run"] = content["run"] | {"overwrite": False, "resume": None}
-    # The override replaces these choices.
+    # Placeholders: the user's overrides replace them.
     choices: list[dict[str, Any]] = [{group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced]
     if "logger" in named:
         choices.append({"logger": []})

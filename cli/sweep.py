@@ -317,8 +317,8 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """Returns the names of the points: the overrides in which they differ, or that are not in `fixed`. A sweeper that
-    searches may vary other keys in each point."""
+    """Returns the names of the points: the overrides in which they differ. With `fixed`, also those that are not in
+    it: a sweeper that searches may later vary other keys."""
     points = [{key_of(word): word.lstrip("+") for word in words} for words in combinations]
     shared = None if fixed is None else {word.lstrip("+") for word in fixed}
     varied = [
@@ -339,9 +339,9 @@ def _folder_name(text: str) -> str:
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:
-    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. If the
-    overrides of a point are unknown, all points have the names of their folders. They are unknown if `.hydra` cannot be
-    read, or is newer than the result beside it: Hydra writes it even for a point whose folder is then refused."""
+    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. All
+    points are named after their folders if the `.hydra` of one cannot be read, or is newer than the result beside it:
+    Hydra writes it even for a point whose folder is then refused."""
     folders = [run.path for run in runs_below(root, includes_root=False)]
     paths = {folder: folder.relative_to(root.absolute()) for folder in folders}
     folders.sort(key=lambda folder: [(len(part), part) for part in paths[folder].parts])

@@ -25,8 +25,8 @@ VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") e
 
 class CollectxLauncher(Launcher):
     """`hydra/launcher=collectx`, the default of `collectx run`: checks all points of a batch, then runs those that are
-    not completed one after another in this process, or submits their jobs together; see `collectx.cli.sweep`. Ignores
-    keys of another launcher, which an experiment may set for the launcher that it chooses."""
+    not completed one after another in this process, or submits their jobs together; see `collectx.cli.sweep`. Accepts
+    and ignores any keys: an experiment may set those of the launcher that it replaces."""
 
     def __init__(self, **keys_of_other_launchers: object):
         pass

@@ -28,9 +28,9 @@ DEFAULTS = {"inference": "local"}
 
 @dataclass(frozen=True)
 class Kind:
-    """One entry of the registry. `implementation` is "module:name" or "module", imported when it is built. Empty if it
-    builds nothing: random actions, backends within one machine, collectors (they choose a schedule) and launchers (they
-    are places, `collectx.place`; Ray's module is named because it imports ray)."""
+    """One entry of the registry. `implementation` is "module:name" or "module", imported when it is built. Empty if
+    nothing is built: random actions, backends within one machine, collectors (they choose a schedule) and launchers
+    (they are places, `collectx.place`). Ray's launcher names the module that imports ray."""
 
     schema: type
     implementation: str = ""

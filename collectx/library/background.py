@@ -128,7 +128,7 @@ class Background:
             yield
             return
         with self._changed:
-            # A block that follows another lets the thread take a step in between.
+            # If another block has just ended, first lets the thread take a step.
             self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, _finite(timeout_s))
             self._num_holders += 1
         try:

@@ -33,8 +33,8 @@ def option(path: str, default: Any = ..., convert: Any = None, note: str | None 
     Args:
         path: path of the option, such as `collector.num_slots`. Messages about the option then name the keyword.
         default: ...: the option's default.
-        convert: a function or dict from the keyword's value to the option's. None: the value stays, but None becomes
-            the option's default if the option does not accept None.
+        convert: a function or dict from the keyword's value to the option's. None: the value stays. A value None then
+            means the option's default, unless the option accepts None.
         note: text to add to the option's text in the docstring. None: the docstring does not use the option's text.
         limits: replace the option's limits; see `collectx.config.schema.fields`.
     """

@@ -54,7 +54,7 @@ def overrides_of_added(
 
 
 def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any]) -> UserEnvConfig:
-    """Returns the configuration of a worker whose envs `create` makes."""
+    """Returns the env configuration of a worker; `create` makes its envs."""
     if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
         add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
         create = add(create, keywords.policy)

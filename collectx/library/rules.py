@@ -258,7 +258,7 @@ def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Batches that end early have different numbers of frames."""
+    """Batches that end early fit the other keywords."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
     if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
         yield f"interruptor={interruptor!r} must be an object with the method collection_stopped()."

@@ -31,7 +31,7 @@ class Launcher:
         log: returns the log file of a worker; None: there are no logs.
         announce: publishes the trainer's endpoint for workers that other programs start; called before the first
             `start`. None: the arguments of workers contain the endpoint.
-        join_timeout: the option, and the seconds, that limit how long a worker may take to connect; the time for its
+        join_timeout: the option that limits how long a worker may take to connect, and its seconds; the time for the
             first batch begins afterwards. None: `collector.start_timeout_s` covers both.
 
     Attributes:

@@ -38,9 +38,14 @@ from collectx.place.launcher import AnyHandle, Entry, Launcher
 from collectx.transport.handles import Handle
 from collectx.transport.tracebacks import write_on_signal
 
-# Numbers of file descriptors: for libraries, for workers that are joining, for a worker's connections, and for a worker
-# with its process.
-_DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
+# File descriptors of libraries.
+_DESCRIPTORS = 256
+# File descriptors of all workers that are joining.
+_JOINING = 32
+# File descriptors of a worker's connections.
+_CONNECTIONS = 2
+# File descriptors of a worker with its process.
+_WORKER_DESCRIPTORS = 4
 # The pauses before another attempt to start a worker, if the fork server ended meanwhile.
 _RETRY_S = (0.1, 1.0)
 

@@ -45,8 +45,8 @@ class SlotSpec:
     Attributes:
         leaves: the key, shape and dtype of each tensor of a frame.
         rows, steps: number of envs and number of steps in a slot; its tensors are `[rows, steps, *leaf.shape]`.
-        stacked: whether a batch consists of slot k of all workers. In shared memory, these slots are then adjacent, one
-            region of `num_workers * rows` rows, so that stacking them copies nothing; otherwise each slot is a region.
+        stacked: whether a batch consists of slot k of all workers. In shared memory, these slots then form one region
+            of `num_workers * rows` rows, so a batch needs no copy. Otherwise, each slot is a region of its own.
         require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
         grants_name_version: whether a slot must be filled with the weight version that its grant names.
         weights_nbytes: size of a flat copy of the policy's weights.
@@ -187,7 +187,7 @@ def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -
 
     Args:
         granted: the kept weights by version, the oldest first; this changes the dict.
-        newest: the weights of `version`, used unless they are kept already.
+        newest: stored as the weights of `version`, if these are not kept yet.
     """
     granted.setdefault(version, newest)
     return [granted.pop(next(iter(granted))) for _ in range(len(granted) - 2)]

@@ -42,9 +42,9 @@ class Handle(Protocol):
 
 
 def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
-    """Waits up to `timeout_s` seconds until the processes have ended. Then terminates those on other hosts, because
-    processes of this machine ignore SIGTERM, and after a second kills all that are left. Also ends what the processes
-    of this machine have started.
+    """Waits up to `timeout_s` seconds until the processes have ended. Then sends SIGTERM to those on other hosts; those
+    of this machine ignore it. A second later, kills all that are left. Also ends what the processes of this machine
+    have started.
     """
     _join(handles, timeout_s)
     if remote := [handle for handle in handles if handle.pid is None and handle.exitcode is None]:

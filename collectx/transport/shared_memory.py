@@ -118,9 +118,8 @@ class SharedMemoryTransport(SlabTransport):
         self._events.append(event)
 
     def _find_late(self, peer: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
-        """Returns the process to blame for a late worker, and its error. If the worker is waiting for actions, either
-        another worker is to blame, for whose request the inference server waits, or the server itself.
-        """
+        """Returns the process to blame for a late worker, and its error. If the worker is waiting for actions, this is
+        a worker that has not posted its request; if all have, the inference server."""
         limit = peer.limit
         if self.inference is None or limit is None or not self.inference.is_waiting(peer.index):
             return peer, error

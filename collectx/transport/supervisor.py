@@ -38,9 +38,8 @@ class Supervisor(Generic[AnyPeer]):
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
         num_steps: number of steps in a worker's part of a batch, for messages.
         describe: `describe(index, handle)` returns the name of a worker and its log, for error messages.
-        join_timeout: `join_timeout(index, handle)` returns the option, and its value in seconds, that limits the time
-            until a worker connects; `start_timeout_s` then counts from the connection. None: `start_timeout_s` includes
-            this time.
+        join_timeout: `join_timeout(index, handle)` returns the option that limits the time until a worker connects, and
+            its value in seconds; `start_timeout_s` then begins at the connection. None: `start_timeout_s` covers both.
     """
 
     def __init__(
@@ -110,7 +109,8 @@ class Supervisor(Generic[AnyPeer]):
 
     def send(self, peer: Peer, message: bytes) -> None:
         """Sends a message to a worker that has joined. Does not raise: if the worker is dead, `events` yields its
-        error. Blocks while the worker reads nothing, for its timeout at most; then `events` yields that it is late."""
+        error. Blocks while the worker reads nothing. Gives up after the worker's timeout; `events` then yields that
+        the worker is late."""
         assert peer.connection is not None
         with contextlib.suppress(OSError):
             peer.connection.send_bytes(message)
@@ -167,8 +167,8 @@ class Supervisor(Generic[AnyPeer]):
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyPeer, bytes | Exception]]:
         """Yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late. Blocks until there is
-        one, or a watched descriptor is readable, for at most `timeout_s` seconds or a share of the timeouts; may yield
-        nothing."""
+        one, a watched descriptor is readable, `timeout_s` seconds have passed, or a timeout must be looked at. So it
+        may yield nothing."""
         self._timers.advance()
         self._look()
         expiring = self._timers.next()

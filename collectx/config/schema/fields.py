@@ -82,7 +82,7 @@ def option(default: Any, text: str, **limits: Unpack[Limits]) -> Any:
     metadata = {"text": " ".join(text.split()), **limits}
     if default is ABSENT:
         return field(metadata=metadata)
-    # `default=` would make a class attribute, which an incomplete section would then show for an option with a problem.
+    # `default=` would stay as a class attribute, so an option that failed its check would show its default.
     return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
 
 

@@ -7,8 +7,8 @@ SIGTERM as failed, so an interrupted run requeues its own job.
 
     a worker's node is lost and the run fails: `requeue`, as above, from the last checkpoint
 
-    the trainer's node is lost: SLURM removes it from a job that may lose nodes, and the job continues
-        a worker that lost its connection: `end_after_loss` -> the job is pending, or cancelled
+    the trainer's node is lost: if the job may lose nodes, it continues without this one
+        the first worker that loses its connection: `end_after_loss` -> the job is pending, or cancelled
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ class Listener:
     `ConfigError` if the port is taken.
 
     Args:
-        endpoint: where to listen. If all its addresses are loopback addresses, only these, so other hosts cannot
-            connect. Otherwise on every interface, as the network of a worker is not known, unless `interface` is set.
-            Port 0: a free port.
+        endpoint: where to listen. If all its addresses are loopback addresses: on these, so other hosts cannot connect.
+            If `interface` is set: on its addresses. Otherwise on every interface, as the network of a worker is not
+            known. Port 0: a free port.
         on_connect: called in a thread with the connection of a peer that knows the secret, and this host's address as
             the peer sees it. If it raises, the connection is closed and the peer refused.
         on_refuse: called in a thread with the address of a refused peer, and the reason. Of many refused peers, only
@@ -209,8 +209,8 @@ class Listener:
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
         deadline_s = time.monotonic() + _CLOSE_S
-        # At first, peers can still read, so a worker that is making its pair completes it. If the worker failed
-        # instead, gloo would wait for the worker's connection until the timeout.
+        # First only stops reading, so that a worker can complete the pair that it is making. Then stops both: gloo
+        # would wait for the connection of a worker that failed, until the timeout.
         for how, until_s in ((socket.SHUT_RD, deadline_s - _CLOSE_S / 2), (socket.SHUT_RDWR, deadline_s)):
             with self._lock:
                 threads = [*self._threads, *self._peers]

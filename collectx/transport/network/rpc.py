@@ -11,7 +11,7 @@ blocks all. Here a worker's agent knows the trainer's only, and the trainer's ag
                         \\--- worker's agent, id 2       (one id for each process of a worker)
 
 They exchange their addresses over the authenticated connection. An agent does not authenticate callers, and unpickles
-what it receives. So the trainer's port accepts no connections, and a worker's none after the trainer's
+what it receives. So the trainer's port accepts no connection, and a worker's port accepts one, the trainer's
 (`listener_filter.py`). Use it on trusted networks only.
 """
 

@@ -298,8 +298,8 @@ class NetworkTransport:
         joined = self._joined()
         self._admission.stop()
         # Before the listener closes, because a worker that is refused would report that it cannot reach the trainer.
-        # Not the workers that are making their pairs: if one of these died, gloo would wait for its connection until
-        # the timeout.
+        # Spares workers that are making their pairs until the listener is closed: if one died now, gloo would wait for
+        # its connection until the timeout.
         self._supervisor.kill_workers(JoinState.GONE)
         self._admission.close()
         self._supervisor.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)

@@ -36,7 +36,8 @@ class WeightSync:
         self._grants_name_version = spec.grants_name_version
         self._workers = workers
         self._send_message = send_message
-        # The newest weights for all workers, and newer ones for single indices, even if these workers have not joined.
+        # The newest weights for all workers; and, by worker, individual ones that are newer. Workers need not have
+        # joined.
         self._shared: Weights | None = None
         self._individual: dict[int | None, Weights] = {}
         # With `SlotSpec.grants_name_version`: the weights of the last two versions that were granted.

@@ -16,7 +16,8 @@ def workers_can_write(cfg: RunConfig, needs_batches: bool, is_ordered: bool = Fa
 
     Args:
         needs_batches: whether this process needs the batches too, or changes them.
-        is_ordered: whether the buffer must keep the order of the batches, where the seed or a record fixes that order.
+        is_ordered: whether the buffer must contain the batches in the order that the seed or a record fixes, if one
+            does.
     """
     options = cfg.collector
     if needs_batches or options.trajs_per_batch is not None or options.overlap:

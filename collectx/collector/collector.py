@@ -39,8 +39,7 @@ _CALLS = {
 
 class ExclusiveUse:
     """Lets one call at a time use a collector, in the process that made it. A `with` block raises `RuntimeError` in
-    other processes, and while another block is in progress: in another thread, or around a hook or an env that calls
-    the collector."""
+    other processes, if another thread is in a block, and if a hook or an env calls the collector during a block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,8 +102,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.exclusive_use = ExclusiveUse()
         self._schedule = schedule
         self._spec = spec
-        # Batches are copied on the transport's device (`_is_copied`) or to another one (`_copy_to`); with `zero_copy`
-        # they are not copied.
+        # How the consumer gets a batch. `_is_copied`: leased, or as a copy if no region is free. `_copy_to`: copied to
+        # this device. Neither, with `zero_copy`: as a view.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
         self._is_copied = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
@@ -286,9 +285,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def publish(self, policy: nn.Module | None) -> int:
         """Publishes a copy of the policy's current weights as a new version; returns its number, 0 the first time. A
-        worker acts with it from its next batch on, with `collector.overlap=1` from the batch after that; an async
-        worker over a network does not wait for it. In the reproduction of an async run, blocks until all batches of the
-        previous version have arrived, and raises the errors of `next`."""
+        worker acts with it from its next batch on. With `collector.overlap=1`, it does so from the batch after that. An
+        async worker over a network does not wait for new weights before a batch. In the reproduction of an async run,
+        blocks until all batches of the previous version have arrived, and raises the errors of `next`."""
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: WeightWriters) -> int:
@@ -532,7 +531,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Makes workers (None: all) reset their envs before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. If a worker is restarted before then, its replacement is reset
-        instead. A reset without a seed does not replace a pending one with a seed, nor reset envs that are new."""
+        instead. A reset with a seed replaces a pending one. A reset without a seed does not, and does not reset new
+        envs."""
         if reset.seed is not None and workers is None:
             self.pool.tell_server("seed", reset.seed)
         for index in self.pool.ready | self.pool.starting if workers is None else workers:

@@ -54,8 +54,8 @@ class EnvMethods(ABC):
         """Sets an attribute of every env, or of the wrapper that defines it.
 
         Args:
-            values: one value for all envs; or a list or tuple with a value per env. It has values for all envs,
-                including those of workers that are starting or lost; or only for the envs that `get_attr` reads. In the
+            values: one value for all envs; or a list or tuple with one value per env. The list is for the envs of all
+                workers, including those that are starting or lost; or only for the envs that `get_attr` reads. In the
                 second case, workers that start later take the values of one of these workers.
 
         Raises:

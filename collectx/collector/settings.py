@@ -40,7 +40,8 @@ class Settings:
 
     def __init__(self) -> None:
         self.version = 0
-        # In order; also those that an unconfirmed one replaces, because they are in force again if it is withdrawn.
+        # In order. Contains older settings of the same name too until the newer one is confirmed, because they are in
+        # force again if it is withdrawn.
         self._settings: list[Setting] = []
 
     def add(self, kind: str, name: str, contents: Sequence[Any]) -> Setting:

@@ -88,8 +88,8 @@ def read_spec(
 
 
 def _first_observations(group: Env, cfg: EnvConfig, with_example: bool) -> dict[Key, torch.Tensor]:
-    """Returns the first observations of a group; empty without `with_example`. Resets it for them, or to search a mask
-    of legal actions in the infos, which the group then keeps."""
+    """Returns the first observations of a group; empty without `with_example`. Resets the group to get them, or to look
+    for a mask of legal actions in the infos. The group then keeps these infos."""
     seeds = [1] * group.spec.num_envs
     first = first_observations(group, seeds) if with_example else {}
     if not isinstance(cfg, GymnasiumConfig | UserEnvConfig) or not lacks_mask(group, cfg.exclude_keys):

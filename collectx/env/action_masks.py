@@ -48,8 +48,8 @@ class LegalActions(nn.Module):
         _check_shape(spec, mask, counts)
         self._choices, self._width = len(counts), int(counts.max())
         self.register_buffer("_start", torch.as_tensor(start, dtype=torch.int64), persistent=False)
-        # Where the numbers of a mask go in a table of choices, whose rows have the width of the widest choice; None:
-        # the mask has the form of this table.
+        # A table has a row per choice, as wide as the widest choice. These are the columns of the flat table to which
+        # a mask's numbers go; None: the mask already has the form of the table.
         inside = torch.arange(self._width) < torch.as_tensor(counts)[:, None]
         self.register_buffer("_columns", None if inside.all() else inside.flatten().nonzero()[:, 0], persistent=False)
         # In a ragged group, the policy also acts for final observations, whose actions are ignored.
@@ -151,8 +151,8 @@ def can_be_masked(space: Space | None) -> bool:
 
 
 def _choices(spec: EnvSpec, action: Leaf) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns the number of values of each choice of an action, and the first value of each (empty arrays if it does
-    not consist of choices), and whether it is one-hot."""
+    """Returns three facts about an action: how many values each choice has, the first value of each choice, and
+    whether the action is one-hot. The arrays are empty if the action does not consist of choices."""
     if spec.action_spec is None:
         return *_counts(spec.action_space), False
     counts, is_one_hot = choices_of(spec.action_spec[action.key], action)

@@ -52,7 +52,7 @@ class EnvSpec:
         rewards: the leaves of a step's rewards; usually one, `[1]` float32.
         deltas: leaves `("delta", *key)`, which batches contain below `next` in place of the observation `key`: its
             change in the step.
-        batch_shape: the dimensions of the envs in a batch, if there are several; (): `[E]`, or none for a single env.
+        batch_shape: the batch dimensions of a batched env that has several; otherwise ().
         nested_dims: batch dimensions of nested TensorDicts after those of the envs, by key, such as
             `{("agents",): (3,)}`.
         draw: returns an endless iterator of random actions, drawn with torch's generator: a tensor `[E, *shape]` per
@@ -108,7 +108,8 @@ class EnvSpec:
 
     @property
     def agents_cuts(self) -> list[int]:
-        """The indices in `observation` of those `agents_ends` that are set in a frame that truncates the trajectory."""
+        """Which leaves are set in a frame that truncates the trajectory: those of `agents_ends` that do not mean
+        "terminated", as indices in `observation`."""
         cuts = [leaf for leaf in self.agents_ends if leaf.key[-1] != "terminated"]
         return [index for index, leaf in enumerate(self.observation) if leaf in cuts]
 
@@ -146,7 +147,7 @@ class Env(ABC):
         user_envs: the user's env objects, if there are any. When a worker resumes, others replace them.
         metrics: the sums of `env.metrics`; None without metrics.
         reset_options: the options of every reset; empty: none.
-        reset_info: the `info` of the last `reset` of Gymnasium's envs; of the first one, if they are no vector env.
+        reset_info: the `info` of the last `reset` of Gymnasium's vector env; without one, that of the first env.
         unsaved: why checkpoints cannot contain the state of the envs, if the kind of env excludes it; None if it does
             not.
     """

@@ -94,8 +94,8 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
 
 
 def common_outputs(cfg: EnvConfig, envs: Sequence[Any]) -> list[str]:
-    """Returns the paths to which each env of the run writes, as an entry point without an env number chose them. Those
-    that the configuration itself names are known before the run (`collectx.rules.warnings`)."""
+    """Returns the paths to which all envs of the run write, because their entry point does not know the number of the
+    env. Omits paths that the configuration names, which are known before the run (`collectx.rules.warnings`)."""
     if not isinstance(cfg, GymEnvConfig) or cfg.entry_point is None:
         return []
     words = f"{cfg.kwargs} {cfg.wrappers}"

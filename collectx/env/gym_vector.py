@@ -238,11 +238,17 @@ class GymVectorEnv(Env):
 
 class CheckedEnv(gymnasium.Wrapper):
     """Raises `ShapeError` for an observation whose shape differs from its space, or whose values the dtype of the space
-    cannot represent, and for a reward that is not one number. Returns copies of the observations. For envs in
-    Gymnasium's vector envs, which convert and store observations only after all envs have stepped, or after an ended
-    env was reset. Until then, envs that share an array may have changed it. `index` is the env's index in a sync vector
-    env; None: the index of the AsyncVectorEnv's process. `options_of_resets` is the options of resets without any, as
-    those that a vector env makes within a step."""
+    cannot represent, and for a reward that is not one number. Wraps each env of Gymnasium's vector envs.
+
+    Returns copies of the observations, because the vector env reads observations only after all envs have stepped, or
+    after an ended env was reset. By then, envs that share an array may have changed it.
+
+    Args:
+        index: the env's index in a sync vector env; None: the index of the AsyncVectorEnv's process.
+
+    Attributes:
+        options_of_resets: the options for resets that the vector env makes without any, such as those within a step.
+    """
 
     options_of_resets: Mapping[str, Any] = MappingProxyType({})
 

@@ -100,9 +100,9 @@ class InfoKeys:
         return values
 
     def first_and_final_values(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns, for a vector env in SAME_STEP mode, the entries of the first infos of new episodes, and those of the
-        final infos, in the form of `batched_values`. An entry of an ended env that is in `info`, but not in
-        `info["final_info"]`, counts as final, because a wrapper of the vector env has added it."""
+        """Splits the infos of a vector env in SAME_STEP mode. Returns the entries of the first infos of new episodes,
+        then those of the final infos, each in the form of `batched_values`. An entry of an ended env that is in `info`,
+        but not in `info["final_info"]`, counts as final, because a wrapper of the vector env has added it."""
         first = self.batched_values(info, len(ended))
         final = self.batched_values(info.get("final_info", {}), len(ended))
         start = 0

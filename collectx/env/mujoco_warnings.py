@@ -20,7 +20,7 @@ shown: set[str] = set()
 
 
 def show_once() -> None:
-    """Installs the handler, unless the user has set one. If MuJoCo is not imported yet, does so at its import.
+    """Installs the handler, unless the user has set one. If MuJoCo is not imported yet, installs it at that import.
     Idempotent.
 
     The function that makes the envs may import MuJoCo, which shows its first warnings before that function returns.

@@ -79,8 +79,8 @@ def submit_and_follow(
 ) -> None:
     """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
     standard output; blocks until the trainer's job has completed. Cancels all jobs at the end. `trainer` and `workers`
-    are the resources of the trainer's job, and of each worker's. Raises `LauncherError` if SLURM refused a job; or the
-    trainer's job failed, or a worker's before any worker had joined."""
+    are the resources of the trainer's job, and of each worker's. Raises `LauncherError` if SLURM refuses a job, if
+    the trainer's job fails, or if a worker's job fails before any worker has joined."""
     run_folder.begin()
     run_folder.jobs.mkdir(exist_ok=True)
     script = run_folder.jobs / "trainer.sh"

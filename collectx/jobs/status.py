@@ -114,8 +114,8 @@ def named_run(run: RunFolder) -> NamedRun:
 
 
 def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
-    """Prepares the folder of a run that a job will begin, or, with a checkpoint and `run.resume=auto`, continue. Prints
-    a message if an earlier run in the folder begins again."""
+    """Prepares the folder for a job that begins the run, or continues it if there is a checkpoint and
+    `run.resume=auto`. Prints a message if an earlier run in the folder begins again."""
     run_folder, is_auto = run.run_folder, run.cfg.run.resume == "auto"
     resumes = is_auto and run_folder.has_checkpoint
     if is_auto and run_folder.has_run and not resumes:

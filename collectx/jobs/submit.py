@@ -107,8 +107,8 @@ def _submit_and_watch(
 
 
 def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
-    """Returns the runs with `launcher.requeue` decided: null becomes true or false, and false for a run that is a step,
-    because the command `is_inside` an allocation. May ask SLURM."""
+    """Returns the runs with true or false in place of `launcher.requeue=null`. A run that is a step of the command's
+    allocation (`is_inside`) is not requeued by default. May ask SLURM."""
     preempts = functools.cache(commands.preempts)
     decided = []
     for run in runs:
@@ -199,8 +199,8 @@ def _remove_traces(runs: Iterable[NamedRun]) -> None:
 class ParallelLimit:
     """Limits all arrays of a sweep together to `launcher.max_parallel` concurrent runs, as SLURM limits only each
     array. There are that many places, for one run each. An array takes a place for each of its concurrent tasks, and
-    depends on the jobs that held these places before. `limit` is the number of places; None: no limit. `unfinished` are
-    the jobs of an earlier submission of the sweep."""
+    waits for the jobs that hold these places. `limit` is the number of places; None: no limit. `unfinished` are the
+    jobs of an earlier submission of the sweep."""
 
     def __init__(self, limit: int | None, unfinished: Collection[str]):
         # The jobs that each place waits for; the place that was taken first is in front.

@@ -1,7 +1,11 @@
 """Watches runs: their state in the queue, then their live progress, read from the run folders.
 
-The first Ctrl-C in a terminal asks whether to end the jobs. Without a terminal it ends them, as SIGTERM does: they
-write a checkpoint. A second one cancels them, as this module does if they take too long.
+How a command that started jobs ends them:
+
+    first Ctrl-C in a terminal            the user is asked whether to end the jobs
+    first Ctrl-C elsewhere, or SIGTERM    the jobs write a checkpoint and end
+    second Ctrl-C or SIGTERM              the jobs are cancelled
+    jobs that take too long to end        are cancelled
 """
 
 from __future__ import annotations

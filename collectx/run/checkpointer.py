@@ -114,7 +114,8 @@ class Checkpointer:
         }
         try:
             if wait_for_workers:
-                # Not a cost of the checkpoint: the batches that are filled meanwhile are delivered without a wait.
+                # This wait does not count as time of the checkpoint: the batches that are filled meanwhile are later
+                # delivered without a wait.
                 self._core.wait_until_filled()
                 began_s = time.monotonic()
             # A signal may end the wait for workers, but not the writing.

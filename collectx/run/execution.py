@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextManager[Launcher]]"
 
-# If closing the envs of this process takes longer, the error that ended the run is shown before.
+# If closing the envs of this process takes longer, the error that ended the run is shown first.
 _CLOSE_S = 2.0
 
 
@@ -215,7 +215,7 @@ class _Execution:
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         names = undeclared(getattr(cfg.env, "info_keys", ()))
-        # The evaluator's envs are not stepped or reset for that again.
+        # With the declared infos, the evaluator need not step or reset an env to learn their shapes.
         self._cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
         if names:
             forms = [shown({name: spec.infos[name]}) for name in names]

@@ -33,7 +33,8 @@ _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun":
 
 def copies() -> tuple[str, bool]:
     """Returns a message if a parallel launcher runs several copies of this command, otherwise "", and whether to refuse
-    the run: the ranks of torchrun all run the same command, but tasks of srun may run different ones."""
+    the run. Ranks of torchrun are refused, because all run the same command. Tasks of srun, which may run different
+    commands, are only noted."""
     for name, variable in _PARALLEL.items():
         size = os.environ.get(variable, "")
         if not size.isdigit() or (name == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ):

@@ -107,7 +107,7 @@ class ResumePoint:
                 return []
             return order_of(run_folder.metrics, lines)
         except (LookupError, TypeError, ValueError):
-            return []  # also where a line is damaged: these lines and events may be newer than the synced ones
+            return []  # lines after the last sync may be damaged
 
     def rewind(self, run_folder: RunFolder) -> None:
         """Removes the lines and checkpoints of batches after this checkpoint from the folder."""

@@ -1,6 +1,6 @@
 """Turns SIGINT, SIGTERM and SIGHUP into one exception in the main thread, and protects blocks that must finish. SIGUSR1
-and SIGUSR2 request a checkpoint. If the process already had a Python handler for one of these two, that signal ends the
-run as SIGINT does, and the earlier handler is called when the run has ended: submitit's handler requeues the job.
+and SIGUSR2 request a checkpoint. A Python handler that one of these two already had belongs to submitit, and requeues
+the job: that signal ends the run as SIGINT does, and the handler is called when the run has ended.
 
     running      the first signal raises `RunStopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait
@@ -129,9 +129,9 @@ class Signals:
             raise RunStopped(self.last)
 
     def defer(self, grace_s: float, note: Callable[[], None]) -> None:
-        """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds. `note` is called
-        in another thread when the signal comes. The end of the `with` block waits up to 2 s for this thread, which
-        otherwise ends with the process."""
+        """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds. When the signal
+        comes, `note` is called in another thread. The end of the `with` block waits for that thread, up to 2 s; a
+        slower thread ends with the process."""
         self._grace_s, self._note = grace_s, note
 
     def check(self) -> None:

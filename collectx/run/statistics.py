@@ -72,7 +72,7 @@ _SUMS = (
 def better_return(best: float, mean: float, num_before: float) -> float:
     """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
     be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is the number of
-    episodes that it covers."""
+    episodes before this mean."""
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 
@@ -87,11 +87,11 @@ class Statistics:
         waited_s: seconds in which the trainer waited for batches.
         checkpoint_s: seconds in which checkpoints were written.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
-        started: `last_s` and `waited_s` at the first delivery of this process; None before. The time before it counts
-            as start-up.
+        started: the time of this process's first delivery, and `waited_s` at that time; None before. Earlier time
+            counts as start-up.
         rate: the last batch's frames divided by the seconds since the previous delivery; None before the second.
-        metrics: the mean of each of `env.metrics` that has occurred, over the last batches that together contain
-            `RETURN_WINDOW` values of it. Also part of `scalars`.
+        metrics: the mean of each of `env.metrics` that has a value. It covers as many of the last batches as contain
+            `RETURN_WINDOW` values together. Also part of `scalars`.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         best_return: highest `mean_return` over complete windows; until there is one, the current mean.
         version: newest published policy version at the last delivery.

@@ -1,10 +1,10 @@
 """Saves and restores the state of envs, as pickles that only workers read, and of the global random generators, as
 plain data (`collectx.random_state`).
 
-pickles.py       `dumps`, `loads`, and why something cannot be pickled
-reducers.py      what pickling alone would lose or refuse: memory that is shared, closures, weak references, ...
-simulators.py    MuJoCo, and objects that the resuming process has: ALE, processes of envs, `load_state_dict`
-processes.py     envs in processes of Gymnasium's AsyncVectorEnv
+pickles.py        `dumps`, `loads`, and why something cannot be pickled
+reducers.py       what pickling alone would lose or refuse: memory that is shared, closures, weak references, ...
+simulators.py     MuJoCo, and objects that the resuming process has: ALE, processes of envs, `load_state_dict`
+process_state.py  envs in processes of Gymnasium's AsyncVectorEnv
 """
 
 from collectx.random_state import load_generators, save_generators

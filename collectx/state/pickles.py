@@ -50,9 +50,9 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
 
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
     """Returns the value that was saved. Executes code from the bytes. `current` is an object that was built like the
-    saved value. Those of its parts that cannot be recreated, such as processes, become part of the result. Raises
-    `NotRestorableError` if the bytes cannot be read, or belong to other envs. Objects of `current` may then have
-    changed, so its envs must be reset."""
+    saved value. Parts that cannot be recreated, such as processes, are taken from it. Raises `NotRestorableError` if
+    the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so its envs must be
+    reset."""
     try:
         return _Unpickler(saved, _kept(current, outside), outside).read()
     except Exception as error:

@@ -17,8 +17,8 @@ from collectx.state.simulators import SAVES_PROCESS
 class ProcessState(gymnasium.Wrapper):
     """Wraps each env of Gymnasium's `AsyncVectorEnv`, so that checkpoints can save it.
 
-    The wrapper saves and restores its env, and the global random generators, in the process that steps the env. The
-    vector env takes over the metadata of its first env, which say that all states can be saved.
+    The wrapper saves and restores its env, and the global random generators, in the process that steps the env. Its
+    metadata say so. The vector env copies the metadata of its first env, which then stand for all of them.
     """
 
     def __init__(self, env: gymnasium.Env):

@@ -4,7 +4,7 @@
     closures, lambdas, local functions       with the globals of their module, and variables that they share
     envs that pickle their arguments only    `gymnasium.utils.EzPickle`: with their attributes
     weak references                          to the objects of the graph
-    data of modules and classes              of those whose classes the graph has: numbers, containers, generators, ...
+    data of modules and classes              if an object of the class is pickled: numbers, containers, generators, ...
 
 Open files, memoryviews, memory that processes share, and objects of the process, such as threads, raise
 `NotRestorableError`.
@@ -47,7 +47,7 @@ class ReducingPickler(cloudpickle.Pickler):
 
     def __init__(self, file: Any):
         super().__init__(file, protocol=5)
-        # The array that stands for each block of memory, by address. It is kept alive, so that no address occurs twice.
+        # The array that stands for each block of memory, by address. It is kept alive, so its address is not reused.
         self._blocks: dict[int, np.ndarray] = {}
         self._addresses: list[int] = []
         self._contents: dict[bytes, bytes] = {}

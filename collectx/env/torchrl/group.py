@@ -70,7 +70,8 @@ class TorchrlEnv(Env):
 
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self.user_envs: list[Any] = list(envs)
-        # A batched env that has started owns processes and shared memory, so it cannot be sent to a worker.
+        # A batched env that has started owns processes, so it was never sent to a worker: it is the user's own object,
+        # which the user closes.
         self._closed_with_group = [env for env in envs if owned or env.is_closed]
         # The envs that a batched env would make, or their processes, if these are stepped in its place.
         self._parts: list[Any] = []

@@ -41,11 +41,12 @@ def has_root_end(env: Any) -> bool:
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
-    """Returns the spec of an env, batched or not. The space of a single leaf with a plain key is of the leaf's kind.
-    Several leaves become a Dict with their keys; action keys lose their first part if all share it. `exclude` contains
-    keys of the observation and state to omit, or their first parts; parts joined by dots. Raises `ConfigError` if an
-    entry of `exclude` matches no key, or a transform changes frames after their step, or `SpaceError` if a leaf lacks a
-    fixed shape or a dtype that NumPy has, a `done` key at the root is not `[1]`, or there is no reward."""
+    """Returns the spec of an env, batched or not. A single leaf with a plain key becomes a space of the matching kind,
+    such as Box. Several leaves become a Dict with their keys; action keys lose their first part if all share it.
+    `exclude` contains keys of the observation and state to omit, or their first parts; parts joined by dots. Raises
+    `ConfigError` if an entry of `exclude` matches no key, or a transform changes frames after their step, or
+    `SpaceError` if a leaf lacks a fixed shape or a dtype that NumPy has, a `done` key at the root is not `[1]`, or
+    there is no reward."""
     observed, acted = _observation_specs(env, exclude), _by_key(env.full_action_spec)
     leaves, action = _leaves(observed, env), _leaves(acted, env)
     rewards = _leaves(_by_key(env.full_reward_spec), env)

@@ -1,1 +1,2 @@
-"""What is done with a run that has ended: evaluated, exported, reproduced, used by others."""
+"""Uses of a run folder: evaluating, exporting and reproducing the run, and loading its policy. Most are for runs that
+have ended; the evaluator, checkpoints and a resume of a run use parts of this package too."""

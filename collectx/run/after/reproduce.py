@@ -27,7 +27,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True)
 class Comparison:
     """The result of `compare`. `message` tells the user the batch or the reason in one sentence; `first_different` is
-    the index of the first batch that differs, or that one run lacks; None if there is none."""
+    the index of the first batch that differs, or that only one run has; None if there is none."""
 
     verdict: Verdict
     message: str

@@ -185,7 +185,8 @@ class LoadedPolicy:
         the order of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
 
         Args:
-            any_rows: for any B; the outputs of a user's policy are passed on as they are.
+            any_rows: whether the result must be right for any number of rows, as in a graph that is exported; the
+                outputs of a user's policy are then passed on as they are.
         """
         actor = self._actor(rows)
         with exploration(self._kind):
@@ -195,7 +196,7 @@ class LoadedPolicy:
             else:
                 outputs = [*actor.act(inputs)]
         written = dict(zip(actor.leaves, outputs, strict=True))
-        # A state that the policy only reads says whether an episode begins: zero from the second step on.
+        # The only state that a policy reads but does not write is `is_init`, which is zero after the first step.
         following = [
             written[state.leaf.under("next")] if state.is_written else torch.zeros_like(old)
             for state, old in zip(self.states, inputs[len(self.leaves) :], strict=True)

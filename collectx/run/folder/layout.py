@@ -226,7 +226,7 @@ def folder_errors(
 
 @contextmanager
 def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
-    """Removes, after the block, the folder and the folders above it that did not exist before and are empty. `of_hydra`
+    """Removes the folder and those above it after the block, if they are empty and were made in the block. `of_hydra`
     names a file that Hydra writes into the folder; a folder with this file alone counts as empty."""
     path = path.absolute()
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -294,8 +294,9 @@ def holder(run_folder: RunFolder) -> tuple[int | None, str]:
 
 
 def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
-    """Returns the runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False`
-    only those below it, for a sweep folder, which may contain a run too. Skips folders that this user cannot read."""
+    """Returns the runs at most `max_depth` levels below `root`, or the one in `root` itself. With
+    `includes_root=False`, `root` itself does not count: a sweep folder may also contain a run. Skips folders that this
+    user cannot read."""
     # `Path.is_dir` would raise for a folder that this user cannot read, and for a name that is too long.
     runs, folders = [], [root.absolute()] if os.path.isdir(root) else []
     for depth in range(max_depth + 1):

@@ -57,9 +57,9 @@ LOSSES = ("worker_restarted", "worker_dropped")
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of the run. `type` is the exception's type with its module, unless built in; without the module for a
-    restarted or dropped worker, and for a checkpoint. `worker` is the index of the worker that raised it; None for the
-    trainer."""
+    """An error of the run. `type` is the exception's type with its module, if it is not built in. For a restarted or
+    dropped worker, and for a checkpoint, the module is left out. `worker` is the index of the worker that raised it;
+    None for the trainer."""
 
     type: str
     message: str

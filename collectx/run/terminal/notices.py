@@ -17,8 +17,8 @@ _LOG = re.compile(r" \((log: [^)]*|pid \d+)\)")
 
 
 class Notices:
-    """Passes the first message with a text to `show`, and after `PAUSE_S`, or at `flush`, the number of workers that
-    repeated it, with the beginning of the last one. Texts that differ only in numbers count as equal. Any thread may
+    """Shows a message once, then how many workers repeated it. The second message comes after `PAUSE_S`, or at `flush`,
+    and contains the beginning of the last repetition. Texts that differ only in numbers count as equal. Any thread may
     call it; `show` is also called from a thread of this object. As a context manager, closes at the end of the
     block."""
 

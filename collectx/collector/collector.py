@@ -447,6 +447,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         for worker in self.pool.records:
             is_restored = worker.index in saved_workers and worker.index not in reasons
             worker.settings_version = self.settings.version if is_restored else 0
+            if is_restored:
+                worker.reset = None  # it was requested before the load
             if worker.index in ready:
                 self.pool.send_settings(worker, is_restored)
         for index in (ready | starting) & state["incarnations"].keys() - saved_workers.keys():

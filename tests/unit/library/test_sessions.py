@@ -323,6 +323,16 @@ def test_no_tail_of_a_trajectory_follows_a_reset(way, keywords, restart):
             restart(collector)
 
 
+@pytest.mark.parametrize("way", [SINGLE, INLINE_SYNC], ids=str)
+def test_a_reset_before_a_load_is_forgotten(way):
+    with make(way, partial(Count, 25), frames_per_batch=4, total_frames=40, **acting(way)) as collector:
+        collector.next()
+        state = collector.state_dict()
+        collector.reset()
+        collector.load_state_dict(state)
+        assert 0 not in collector.next()["observation"]
+
+
 @pytest.mark.parametrize(("way", "keywords"), [(SINGLE, {}), *AHEAD], ids=str)
 def test_a_state_contains_the_unfinished_trajectories(way, keywords):
     """Another collector and the same one continue them. With a state of an earlier version, they are dropped."""

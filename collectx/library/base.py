@@ -628,8 +628,9 @@ class BaseCollector(ReadableCollector):
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
             versions = self._weights.versions
-            for index in saved["workers"]:
-                state[f"worker{index}"] |= {
+            # The entry of a worker that is starting is that of a loaded state, with its individual weights.
+            for index in saved["workers"].keys() - (self._weights.individual - per_worker.keys()):
+                state[f"worker{index}"] = state[f"worker{index}"] | {
                     "policy_state_dict": individual.get(index, state["policy_state_dict"]),
                     "is_individual": index in individual,
                     "policy_version": versions.get(index, versions[None]) + self._stream.version_offset,

@@ -111,7 +111,10 @@ def test_a_state_is_saved_and_loaded_while_a_worker_starts(tmp_path, wait_until)
         collector.pre_collect_hook = None
         assert "worker1" not in collector.state_dict()  # it has no state yet
         collector.load_state_dict(state)
-        assert collector.state_dict()["worker1"]["rollout"].keys() == state["worker1"]["rollout"].keys()
+        kept = collector.state_dict()["worker1"]
+        assert kept is not state["worker1"]
+        assert not kept["is_individual"]
+        assert kept["rollout"] is state["worker1"]["rollout"]
         (tmp_path / "go").write_text("")
         batches = []
         wait_until(lambda: batches.append(next(collector)) or batches[-1].shape[0] == 2, what="the second worker")
@@ -327,3 +330,23 @@ def test_a_policy_is_called_with_a_tensordict_on_the_device_that_was_named(keywo
         expected = torch.device("cpu") if keywords else None
         assert collector.policy_device == expected
         assert seen == {expected}
+
+
+def test_individual_weights_are_saved_and_loaded_while_their_worker_starts(tmp_path, wait_until):
+    def started(factory):
+        joining = {"on_worker_failure": "drop", "min_workers": 1}
+        return MultiSyncCollector([cartpole, factory], Chosen(0), frames_per_batch=24, total_frames=-1, **joining)
+
+    with started(cartpole) as collector:
+        wait_until(lambda: next(collector).shape[0] == 2, what="the second worker")
+        collector.update_policy_weights_({"action": torch.ones(1)}, worker_ids=1)
+        state = collector.state_dict()
+    os.mkfifo(tmp_path / "go")
+    with started(partial(cartpole_after, str(tmp_path / "go"))) as collector:
+        next(collector)
+        collector.load_state_dict(state)
+        saved = collector.state_dict()["worker1"]
+        assert (saved["is_individual"], saved["policy_state_dict"]["action"].item()) == (True, 1.0)
+        (tmp_path / "go").write_text("")
+        wait_until(lambda: next(collector).shape[0] == 2, what="the second worker")
+        assert [part["action"].unique().tolist() for part in next(collector)] == [[0], [1]]

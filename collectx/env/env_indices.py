@@ -97,6 +97,8 @@ class EnvNumbers:
         except Exception as error:
             shown = "an env in this process, to learn its observation and action spaces"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
+            while isinstance(made_by, partial):
+                made_by = made_by.func
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
             error.add_note(f"raised while {name}() was making {which}")
             raise

@@ -69,4 +69,4 @@ def test_an_error_of_the_constructor_names_env_and_worker(way):
         make(way, partial(Numbered, broken=True), num_envs=2, frames_per_batch=8) as made,
     ):
         made.next()
-    assert "made env 2 of worker 1" in "\n".join(raised.value.__notes__)
+    assert "making env 2 of worker 1" in "\n".join(raised.value.__notes__)

@@ -416,7 +416,7 @@ if __name__ == "__main__":
         assert [*next(collector)["collector"].keys()] == ["policy_version"]
     with MultiSyncCollector([ambiguous], frames_per_batch=8, exclude_keys=["a.c"]) as collector:
         assert {"a", "a.b"} < {*next(collector).keys()}
-    with pytest.raises(ConfigError, match="exclude_keys cannot contain 'a.b', which names both .*'a', 'b'.* and .'a.b',.. Exclude"):
+    with pytest.raises(ConfigError, match="exclude_keys cannot contain 'a.b', which names both .*. Exclude"):
         MultiSyncCollector([ambiguous], frames_per_batch=8, exclude_keys=["a.b"])
 """
 

@@ -98,7 +98,7 @@ def test_fill(way):
         assert collector.fill(21) == 40
         assert collector.fill() == 0
         assert len(buffer) == 60
-    with make(SINGLE, **FRAMES) as collector, pytest.raises(RuntimeError, match="Pass replay_buffer"):
+    with make(SINGLE, **FRAMES) as collector, pytest.raises(RuntimeError, match=r"with replay_buffer="):
         collector.fill()
 
 

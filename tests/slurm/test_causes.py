@@ -23,7 +23,7 @@ def test_a_wrong_partition_is_a_wrong_configuration(cluster, run, launcher):
 def test_what_never_fits_is_said_while_it_waits(cluster, run):
     started = run(*SMALL, *LAUNCHERS["slurm"], "launcher.cpus_per_task=64")
     started.wait_until(lambda: "PartitionConfig" in started.output, "the reason")
-    assert "ask for less" in started.output
+    assert "Ask for less" in started.output
     started.interrupt(signal.SIGINT)
     assert cluster.jobs() == []
 

@@ -108,7 +108,7 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     # Also several folders.
     folders = [str(path) for path in sorted(tmp_path.glob("sweep/coll*"))]
     assert report.main([*folders, "objective=frames_per_s", "out=page"]) == 0
-    assert capsys.readouterr().out == "page/index.html\n"
+    assert capsys.readouterr().out == "written to page/index.html. Open it in a browser.\n"
     text = Page(tmp_path / "page" / "index.html").text
     results = text[: text.index("Learning and throughput")]
     assert "point seeds frames_per_s std min max IQM 95 % CI low high" in results

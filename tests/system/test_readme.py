@@ -15,7 +15,7 @@ from collectx.cli.compose import Composer, parsed
 ROOT = Path(__file__).parents[2]
 PAGES = pages.PAGES
 TEXT = "\n".join(page.read_text() for page in PAGES)
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(\w+)[^\n]*\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 # Commands of blocks that the pages' own test does not run (`pages.Block.skipped`), or only at night.
 NOT_RUN = [
     re.sub(r"\s+(\d?>|&|\|).*", "", command.replace("\\\n", " ").replace(" resume=auto", " run.resume=auto"))
@@ -76,9 +76,7 @@ def test_links_lead_somewhere(name):
 
 
 def test_an_env_a_policy_and_a_trainer_of_ones_own(tmp_path, monkeypatch):
-    loss = "loss = sum(each.square().sum() for each in self.policy.parameters())"
-    trainer = block("python", "class MyTrainer").replace("loss = ...", loss)
-    assert trainer.count(loss) == 1
+    trainer = block("python", "class MyTrainer")
     make = """
 import gymnasium, torch
 from user_code.cartpoles import Argmax

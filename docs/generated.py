@@ -62,7 +62,7 @@ class Docstrings(griffe.Extension):
         for name, path in self._documented.items():
             if name not in own and (name == path or name[0].isupper()):
                 text = text.replace(f"`{name}`", f"[`{name}`][{path}]", 1)
-        obj.docstring.value = _without_effect(_PAGE.sub(_page_link, text))
+        obj.docstring.value = _PAGE.sub(_page_link, text)
 
 
 def _python_pages() -> str:
@@ -82,19 +82,6 @@ def _entry(entry: re.Match) -> str:
     return "\n".join(f"    {name}: {others if index else text}" for index, name in enumerate(names))
 
 
-def _without_effect(text: str) -> str:
-    """Moves the keywords of TorchRL that are ignored, or accept one value only, behind the others, into one list."""
-    listed = []
-    for entry in _UNUSED.finditer(text):
-        words = " ".join(entry[2].split()).replace("Ignored (accepted for TorchRL compatibility)", "ignored", 1)
-        listed.append(f"- `{entry[1]}`: {words[0].lower()}{words[1:]}")
-    if not listed:
-        return text
-    lines = "\n".join(f"    {line}" for line in listed)
-    title = "Keywords of TorchRL that have no effect, or accept only their default"
-    return f"{_UNUSED.sub('', text).rstrip()}\n\nnote: {title}\n{lines}\n"
-
-
 def _page_link(reference: re.Match) -> str:
     """A link from a page of `reference/python` to another page, or to a section of it."""
     path, section = reference[1], " ".join((reference[2] or "").split())
@@ -108,8 +95,6 @@ def _page_link(reference: re.Match) -> str:
 # A section of a docstring whose entries have names, and an entry.
 _SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
-# An entry of a keyword that `fixed` or `ignored` declares (`collectx/library/keyword_fields.py`).
-_UNUSED = re.compile(r"^ {4}(\w+): ((?:Ignored \(|Must be (?:None|True|False|\d)).+(?:\n {5,}.*)*)\n?", re.MULTILINE)
 # A page, and a section of it, in a docstring.
 _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')

@@ -62,7 +62,7 @@ CASES = {
         ["experiment=halfcheetah_ppo"],
         "1442.64 ± 46.03",
         "CleanRL, ppo_continuous_action.py on HalfCheetah-v4 (minibatches of 64, scaled rewards); all five of our "
-        "seeds found the lower of two gaits, see below",
+        "seeds found the slower of two gaits, see below",
     ),
     "ppo_pong": Case(["env=pong", *_PPO_ATARI], "20.36 ± 0.20", "CleanRL, ppo_atari.py (one network for both)"),
     "impala_cartpole": Case(["experiment=cartpole_impala", "trainer.target_return=null"]),

@@ -116,7 +116,7 @@ class CsvLogger:
 
 
 class WandbLogger:
-    """Writes to Weights & Biases. Needs the package `wandb`. The horizontal axis is the scalar `frames`.
+    """Writes to Weights & Biases. Needs the package `wandb`. Its charts show scalars over `frames`.
 
     Args:
         folder: where wandb writes its files.
@@ -158,7 +158,7 @@ class MlflowLogger:
         name: the run's name.
         tracking_uri: the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
         config: hyperparameters by name.
-        run_id: the tag `collectx` of the run to continue, or of the new run if there is none.
+        run_id: continues the MLflow run whose tag `collectx` has this value. If there is none, starts one with it.
     """
 
     def __init__(

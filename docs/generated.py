@@ -2,7 +2,8 @@
 
 `<!-- options -->` in `reference/configuration.md` becomes every option with type, range, default and meaning, from the
 dataclasses of `collectx/config/schema`. `<!-- commands -->` in `reference/commands.md` becomes the help of every
-subcommand. The docstrings of `reference/python` get links and defaults. Drawings become part of their page, so that
+subcommand. The docstrings of `reference/python` get links and defaults. Tables of what works together get short titles.
+Drawings become part of their page, so that
 their lines and texts have its colour (`currentColor`). The foot of every page names the version that the site
 documents.
 """
@@ -103,6 +104,7 @@ _WORDS = re.compile(
     r"(?<![\w.\[/])(collectx [a-z]+(?: (?:DIR|tune))?|--[a-z]+|[A-Z]+_DIR(?:/(?:[\w.]*\w)?/?)?"
     r"|[a-z_]+(?:\.[a-z_]+)+(?:=\w+)?|[a-z_]+=\w+)(?![\w(*])"
 )
+_COMBINATIONS = re.compile(r"^\| works with \|.*\n(?:\|.*\n)+", re.MULTILINE)
 _ROOT = Path(__file__).parents[1]
 _TYPES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
 _TYPES |= {"null": "`null`"}
@@ -127,7 +129,29 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for marker, content in (("<!-- options -->\n", options), ("<!-- commands -->\n", commands)):
         if marker in markdown:
             markdown = markdown.replace(marker, content())
+    markdown = _COMBINATIONS.sub(_combinations, markdown)
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
+
+
+def _combinations(table: re.Match) -> str:
+    """A table of what works together, with short titles and visible exceptions: a group is named once."""
+    head, rule, *rows = table[0].splitlines()
+    corner, *titles = head.strip("| ").split(" | ")
+    groups = set(re.findall(r"`(\w+=)", head))
+    if len(groups) == 1 and all(title.startswith("`") for title in titles):
+        group = groups.pop()
+        corner, titles = f"{corner} `{group}`", [title.replace(f"`{group}", "`") for title in titles]
+    lines = [f"| {corner} | {' | '.join(titles)} |", rule]
+    for row in rows:
+        name, *cells = row.strip("| ").split(" | ")
+        name = re.sub(r"`(\w+=)[^`]*`(?:, `\1[^`]*`)+", lambda names: _named_once(names[0], names[1]), name)
+        lines.append(f"| {name} | {' | '.join('**no**' if cell == 'no' else cell for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _named_once(names: str, group: str) -> str:
+    first, *others = names.split(", ")
+    return ", ".join([first, *(each.replace(f"`{group}", "`") for each in others)])
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
@@ -323,7 +347,7 @@ def _type(each: dict[str, Any]) -> str:
             if above is None
             else f"{limit}, at most {high}"
         )
-    return f"{_TYPES.get(kind, f'`{kind}`')}{limit}"
+    return f"{_TYPES.get(kind, f'`{kind}`')}{limit}" if kind else ""
 
 
 def _default(option: dict[str, Any]) -> str:

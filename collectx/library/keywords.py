@@ -40,8 +40,8 @@ class Keywords:
         create_env_fn: a callable that returns a Gymnasium env, a Gymnasium vector env (whose envs are a dimension of
             the batch) or a TorchRL env; with workers, one for all, or a list with one per worker. You may also pass an
             env object: `Collector` steps it, and `shutdown()` closes it; workers step copies.
-        policy: a TensorDictModule, an `nn.Module`, or another callable from the observation to the action. None or a
-            `RandomPolicy`: random actions.
+        policy: a TensorDictModule, an `nn.Module`, or another callable from the observation to the action. With None or
+            a `RandomPolicy`, actions are random.
         policy_factory: a callable that returns the policy, called in this process and in every worker. All workers act
             with the weights of this process's policy. If you also pass `policy`, only workers call the factory, and act
             with the weights that it returns until you publish others. A list with a callable per worker: each worker
@@ -106,16 +106,16 @@ class Keywords:
             envs.
         trajs_per_write: maximum number of trajectories in one write to the replay buffer; None: no maximum.
         update_at_each_batch, update_after_each_batch: whether to publish the policy's weights after every batch.
-            Otherwise, set an interval or call `update_policy_weights_`.
+            If False, set `update_interval` or call `update_policy_weights_`.
         max_weight_update_interval, update_interval: number of batches between two publishes; -1: never.
         update_weights_between_steps: whether workers also load newer weights between two steps of a batch;
             `("collector", "policy_version")` may then differ between its frames.
         weight_updater: a callable that returns the weights to publish when none are passed, in a form that
-            `update_policy_weights_` takes. Or a weight updater of TorchRL, or a callable that makes one: it supplies
-            and maps the weights, and the collector's transport sends them.
+            `update_policy_weights_` takes. You may also pass a weight updater of TorchRL, or a callable that makes one:
+            it supplies and maps the weights, and the collector's transport sends them.
         weight_sync_schemes, weight_recv_schemes: TorchRL's schemes by model id, see `update_policy_weights_`. With
-            `NoWeightSyncScheme`, the policy's weights are not published. All others are ignored, as the collector's
-            transport sends the weights.
+            `NoWeightSyncScheme`, the policy's weights are not published. All other schemes are ignored, because the
+            collector's transport sends the weights.
         pre_collect_hook: called without arguments in the worker, before each of its batches.
         post_collect_hook: called in the worker with each batch that it collected. Its in-place changes are delivered;
             its result is ignored.
@@ -356,16 +356,22 @@ class AsyncBatchedKeywords(WorkerKeywords):
     """The keywords of `AsyncBatchedCollector`.
 
     Args:
-        backend, env_backend, policy_backend: "multiprocessing" or "threading"; both have the same effect, as envs and
-            policy always run in processes.
+        max_batch_size: maximum number of envs in one call of the policy. None: no maximum.
+        min_batch_size: the server waits for at least this many envs, but at most `server_timeout` seconds, before it
+            calls the policy. None: 1.
+        server_timeout: maximum seconds that the server waits for `min_batch_size` envs. Workers whose batch is complete
+            request no actions, so every step of the others may wait that long. Must be below `worker_timeout_s`. None:
+            0.01.
+        backend, env_backend, policy_backend: "multiprocessing" or "threading". Both have the same effect, because envs
+            and policy always run in processes.
     """
 
     kinds = ("multi_async", "multi_async")
     inference = "server"
 
-    max_batch_size: int | None = option("inference.max_batch", note="")
-    min_batch_size: int | None = option("inference.min_batch", None, note="")
-    server_timeout: float | None = option("inference.timeout_s", None, note="")
+    max_batch_size: int | None = option("inference.max_batch")
+    min_batch_size: int | None = option("inference.min_batch", None)
+    server_timeout: float | None = option("inference.timeout_s", None)
     backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     env_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     policy_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})

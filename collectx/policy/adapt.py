@@ -18,8 +18,8 @@ def policy_from_agent(agent: Any, *, deterministic: bool = False) -> TensorDictM
 
     Args:
         agent: an `nn.Module` with `get_action_and_value(observation)`, like CleanRL's agents for PPO; the policy then
-            writes `action`, `log_prob`, `entropy` and `value`. Or a model of Stable-Baselines3 or its policy, with
-            `predict(observation, deterministic=...)`; the policy then writes `action`.
+            writes `action`, `log_prob`, `entropy` and `value`. For a model of Stable-Baselines3, or the model's policy,
+            `predict(observation, deterministic=...)` is called; the policy then writes `action`.
         deterministic: passed to `predict`.
 
     Raises:

@@ -41,8 +41,8 @@ class RandomPolicy:
         self.action_key = action_key
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        """Writes an action into `td`, and returns `td`. Draws one action: `td` may only have the batch dimensions that
-        `action_spec` has.
+        """Writes an action into `td`, and returns `td`. `td` may only have the batch dimensions that `action_spec`
+        has.
 
         Raises:
             RuntimeError: `action_spec` is None.

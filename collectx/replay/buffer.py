@@ -119,8 +119,8 @@ class ReplayBuffer:
 
         Returns:
             The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0, not
-            positions in a storage as in TorchRL. Of a batch with more than `capacity` frames, only the last ones are
-            kept.
+            positions in a storage as in TorchRL. If the batch has more than `capacity` frames, only the last
+            `capacity` are kept.
 
         Raises:
             ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a
@@ -198,7 +198,7 @@ class ReplayBuffer:
 
         Raises:
             IndexError: a frame was overwritten, or is not written yet. Slices skip such frames.
-            TypeError: the indices are no whole numbers, such as a mask.
+            TypeError: the indices are not integers, as with a mask.
         """
         with self._lock:
             self._attach()

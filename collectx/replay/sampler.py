@@ -33,6 +33,16 @@ class Sampler:
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {**settings, "random": self.random.spawn(1)[0]}
 
+    @property
+    def first(self) -> int:
+        """Index of the oldest frame in the buffer."""
+        return self._ring.first
+
+    @property
+    def end(self) -> int:
+        """Index after that of the newest frame in the buffer."""
+        return self._ring.end
+
     def nbytes(self, capacity: int) -> int:
         """Returns the number of bytes of shared memory that the sampler needs for `capacity` frames."""
         return 0
@@ -75,4 +85,4 @@ class UniformSampler(Sampler):
     """Samples every frame with equal probability, with replacement."""
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        return self.random.integers(self._ring.first, self._ring.end, size), {}
+        return self.random.integers(self.first, self.end, size), {}

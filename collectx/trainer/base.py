@@ -60,7 +60,7 @@ class Trainer(Protocol):
 
     Only `train` is required. A trainer may define `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object
     whose `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`,
-    in the order in which they are ready, unless batches are hashed or consist of whole trajectories.
+    in the order in which they are ready. They do not if batches are hashed or consist of whole trajectories.
 
     Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the optional attribute
     `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. Without `state_dict`, they lack the trainer's

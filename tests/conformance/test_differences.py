@@ -63,7 +63,7 @@ def test_what_is_not_one_hot_is_action_0(action):
 
 
 @pytest.mark.difference(
-    "an integer action with a value that the dtype of its spec does not have",
+    "an integer action that does not fit the dtype of its spec",
     "`truncated` of an env whose `done_spec` has only `done` and `terminated`",
 )
 def test_integers_and_ends_are_those_of_policy_and_env():

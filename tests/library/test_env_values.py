@@ -154,7 +154,7 @@ class Bytes(Toy):
         return {"observation": torch.ones(1)}
 
 
-@pytest.mark.difference("an integer action with a value that the dtype of its spec does not have")
+@pytest.mark.difference("an integer action that does not fit the dtype of its spec")
 def test_an_integer_that_the_action_spec_cannot_hold_is_refused():
     def policy(value):
         return TensorDictModule(

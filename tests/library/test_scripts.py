@@ -368,7 +368,7 @@ with pytest.raises(ValueError, match="tcp_port.*must be a port number"):
 
 @pytest.mark.difference(
     "`map_fn` of a collector with workers",
-    "`getattr_env`, `get_distant_attr` of a worker's method, or of an object that is no data",
+    "`getattr_env`, `get_distant_attr` of a worker's method, or of an object that is not plain data",
 )
 def test_only_data_leaves_a_worker_and_a_hook_changes_its_envs(script):
     run = script(LEVELS)

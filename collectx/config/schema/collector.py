@@ -181,9 +181,9 @@ class CollectorConfig(Section):
     )
     worker_timeout_s: float = option(
         120.0,
-        """Maximum seconds, above 0, for which a worker may make no progress while the trainer waits for its batch. To
-        create an env, to reset one, and to step all envs count as progress. After this time, the worker counts as hung.
-        A whole batch may take longer.""",
+        """Maximum seconds, above 0, for which a worker may make no progress while the trainer waits for its batch.
+        Creating an env, resetting one, and one step of all envs each count as progress. After this time, the worker
+        counts as hung. A whole batch may take longer.""",
         above=0,
         without_effect=True,
     )
@@ -258,16 +258,18 @@ class ServerInferenceConfig(InferenceConfig):
         choices=("auto", "fixed", "ready"),
         kept=True,
     )
-    max_batch: int | None = option(None, "With order=ready. Maximum envs in one call. `null`: no maximum.", minimum=1)
+    max_batch: int | None = option(
+        None, "With order=ready: maximum number of envs in one call. `null`: no maximum.", minimum=1
+    )
     min_batch: int = option(
         1,
-        "With order=ready. Minimum envs in one call. A call waits for them for at most `timeout_s`.",
+        "With order=ready: a call waits for at least this many envs, but at most `timeout_s` seconds.",
         minimum=1,
     )
     timeout_s: float = option(
         0.01,
-        """With order=ready. Maximum seconds that a call waits for `min_batch` envs. Workers with a complete batch
-        request no actions, so every step of the others may wait that long. Must be below
+        """With order=ready: maximum seconds that a call waits for `min_batch` envs. Workers whose batch is
+        complete request no actions, so every step of the others may wait that long. Must be below
         collector.worker_timeout_s.""",
         minimum=0,
         finite=True,

@@ -116,7 +116,9 @@ class CsvLoggerConfig(Section):
 @dataclass(kw_only=True)
 class WandbLoggerConfig(Section):
     project: str | None = option("collectx", "Name of the project.")
-    entity: str | None = option(None, "User or team that owns the run. `null`: the default of the account.")
+    entity: str | None = option(
+        None, "User or team that owns the run. `null`: the default user or team of your account."
+    )
     name: str | None = option(None, "Name of the run. `null`: the name of the run folder.")
     group: str | None = option(None, "Name of a group of runs, such as the seeds of one experiment.")
     tags: list[str] = option([], "Labels of the run.")

@@ -65,7 +65,7 @@ def test_a_worker_that_fails_at_first_is_replaced_or_dropped(way, mode, frames, 
 @pytest.mark.ci
 def test_a_worker_that_hangs_is_an_error_of_the_constructor_after_start_timeout_s(tmp_path):
     create = partial(_logged, tmp_path, os.getpid(), lambda count: True, "sleeps")
-    with pytest.raises(WorkerTimeout, match=r"no progress for 2 s \(collector\.start_timeout_s=2\)"):
+    with pytest.raises(WorkerTimeout, match=r"no progress for 2 s \(start_timeout_s=2\)"):
         make(SHARED_SYNC, create, frames_per_batch=8, start_timeout_s=2, close_timeout_s=0.1)
 
 

@@ -667,7 +667,9 @@ class BaseCollector(ReadableCollector):
                 f"this is not the state of a collector: it lacks {' and '.join(map(repr, missing))}. Pass the dict "
                 "that state_dict() returned."
             )
-        num_saved, num_started = num_workers_in(state_dict), self._core.pool.num_started
+        # The frames by worker have an entry of the inference server too.
+        num_saved = num_workers_in(state_dict) - (self._core.pool.server is not None)
+        num_started = self._core.pool.num_started
         if num_saved > num_started:
             raise ValueError(
                 f"the state dict has {counted(num_saved, 'worker')}, but this collector has {num_started}. Load it "

@@ -332,7 +332,7 @@ def test_arrays_without_numbers_are_held_or_refused(tmp_path, format):
     kinds = {"entry_point": "user_code.spaceenv:SpaceEnv", "length": 5, "action_space": spaces.Discrete(2)}
     env = gym(2, observation_space=space, **kinds)
     if format != "memmap":
-        refusal = rf"format={format}: it cannot store nothing, whose shape \[0\] has no numbers"
+        refusal = rf"format={format} cannot be used: it cannot store nothing, whose shape \[0\] has no numbers"
         with pytest.raises(ConfigError, match=refusal):
             trainer(format, tmp_path / "data", env)
         return

@@ -71,10 +71,18 @@ def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) ->
 def num_workers_in(state_dict: Mapping[str, Any]) -> int:
     """Returns the number of workers of a result of `BaseCollector.state_dict`: of those that were ever started, if each
     has delivered frames or was ready."""
-    # The entry of the inference server has no rollout.
     entries = ((re.fullmatch(r"worker(\d+)", name), entry) for name, entry in state_dict.items())
-    workers = {int(match[1]) for match, entry in entries if match and isinstance(entry, Mapping) and "rollout" in entry}
+    # The rollout of the inference server is empty.
+    workers = {int(match[1]) for match, entry in entries if match and isinstance(entry, Mapping) and entry["rollout"]}
     return max(workers | {*state_dict.get("frames_by_worker", ())}, default=-1) + 1
+
+
+def unfinished_trajectories(states: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Returns the ids of the trajectories that are unfinished in these states of workers."""
+    # With central inference, a worker's rollout consists of groups, and that of the server is empty.
+    rollouts = (part for state in states for part in state["rollout"].get("groups", [state["rollout"]]))
+    episodes = (rollout["episodes"] for rollout in rollouts if rollout)
+    return [index for each in episodes for index in each["traj_ids"][each["lengths"] > 0].tolist()]
 
 
 def next_histories(state: CollectorState) -> dict[int, ProcessHistory]:

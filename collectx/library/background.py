@@ -66,6 +66,12 @@ def _finite(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
 
 
+def _late(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(
+        f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a longer timeout."
+    )
+
+
 def _serve(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, function = call
@@ -134,10 +140,7 @@ class Background:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._is_stepping, _finite(timeout_s)):
-                    raise TimeoutError(
-                        f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a "
-                        "longer timeout."
-                    )
+                    raise _late(timeout_s)
             self.check()
             yield
         finally:
@@ -154,10 +157,7 @@ class Background:
         """
         self._stop()
         if not self.ends_within(timeout_s):
-            raise TimeoutError(
-                f"the current batch was not complete after {timeout_s:g} s (timeout={timeout_s:g}). Pass a longer "
-                "timeout."
-            )
+            raise _late(timeout_s)
         self.check()
 
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:

@@ -29,7 +29,7 @@ from collectx.batch import POLICY_VERSION
 from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import start_collector
-from collectx.collector.saved_state import CollectorState, num_workers_in
+from collectx.collector.saved_state import CollectorState, num_workers_in, unfinished_trajectories
 from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
 from collectx.config.problem import counted, setting, speak
@@ -652,10 +652,9 @@ class BaseCollector(ReadableCollector):
             strict: whether missing and unknown names of the policy's weights raise an error.
 
         Raises:
-            ValueError: the dict is not the state of a collector.
-            RuntimeError: the weights do not fit the policy.
             TypeError: the state is not a dict.
-            ValueError: the state has more workers than this collector.
+            ValueError: the dict is not the state of a collector, or of one with more workers.
+            RuntimeError: the weights do not fit the policy.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -667,9 +666,7 @@ class BaseCollector(ReadableCollector):
                 f"this is not the state of a collector: it lacks {' and '.join(map(repr, missing))}. Pass the dict "
                 "that state_dict() returned."
             )
-        # The frames by worker have an entry of the inference server too.
-        num_saved = num_workers_in(state_dict) - (self._core.pool.server is not None)
-        num_started = self._core.pool.num_started
+        num_saved, num_started = num_workers_in(state_dict), self._core.pool.num_started
         if num_saved > num_started:
             raise ValueError(
                 f"the state dict has {counted(num_saved, 'worker')}, but this collector has {num_started}. Load it "
@@ -704,10 +701,8 @@ class BaseCollector(ReadableCollector):
         # Frames from before the load may have the trajectory ids of later ones.
         self._core.wait_until_idle()
         if trajectories is None:
-            # The inference server has no rollout.
-            episodes = [each["rollout"]["episodes"] for each in saved["workers"].values() if "rollout" in each]
-            unfinished = [index for each in episodes for index in each["traj_ids"][each["lengths"] > 0].tolist()]
-            assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": unfinished}
+            dropped = unfinished_trajectories(saved["workers"].values())
+            assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": dropped}
         else:
             assembler = trajectories["assembler"]
             change = trajectories["version_offset"] - self._stream.version_offset

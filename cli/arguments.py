@@ -37,13 +37,14 @@ _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 _HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
 _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _HYDRAS = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info")
+_OF_SAVED_RUNS = tuple(name for name in _HYDRAS if name not in ("run", "config-name"))
 # Which of Hydra's flags a subcommand reads. Some read --multirun to say why they cannot sweep.
 _READS: dict[str, tuple[str, ...]] = {
     "eval": ("multirun", "config-dir"),
     "list": ("config-dir", "config-name"),
     "plan": ("multirun", "config-dir", "config-name"),
-    "reproduce": tuple(name for name in _HYDRAS if name not in ("run", "config-name")),
-    "resume": tuple(name for name in _HYDRAS if name not in ("run", "config-name")),
+    "reproduce": _OF_SAVED_RUNS,
+    "resume": _OF_SAVED_RUNS,
     "run": _HYDRAS,
     "tune": ("multirun", "config-dir", "config-name"),
 }

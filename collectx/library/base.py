@@ -197,10 +197,10 @@ class BaseCollector(ReadableCollector):
         (which the annotation omits, so that other loops need no check). After Ctrl-C, the next call returns the batch
         that was awaited; without workers, it collects that batch again, from new episodes. After a cancelled
         `async for`, it returns the batch that was awaited."""
-        self._check_process()
         if self._ahead is None:
             batch = self._next()
         else:
+            self._check_process()
             # Ctrl-C ends the wait; then the next call waits again.
             concurrent.futures.wait([self._ahead])
             ahead, self._ahead = self._ahead, None

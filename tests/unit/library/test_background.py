@@ -10,7 +10,7 @@ from collectx.library.background import Background, StepThread
 
 
 def test_timeouts_may_be_infinite(wait_until):
-    """Also while a step is in progress: then Python's functions are called with them."""
+    """Python's own waits raise `OverflowError` for infinite timeouts; they only wait while a step is in progress."""
     thread, may_end, called = StepThread(), threading.Event(), []
     background = Background(thread)
     background.start(lambda: may_end.wait(60))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -124,15 +124,17 @@ def _pad(frames: TensorDictBase, lengths: torch.Tensor, mask_key: Key = MASK) ->
 class Assembler:
     """Joins the frames of trajectories until they have ended.
 
-    Attributes:
-        num_unfinished: number of frames of unfinished trajectories.
-
     Args:
         trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
         ends_with_batch: whether trajectories end with their batch.
         post_traj: called with each ended trajectory, `[time]`; its result replaces the trajectory, None drops it.
         say: called once with a message if no batch is complete after some seconds of adding frames.
         prefix: stands before option names in this message.
+        env_of: returns a key for the env of a trajectory id. An env that begins a trajectory before its last one has
+            ended was reset, or its worker was lost: the frames of the last one are dropped. None: they are kept.
+
+    Attributes:
+        num_unfinished: number of frames of unfinished trajectories.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class Assembler:
         post_traj: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
         say: Callable[[str], object] = lambda text: None,
         prefix: str = "",
+        env_of: Callable[[int], Hashable] | None = None,
     ):
         self._say = say
         self._prefix = prefix
@@ -150,12 +153,15 @@ class Assembler:
         # When frames were first added after the last batch was taken.
         self._since_s: float | None = None
         self._post_traj = post_traj
-        self._count = trajs_per_batch
+        self._trajs_per_batch = trajs_per_batch
         self._format = traj_format
-        self._breaks_off = ends_with_batch
+        self._ends_with_batch = ends_with_batch
         self._unfinished: dict[int, list[TensorDictBase]] = {}
         # Ids of trajectories whose beginnings were dropped, so their later frames are dropped too.
         self._dropped: set[int] = set()
+        self._env_of = env_of
+        # The newest trajectory of each env, until it ends.
+        self._newest: dict[Hashable, int] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -182,9 +188,12 @@ class Assembler:
         self._ended = deque(_restored(each) for each in state["ended"])
         self._has_settings = False
         self.num_unfinished = sum(len(each) for pieces in self._unfinished.values() for each in pieces)
+        self._newest = {}
+        for index in sorted(self._dropped.union(self._unfinished)):
+            self._drop_earlier(index)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must arrive in order of time."""
+        """Copies the frames of a batch, `[*, time]`. The frames of an env must arrive in order of time."""
         frames = batch.reshape(-1)
         if not self._has_settings and SETTINGS_VERSION in frames.keys(include_nested=True):
             self._has_settings = True
@@ -193,25 +202,40 @@ class Assembler:
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
             if index < 0:
                 continue  # not filled
+            self._drop_earlier(index)
+            has_ended = bool(frames["next", "done"][places[-1]].all())
+            if has_ended and self._env_of is not None:
+                self._newest.pop(self._env_of(index), None)
             if index in self._dropped:
-                if frames[places[-1]]["next", "done"].all():
+                if has_ended:
                     self._dropped.remove(index)
                 continue
             pieces = self._unfinished.setdefault(index, [])
             pieces.append(frames[places])
             self.num_unfinished += len(places)
-            if pieces[-1]["next", "done"][-1].all():
+            if has_ended:
                 self.num_unfinished -= sum(map(len, pieces))
                 trajectory: TensorDictBase | None = torch.cat(self._unfinished.pop(index))
                 if self._post_traj is not None:
                     trajectory = self._post_traj(_joined([trajectory]))
                 if trajectory is not None:
                     self._ended.append(trajectory)
-        if self._breaks_off:
+        if self._ends_with_batch:
             self._unfinished.clear()
+            self._newest.clear()
             self.num_unfinished = 0
         if not self._has_said:
             self._note_wait()
+
+    def _drop_earlier(self, index: int) -> None:
+        """Notes that an env is in this trajectory, and drops its last one if that has not ended."""
+        if self._env_of is None:
+            return
+        env = self._env_of(index)
+        if (last := self._newest.setdefault(env, index)) < index:
+            self.num_unfinished -= sum(map(len, self._unfinished.pop(last, ())))
+            self._dropped.discard(last)
+            self._newest[env] = index
 
     def _add_settings_version(self) -> None:
         """Adds the version 0 to frames from before the first setting, so that later ones can be joined to them."""
@@ -225,21 +249,21 @@ class Assembler:
         now_s, count = time.monotonic(), len(self._ended)
         if self._since_s is None:
             self._since_s = now_s
-        if count < self._count and now_s - self._since_s > _SAY_S:
+        if count < self._trajs_per_batch and now_s - self._since_s > _SAY_S:
             self._has_said = True
+            option = f"{self._prefix}trajs_per_batch={self._trajs_per_batch}"
             self._say(
-                f"only {count} of the {self._count} trajectories of a batch "
-                f"({self._prefix}trajs_per_batch={self._count}) ended within {now_s - self._since_s:.0f} s, and memory "
-                f"holds {self.num_unfinished:,} frames of unfinished ones. If these never end, cut each after N frames "
-                f"with {self._prefix}max_frames_per_traj=N."
+                f"only {count} of the {self._trajs_per_batch} trajectories of a batch ({option}) ended within "
+                f"{now_s - self._since_s:.0f} s, and memory holds {self.num_unfinished:,} frames of unfinished ones. "
+                f"If these never end, cut each after N frames with {self._prefix}max_frames_per_traj=N."
             )
 
     def take(self) -> TensorDictBase | None:
         """Returns `trajs_per_batch` ended trajectories; None if there are fewer."""
-        if len(self._ended) < self._count:
+        if len(self._ended) < self._trajs_per_batch:
             return None
         self._since_s = None
-        chosen = [self._ended.popleft() for _ in range(self._count)]
+        chosen = [self._ended.popleft() for _ in range(self._trajs_per_batch)]
         if self._format == "cat":
             return _joined(chosen)
         return _pad(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))

@@ -50,6 +50,8 @@ class BatchSpec:
             device.
         is_written: whether the workers write batches to a replay buffer (`Hooks.write_batch`), and `WrittenBatch`es are
             delivered.
+        num_envs: number of envs of the first workers, for the env of a trajectory id (`Episodes`); None: a user's
+            collector numbers the trajectories.
     """
 
     slots: SlotSpec
@@ -60,6 +62,7 @@ class BatchSpec:
     zero_copy: bool
     storing_device: torch.device | None
     is_written: bool = False
+    num_envs: int | None = None
 
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
         """Returns a batch of `num_parts` parts that is a view of `memory`, uint8."""

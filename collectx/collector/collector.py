@@ -23,6 +23,7 @@ from collectx.collector.saved_state import CollectorState
 from collectx.collector.settings import Setting, Settings
 from collectx.collector.worker_record import WorkerState
 from collectx.policy.flat_weights import FlatWeights
+from collectx.rollout.episodes import IDS_PER_INCARNATION
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
 from collectx.transport.plain import packed, unpacked
@@ -293,7 +294,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def publish_weights(self, writes: WeightWriters) -> int:
         """Publishes weights like `publish`, but by functions that write them, for all workers or for some; see
         `Transport.publish`. Raises `NotImplementedError` if `writes` are for some workers only, with
-        `collector.overlap=1` or `inference=server`."""
+        `collector.overlap=1` or `inference=server`; `RuntimeError` if the collector is closed."""
         if self.pool.server is not None and None not in writes:
             raise NotImplementedError(
                 "single workers cannot get their own weights, because one policy acts for all workers. Publish the "
@@ -305,6 +306,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 "ones. Use overlap=0."
             )
         self.exclusive_use.check_process()
+        self._check_usable()
         self._wait_to_publish()
         self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
@@ -343,6 +345,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def _settings_version(self, part: Arrival) -> int:
         return self._settings_of_slots.get((part.worker, part.slot), 0)
+
+    def env_of(self, traj_id: int) -> tuple[int, int]:
+        """Returns a key for the env of a trajectory, which all incarnations of its worker share. If a user's collector
+        numbers the trajectories, each has its own key."""
+        if (num_envs := self._spec.num_envs) is None:
+            return traj_id, 0
+        index, env = divmod(traj_id, num_envs)
+        return env, self.pool.family_of(index // IDS_PER_INCARNATION)
 
     @property
     def envs_per_worker(self) -> int:

@@ -120,6 +120,7 @@ def start_collector(
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
         is_written=is_written,
+        num_envs=None if any(each.user_collector for each in overrides) else slots.rows * num_workers,
     )
     place = place_of(cfg)
     specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor), spec.infos)

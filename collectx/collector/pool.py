@@ -135,6 +135,11 @@ class WorkerPool:
         self.num_starting += (state is WorkerState.STARTING) - (worker.state is WorkerState.STARTING)
         worker.state = state
 
+    def family_of(self, incarnation: int) -> int:
+        """Returns which of the workers with the same envs has this incarnation: 0 for the first one, 1 for the one that
+        was added next, and so on."""
+        return incarnation // self._failure_policy.max_incarnations
+
     @property
     def ready(self) -> set[int]:
         """The workers that take part in batches."""

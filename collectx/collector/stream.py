@@ -44,7 +44,7 @@ class Stream:
         self.assembler: Assembler | None = None
         if (count := options.trajs_per_batch) is not None:
             ends_with_batch = options.reset_at_each_iter
-            self.assembler = Assembler(count, options.traj_format, ends_with_batch, post_traj, say, prefix)
+            self.assembler = Assembler(count, options.traj_format, ends_with_batch, post_traj, say, prefix, core.env_of)
 
     def collect(self) -> TensorDict | WrittenBatch:
         """Returns the next batch of the collector, with mask and settings versions if it needs them. Blocks and raises

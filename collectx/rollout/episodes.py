@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+# The number of trajectory ids that each incarnation of a worker has for each of its envs.
+IDS_PER_INCARNATION = 2**32
+
 
 class Episodes:
     """Computes trajectory ids, returns and lengths for an env group.
 
     The n-th trajectory, from 0, of the env with global index g gets the id `g + n * total_envs`. So ids are unique in
     the run although workers do not communicate, and the same seed gives the same ids. `incarnation` is the worker's
-    incarnation. Each incarnation has 2**32 trajectory ids per env."""
+    incarnation, whose ids begin at `n = incarnation * IDS_PER_INCARNATION`. `CollectorCore.env_of` finds the env of an
+    id."""
 
     def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
-        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs
+        first_id = incarnation * IDS_PER_INCARNATION * total_envs
+        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + first_id
         self.total_envs = total_envs
         # Returns and lengths of the unfinished episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)

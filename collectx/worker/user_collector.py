@@ -20,6 +20,7 @@ from torch import nn
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.flat_weights import FlatWeights
+from collectx.rollout.episodes import IDS_PER_INCARNATION
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
@@ -212,7 +213,8 @@ class _Trajectories:
     def __init__(self, rows: int, placement: Placement):
         self._next = np.arange(rows, dtype=np.int64)
         self._stride = placement.num_workers
-        self._offset = placement.run_index + placement.incarnation * 2**32 * placement.num_workers
+        first_id = placement.incarnation * IDS_PER_INCARNATION * placement.num_workers
+        self._offset = placement.run_index + first_id
         # Return and length of each unfinished trajectory, by id; the one with the newest frame is last.
         self._running: dict[int, tuple[float, int]] = {}
 

@@ -98,6 +98,17 @@ def test_a_replacement_draws_other_episodes_and_other_actions(way):
         assert len(drawn.unique(dim=0)) == 4
 
 
+def test_the_unfinished_trajectories_of_lost_workers_are_forgotten():
+    """Each worker is in its second trajectory or a later one when it fails."""
+    options = {"trajs_per_batch": 4, "max_frames_per_traj": 10, "max_restarts": 100}
+    with make(ways.INLINE_SYNC, Brief, frames_per_batch=12, on_worker_failure="restart", **options) as batches:
+        for _ in range(10):
+            next(batches)
+        state = batches.state_dict()
+    assert min(state[f"worker{worker}"]["rollout"]["episodes"]["traj_ids"].item() for worker in (0, 1)) > 2**33
+    assert len(state["trajectories"]["assembler"]["unfinished"]) <= 2
+
+
 @pytest.mark.difference("a worker dies, hangs, loses its connection")
 @losses("drop")
 def test_the_run_goes_on_without_a_lost_worker(way, fault):

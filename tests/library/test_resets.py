@@ -141,3 +141,12 @@ def test_after_ctrl_c_while_an_env_is_made_the_collector_says_what_to_do():
             collector.next()
         with pytest.raises(WorkerDied, match="Create a new collector"):
             collector.next()
+
+
+def test_trajectories_that_a_reset_breaks_off_are_forgotten():
+    with make(SINGLE, Resets, frames_per_batch=2, trajs_per_batch=1) as collector:
+        for _ in range(10):
+            next(collector)  # one frame is of the next trajectory
+            collector.reset()
+        dropped = collector.state_dict()["trajectories"]["assembler"]["dropped"]
+    assert len(dropped) == 1

@@ -75,6 +75,35 @@ def test_the_rest_of_a_forgotten_trajectory_is_dropped():
         assert assembler.state() == {"unfinished": {}, "ended": [], "dropped": []}
 
 
+def test_a_trajectory_whose_env_begins_another_is_forgotten():
+    """Worker 1 of two is lost three times, worker 0 is reset; then two envs with the same number."""
+    kept, made = Assembler(1, "cat", ends_with_batch=False), []
+    for env_of in (None, lambda index: (index % 10 % 2, index >= 100)):
+        assembler = Assembler(1, "cat", ends_with_batch=False, env_of=env_of)
+        made.append(assembler)
+        for step, ids in enumerate([(0, 1), (0, 11), (0, 21), (0, 31), (2, 31)]):
+            assembler.add(frames_of([(index, step, False) for index in ids], (2,)))
+        assembler.forget()
+        assembler.add(frames_of([(4, 5, False), (31, 5, False), (102, 5, False)], (3,)))
+        assembler.add(frames_of([(4, 6, True), (6, 7, False), (31, 6, True)], (3,)))
+    kept.load(through_a_file(made[0].state()))
+    assert (kept.num_unfinished, kept.state()["dropped"]) == (2, [0, 1, 2, 11, 21])
+    assert (made[1].num_unfinished, made[1].state()["dropped"]) == (2, [])
+    for assembler in made:
+        assert [rows_of(each) for each in assembler.take_ended()] == [[(4, 5, False), (4, 6, True)]]
+        assert [rows_of(each) for each in assembler.unfinished()] == [[(102, 5, False)], [(6, 7, False)]]
+
+
+def test_a_loaded_state_forgets_what_an_earlier_version_kept():
+    old = Assembler(1, "cat", ends_with_batch=False)
+    for ids in ([1, 3], [0, 5]):
+        old.add(frames_of([(index, 0, False) for index in ids], (2,)))
+    new = Assembler(1, "cat", ends_with_batch=False, env_of=lambda index: index % 2)
+    new.load(through_a_file(old.state()))
+    assert new.num_unfinished == 2
+    assert [each["collector", "traj_ids"].tolist() for each in new.unfinished()] == [[0], [5]]
+
+
 def test_long_unfinished_trajectories_are_taken_out():
     assembler = Assembler(3, "cat", ends_with_batch=False)
     assembler.add(batch(0))

@@ -327,6 +327,29 @@ def test_a_story_of_a_collector(name, expected):
     expected(f"core-{name}", story.text())
 
 
+def test_a_closed_or_failed_collector_publishes_nothing():
+    closed, failed = Story(SyncSchedule(2)), Story(SyncSchedule(2), mode="raise")
+    closed.core.close()
+    with pytest.raises(RuntimeError, match="this collector is closed"):
+        closed.publish()
+    failed.die(1)
+    for use in (failed.next, failed.publish):
+        with pytest.raises(WorkerDied):
+            use()
+    assert (closed.core.policy_version, failed.core.policy_version) == (0, 0)
+
+
+def test_the_incarnations_of_a_worker_have_the_same_envs():
+    """Four incarnations of each worker at most; worker 2 was added, with the envs of worker 0."""
+    core = Story(SyncSchedule(2), num_envs=4).core
+    core.pool._failure_policy = FailurePolicy("restart", max_restarts=3)
+    first = [4 * 2**32 * incarnation for incarnation in range(9)]
+    keys = [core.env_of(start + index) for start in first for index in (0, 5, 9)]
+    assert keys == [(env, family) for family in [0] * 4 + [1] * 4 + [2] for env in (0, 1, 1)]
+    own = Story(SyncSchedule(2)).core
+    assert own.env_of(3) != own.env_of(7)
+
+
 def test_a_collector_that_continues(expected):
     """Worker 0 is restored, worker 1 is not; worker 2 begins its next incarnation."""
 

@@ -19,6 +19,7 @@ class Core:
     """Yields batches of two parts with three steps."""
 
     filled_steps = (3, 1)
+    env_of = None
 
     def __init__(self, *batches, settings=()):
         self.batches, self.last_batch_info, self.calls = [*batches], SimpleNamespace(settings=settings), []

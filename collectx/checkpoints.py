@@ -100,13 +100,13 @@ class Checkpoints:
             try:
                 return load(Checkpoint(path)), problems
             except DamagedFileError as error:
-                problems += error.problems
+                problems += [text for text in error.problems if text not in problems]
         return None, problems
 
     def no_intact(self, problems: Sequence[str]) -> str:
         """Returns a message for the case that every checkpoint has one of the `problems`."""
-        advice = "Restore one from a copy, or start over: repeat the command of the run with run.overwrite=true."
-        return "\n".join([f"no checkpoint in {self.path} can be read. {advice}", *problems])
+        advice = "Restore the damaged files from a copy, or repeat the command of the run with run.overwrite=true."
+        return "\n".join([f"no checkpoint in {self.path} can be used. {advice}", *problems])
 
     def best(self) -> Path | None:
         """Returns the folder of the checkpoint with the greatest `score`, the newest of equal ones; None if no manifest

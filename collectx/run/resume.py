@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -37,8 +38,8 @@ def starts_over(run_folder: RunFolder) -> bool:
 
 
 class ResumePoint:
-    """The point that a run continues from: the newest checkpoint that is not damaged. Raises `ConfigError` if there is
-    no checkpoint, or all are damaged, or `DamagedFileError` if another file of the folder is damaged.
+    """The point that a run continues from: the newest checkpoint that is not damaged, and whose batches all have their
+    lines in `metrics.jsonl`. Raises `ConfigError` if there is none.
 
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
@@ -46,21 +47,24 @@ class ResumePoint:
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
-        damaged: messages about newer checkpoints that are damaged.
+        damaged: messages about newer checkpoints, which are damaged or lack lines.
     """
 
     def __init__(self, run_folder: RunFolder, cfg: RunConfig):
         checkpoints = Checkpoints(run_folder.checkpoints)
-        found, self.damaged = checkpoints.newest(_load)
+
+        def load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any], Digest, Iterator[dict[str, Any]]]:
+            lines = run_folder.read_metrics()
+            return *_load(checkpoint), _digest(checkpoint, run_folder.metrics, lines), lines
+
+        found, self.damaged = checkpoints.newest(load)
         if found is None:
             missing = f"{run_folder.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
             raise ConfigError(checkpoints.no_intact(self.damaged) if self.damaged else missing)
-        self._checkpoint, self.state = found
+        self._checkpoint, self.state, self._digest, lines = found
         self.batches: int = self._checkpoint.manifest["batches"]
         self.collector: CollectorState = self.state["collector"]
         self._check_ends(cfg)
-        lines = run_folder.read_metrics()
-        self._digest = self._continue_digest(run_folder, lines)
         self.order = self._order(run_folder, cfg, lines)
 
     def _check_ends(self, cfg: RunConfig) -> None:
@@ -74,25 +78,6 @@ class ResumePoint:
         if passed:
             text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
             raise ConfigError(*[text.format(name, end, path, done, what, done) for name, end, done, what in passed])
-
-    def _continue_digest(self, run_folder: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
-        """Returns the digest of the batches up to the checkpoint, after checking their lines, which it consumes."""
-        path, manifest = self._checkpoint.path, self._checkpoint.manifest
-        # The file may be larger than the memory.
-        digest, count, frames = Digest(), 0, None
-        for count, line in enumerate(islice(lines, self.batches), start=1):
-            frames = line.get("frames")
-            try:
-                digest.resume([line["digest"]] if "digest" in line else [])
-            except (AttributeError, ValueError) as error:
-                raise DamagedFileError(
-                    f"{run_folder.metrics}: line {count}: its digest is {line['digest']!r}"
-                ) from error
-        if (count, frames) != (self.batches, manifest["frames"]):
-            ends = f"{run_folder.metrics} ends after {counted(count, 'batch', 'batches')}, {frames} frames"
-            theirs = f"{counted(self.batches, 'batch', 'batches')}, {manifest['frames']} frames"
-            raise DamagedFileError(f"{ends}, but {path} contains {theirs}")
-        return digest
 
     def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
         if cfg.collector.schedule != "async":
@@ -186,3 +171,22 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
         text = f"manifest.json and state.pt belong to different checkpoints: (batches, frames) {counts}"
         raise DamagedFileError(f"{checkpoint.path}: {text}")
     return checkpoint, state
+
+
+def _digest(checkpoint: Checkpoint, metrics: Path, lines: Iterator[dict[str, Any]]) -> Digest:
+    """Returns the digest of a checkpoint's batches. Consumes their lines, and raises `DamagedFileError` if one is
+    missing or damaged."""
+    batches, all_frames = checkpoint.manifest["batches"], checkpoint.manifest["frames"]
+    # The file may be larger than the memory.
+    digest, count, frames = Digest(), 0, 0
+    for count, line in enumerate(islice(lines, batches), start=1):
+        frames = line.get("frames", 0)
+        try:
+            digest.resume([line["digest"]] if "digest" in line else [])
+        except (AttributeError, ValueError) as error:
+            raise DamagedFileError(f"{metrics}: line {count}: its digest is {line['digest']!r}") from error
+    if (count, frames) != (batches, all_frames):
+        ends = f"{metrics} ends after {counted(count, 'batch', 'batches')}, {frames} frames"
+        theirs = f"{counted(batches, 'batch', 'batches')}, {all_frames} frames"
+        raise DamagedFileError(f"{ends}, but {checkpoint.path} contains {theirs}")
+    return digest

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 
 from collectx.checkpoints import Checkpoints, read_manifest
 from collectx.config.schema.run import CheckpointOptions
-from collectx.errors import DamagedFileError
+from collectx.errors import ConfigError
 from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpointer import Checkpointer
 from collectx.run.folder.result import ResultBuilder
@@ -213,7 +214,7 @@ def test_a_folder_is_rewound_to_its_checkpoint(cfg, ended):
 @pytest.mark.parametrize("damage", [lambda lines: lines[:-1], lambda lines: [*lines[:-1], b'{"digest": "xxh3-z"}\n']])
 def test_lines_that_are_missing_or_altered_are_reported(cfg, ended, damage):
     ended.metrics.write_bytes(b"".join(damage(ended.metrics.read_bytes().splitlines(keepends=True))))
-    with pytest.raises(
-        DamagedFileError, match=rf"{ended.metrics}:? .*(4 batches.*, but {ended.checkpoints}/000000005|line 5: its)"
-    ):
+    with pytest.raises(ConfigError, match=rf"no checkpoint in {ended.checkpoints} can be used. Restore") as caught:
         ResumePoint(ended, cfg)
+    problem = rf"\n{ended.metrics}:? .*(4 batches.*, but {ended.checkpoints}/000000005|line 5: its)"
+    assert re.search(problem, str(caught.value))

@@ -72,7 +72,10 @@ def test_the_command_says_that_no_checkpoint_is_left(cfg, ended, capsys, name):
         path.write_text("")
     assert resume.main([str(ended.path), "run.max_batches=6"]) == 2
     said = capsys.readouterr().err
-    assert f"no checkpoint in {ended.checkpoints} can be read. Restore one from a copy, or start over: " in said
+    assert (
+        f"no checkpoint in {ended.checkpoints} can be used. Restore the damaged files from a copy, or repeat the "
+        in said
+    )
     assert f"000000005/{name} is damaged: it " in said
 
 
@@ -103,8 +106,18 @@ def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kin
     assert [line["batch"] for line in folder.read_metrics()] == [*range(5)]
 
 
+@pytest.mark.parametrize("damage", [lambda text: text[:-30], lambda text: text.replace(b'"batch":4', b'"batch":5')])
+def test_a_damaged_line_falls_back_to_the_checkpoint_before_it(cfg, ended, capsys, damage):
+    ended.metrics.write_bytes(damage(ended.metrics.read_bytes()))
+    assert resume.main([str(ended.path), "run.max_batches=6"]) == 0
+    said = capsys.readouterr()
+    assert "The run continues from an earlier checkpoint." in said.err
+    assert f"but {ended.checkpoints}/000000005 contains 5" in said.err or "line 5 belongs to batch 5" in said.err
+    assert [line["batch"] for line in ended.read_metrics()] == [*range(5)]
+
+
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("command", "line"), [(resume.main, 0), (resume.main, 4), (reproduce.main, 2)])
+@pytest.mark.parametrize(("command", "line"), [(resume.main, 0), (resume.main, 3), (reproduce.main, 2)])
 def test_missing_lines_are_noticed_by_the_command(cfg, ended, capsys, monkeypatch, tmp_path, command, line):
     monkeypatch.chdir(tmp_path)
     lines = ended.metrics.read_bytes().splitlines(keepends=True)

@@ -87,7 +87,7 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
         collectx.load_policy(files.path)
     files.policy.unlink()
     next(files.checkpoints.glob("[0-9]*/state.pt")).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* can be read. Restore one"):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* can be used. Restore the"):
         collectx.load_policy(files.path)
     within(foreign_code, "os", geteuid=lambda: os.getuid() + 1)
     with pytest.raises(ConfigError, match=r"belongs to .* trust=True"):

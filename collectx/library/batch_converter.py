@@ -16,7 +16,7 @@ from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.library.keywords import Keywords
 from collectx.trajectories import split_trajectories
-from collectx.worker.requests import check_forms
+from collectx.worker.batch_hooks import check_forms
 
 
 class AllDelivered(Exception):

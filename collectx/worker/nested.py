@@ -29,8 +29,9 @@ from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import Fill, Request, SlotReport
 from collectx.transport.network.link import NetworkLink
 from collectx.transport.plain import packed, unpacked
+from collectx.worker.batch_hooks import check_forms
 from collectx.worker.env_settings import contents_of_each
-from collectx.worker.requests import check_forms, reply_without_state
+from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 

@@ -1,6 +1,4 @@
-"""Answers the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
-hooks around batches.
-"""
+"""Answers the trainer's requests between two batches: env attributes, saved state, profiles."""
 
 from __future__ import annotations
 
@@ -10,32 +8,29 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 
-from collectx.batch import Key, as_key, nest
 from collectx.env.wrappers import statistics_of
-from collectx.errors import NotRestorableError, ShapeError, summary_of
+from collectx.errors import NotRestorableError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
 from collectx.transport.plain import packed, unpacked
 from collectx.user_objects import Hooks
 from collectx.worker import env_settings
+from collectx.worker.batch_hooks import BatchHooks
 from collectx.worker.env_settings import holder_of, resolve
 from collectx.worker.generators import ProcessGenerators
 from collectx.worker.inference.rollout import ServedRollout
-from collectx.worker.profiling import ProfileConfig, Profiling
-
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
+from collectx.worker.profiling import ProfileConfig
 
 
 def reply_without_state(link: Link, request: Request) -> None:
@@ -50,33 +45,28 @@ def reply_without_state(link: Link, request: Request) -> None:
 
 
 class RequestHandler:
-    """Answers the requests that a worker gets: each public method that takes no link is a request.
+    """Answers the requests that a worker gets: each public method except `reply` is a request.
 
     Args:
         generators: the worker's random generators, saved and restored with the rollout.
-        batches: `batches(slot, steps)` returns a view of the first steps of a slot, `[*envs, steps]`.
+        hooks: the hooks around batches, which requests replace, and the profile.
         weights: returns a copy of the policy's newest weights by name, on the CPU.
         is_inline: whether the worker runs in the trainer's process, which then gets objects instead of copies.
     """
 
     def __init__(
         self,
-        worker: int,
         generators: ProcessGenerators,
         rollout: Rollout | ServedRollout,
-        hooks: Hooks,
-        batches: Callable[[int, int], TensorDictBase],
+        hooks: BatchHooks,
         weights: Callable[[], dict[str, torch.Tensor]],
         is_inline: bool,
     ):
-        self._worker = worker
         self._generators = generators
         self._rollout = rollout
         self._hooks = hooks
-        self._batches = batches
-        self.weights = weights
+        self._weights = weights
         self._is_inline = is_inline
-        self._profiling: Profiling | None = None
 
     @property
     def _envs(self) -> Sequence[Any]:
@@ -89,27 +79,13 @@ class RequestHandler:
         except Exception as error:
             link.reply(None, error)
 
-    def before_batch(self) -> None:
-        if self._hooks.pre_collect_hook is not None:
-            self._hooks.pre_collect_hook()
-
-    def after_batch(self, slot: int, steps: int) -> dict[Key, torch.Tensor]:
-        """Calls the hooks with the first `steps` steps of a slot, and counts a batch of the profile. Returns the
-        tensors that `post_collect_hook` added; see `SlotReport.added`."""
-        hooks, added = self._hooks, {}
-        if hooks.post_collect_hook is not None:
-            added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))
-        if hooks.write_batch is not None:
-            batch = self._batches(slot, steps)
-            shaped = {key: value.view(*batch.shape, *value.shape[2:]) for key, value in added.items()}
-            hooks.write_batch(batch.clone(recurse=False).update(nest(shaped)) if added else batch)
-        if self._profiling is not None and not self._profiling.step():
-            self._profiling = None
-        return added
-
     def envs(self) -> Any:
         """Returns the user's env; a list for several envs."""
         return _one_or_all([*self._envs])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Returns a copy of the policy's newest weights by name, on the CPU."""
+        return self._weights()
 
     def ready(self) -> None:
         """Does nothing: a reply shows that the envs and the policy are made."""
@@ -145,18 +121,15 @@ class RequestHandler:
 
     def set_hook(self, name: str, hooks: Hooks) -> None:
         """Replaces the hook `name` by the one in `hooks`."""
-        self._hooks = replace(self._hooks, **{name: getattr(hooks, name)})
+        self._hooks.replace(name, getattr(hooks, name))
 
     def profile(self, config: ProfileConfig) -> None:
         """Starts to profile the next batches, after the end of an earlier profile."""
-        self.end_profile()
-        self._profiling = Profiling(self._worker, config)
+        self._hooks.profile(config)
 
     def end_profile(self) -> None:
         """Ends profiling before its last batch."""
-        if self._profiling is not None:
-            self._profiling.end()
-        self._profiling = None
+        self._hooks.end_profile()
 
     def reset_some(self, chosen: Sequence[bool]) -> None:
         """Resets the chosen envs of the group."""
@@ -245,42 +218,3 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor], only_chec
 def _one_or_all(values: list[Any]) -> Any:
     """Returns the only value; the list if there are several."""
     return values.pop() if len(values) == 1 else values
-
-
-def check_forms(added: Sequence[Mapping[Key, torch.Tensor]]) -> None:
-    """Raises `ShapeError` if the `post_collect_hook` of the workers added different keys, shapes or dtypes to their
-    parts, `[rows, steps, *shape]`."""
-    forms = [{key: (*value.shape[2:], value.dtype) for key, value in each.items()} for each in added]
-    if any(form != forms[0] for form in forms):
-        raise ShapeError(
-            f"post_collect_hook added different keys, shapes or dtypes in different workers: {forms}. Add the same "
-            "ones in all workers."
-        )
-
-
-def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:
-    """Calls `hook` with `batch`, `[*envs, steps]`. Copies the tensors that it replaced into the batch; returns copies
-    of those that it added, `[rows, steps, *shape]`, on the CPU."""
-    from tensordict import TensorDictBase
-
-    seen = batch.clone(recurse=False)
-    before = dict(seen.items(include_nested=True, leaves_only=True))
-    hook(seen)
-    added = {}
-    for key, value in seen.items(include_nested=True):
-        if isinstance(value, TensorDictBase) or value is before.get(key):
-            continue
-        name = ".".join(as_key(key))
-        if key in before:
-            if not isinstance(value, torch.Tensor) or value.shape != before[key].shape:
-                raise ShapeError(f"post_collect_hook must keep {name!r} a tensor of shape {[*before[key].shape]}")
-            before[key].copy_(value)
-        elif isinstance(value, torch.Tensor):
-            added[as_key(key)] = (
-                value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
-            )
-        else:
-            raise ShapeError(
-                f"post_collect_hook added {name!r}, which is of type {type(value).__name__}, but may only add tensors"
-            )
-    return added

@@ -33,6 +33,7 @@ from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
+from collectx.worker.batch_hooks import BatchHooks
 from collectx.worker.generators import ProcessGenerators
 from collectx.worker.inference.rollout import ServedActor, ServedGroup, ServedRollout
 from collectx.worker.requests import RequestHandler
@@ -97,15 +98,9 @@ class RolloutSource:
         slots = PerSlot(self._slot)
         self._prepared = PerSlot(lambda index: self._rollout.prepare(slots[index], index))
         _ = self._prepared[0]  # so that envs and policies that do not fit the slots fail now
-        self._requests = RequestHandler(
-            placement.run_index,
-            self._generators,
-            self._rollout,
-            spec.hooks,
-            _Batches(slots, self._group_spec, link.slot_spec.leaves),
-            self._state_dict,
-            self._is_inline,
-        )
+        batches = _Batches(slots, self._group_spec, link.slot_spec.leaves)
+        self._hooks = BatchHooks(placement.run_index, spec.hooks, batches)
+        self._requests = RequestHandler(self._generators, self._rollout, self._hooks, self._state_dict, self._is_inline)
         self._check: FiniteCheck | None = None
         if options.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
@@ -209,7 +204,7 @@ class RolloutSource:
         with self._env_processes.running(), self._own_generators(), policies.exploration(self._exploration):
             if grant.reset is not None:
                 self._reset(grant.reset)
-            self._requests.before_batch()
+            self._hooks.before_batch()
             self._follow()
             try:
                 report = self._rollout.collect(self._prepared[slot], self._version)
@@ -221,7 +216,7 @@ class RolloutSource:
             steps = report.frames // self._spec.num_envs
             if self._check is not None:
                 self._check(slot, steps)
-            report.added = self._requests.after_batch(slot, steps)
+            report.added = self._hooks.after_batch(slot, steps)
             self._generators.after_batch(self._rollout)
         return report
 

@@ -15,7 +15,8 @@ from torch import nn
 from collectx.errors import ShapeError
 from collectx.transport.base import Request
 from collectx.user_objects import Hooks
-from collectx.worker import requests
+from collectx.worker import batch_hooks
+from collectx.worker.batch_hooks import BatchHooks
 from collectx.worker.requests import RequestHandler, is_data, load_into, reply_without_state, resolve
 
 
@@ -50,9 +51,8 @@ class Generators(Rollout):
 
 
 def handler(*envs, batch=None, hooks=None, is_inline=False, reason=None):
-    return RequestHandler(
-        0, Generators(), Rollout(*envs, reason=reason), hooks or Hooks(), lambda slot, steps: batch, dict, is_inline
-    )
+    around = BatchHooks(0, hooks or Hooks(), lambda slot, steps: batch)
+    return RequestHandler(Generators(), Rollout(*envs, reason=reason), around, dict, is_inline)
 
 
 class Counter:
@@ -197,7 +197,8 @@ def test_hooks_change_a_batch_and_add_to_it():
 
     made = batch()
     hooks = Hooks(pre_collect_hook=lambda: calls.append(None), post_collect_hook=after, write_batch=written.append)
-    one = handler(batch=made, hooks=hooks)
+    requests = handler(batch=made, hooks=hooks)
+    one = requests._hooks
     one.before_batch()
     added = one.after_batch(0, 3)
     assert (len(calls), made["action"].unique().tolist(), made["next", "reward"].unique().tolist()) == (1, [1.0], [2.0])
@@ -206,7 +207,7 @@ def test_hooks_change_a_batch_and_add_to_it():
     assert added["own", "score"].unique().tolist() == [5.0]
     assert [*made.keys()] == ["action", "next"]
     assert written[0]["own", "score"].unique().tolist() == [5.0]
-    one.set_hook("post_collect_hook", Hooks())
+    requests.set_hook("post_collect_hook", Hooks())
     assert one.after_batch(0, 3) == {}
     assert [*written[1].keys()] == ["action", "next"]
     for change, words in (
@@ -214,8 +215,8 @@ def test_hooks_change_a_batch_and_add_to_it():
         (lambda seen: seen.set("words", "text"), r"added 'words', which is of type NonTensorData"),
     ):
         with pytest.raises(ShapeError, match=words):
-            handler(batch=batch(), hooks=Hooks(post_collect_hook=change)).after_batch(0, 3)
-    assert handler(batch=batch()).after_batch(0, 3) == {}
+            handler(batch=batch(), hooks=Hooks(post_collect_hook=change))._hooks.after_batch(0, 3)
+    assert handler(batch=batch())._hooks.after_batch(0, 3) == {}
 
 
 def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
@@ -242,12 +243,12 @@ def test_a_profile_ends_by_itself_or_early(monkeypatch):
         def end(self):
             calls.append("end")
 
-    monkeypatch.setattr(requests, "Profiling", Profiling)
+    monkeypatch.setattr(batch_hooks, "Profiling", Profiling)
     made = handler(batch=batch())
     made.end_profile()
     made.profile("config")
     for _ in range(3):
-        made.after_batch(0, 3)
+        made._hooks.after_batch(0, 3)
     assert calls == [(0, "config"), "step", "step"]
     made.end_profile()
     made.profile("config")

@@ -40,6 +40,7 @@ from collectx.policy.flat_weights import FlatWeights, device_of
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
 from collectx.rollout.options import RolloutOptions
+from collectx.rules.collection import slow_resets
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
@@ -88,42 +89,19 @@ def start_collector(
     options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     if not isinstance(cfg.env, UserEnvConfig):
         speak(YAML)
-    devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
-    is_written = workers_write(overrides)
     # Batches that workers write to a replay buffer must all be counted.
-    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all=is_written)
-    ends_early = any(each.should_end is not None for each in overrides)
-    spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
-    if options.max_policy_lag is not None and spec.ragged:
-        rule = "this vector env spends steps on resets, so a batch may begin with frames of earlier batches"
-        advice = "make the env with autoreset_mode=disabled or same_step, or use `collector.max_policy_lag=null`."
-        raise Refusal(Problem("collector.max_policy_lag", rule, options.max_policy_lag, advice))
-    if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
-        rule = (
-            "this vector env spends steps on resets, so the server would act before the place of a frame in the batch "
-            "is known"
-        )
-        advice = "make the env with autoreset_mode=disabled or same_step, or use `inference=local`."
-        raise Refusal(Problem("inference=server", rule, advice=advice))
+    wait_for_all = workers_write(overrides)
+    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
+    spec = _rollout_spec(cfg, spec, overrides)
     # This actor only tells the leaves and the layout of the weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
     slots = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     _check_memory(options, slots, spec)
-    batch_spec = BatchSpec(
-        slots=slots,
-        shape=part_shape(spec, options),
-        nested_dims=nested_dims(spec.nested_dims, slots.leaves),
-        stacked=options.schedule == "sync",
-        total_frames=options.total_frames,
-        zero_copy=options.zero_copy,
-        storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
-        is_written=is_written,
-        num_envs=None if any(each.user_collector for each in overrides) else slots.rows * num_workers,
-    )
     place = place_of(cfg)
     specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor), spec.infos)
+    # A nested worker starts a collector itself, but its package is below this one and cannot import this function.
     workers = open_workers(place, slots, specs, spec, events, start_collector, launcher, log_dir)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = workers.transport.preempt
@@ -141,7 +119,7 @@ def start_collector(
         seed=cfg.seed,
         normalizers=spec.normalizers,
     )
-    collector = CollectorCore(workers.transport, schedule, batch_spec, pool)
+    collector = CollectorCore(workers.transport, schedule, _batch_spec(cfg, spec, slots, overrides), pool)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
@@ -153,6 +131,29 @@ def start_collector(
         raise
     events("workers_started", num_workers=num_workers, backend=place.backend, launcher=cfg.launcher.kind)
     return collector
+
+
+def _rollout_spec(cfg: RunConfig, spec: EnvSpec, overrides: Sequence[ConfigOverrides]) -> EnvSpec:
+    """Returns the spec of the rollout's env. Raises if the env does not support the options of the collector."""
+    if spec.ragged and (problems := [*slow_resets(cfg)]):
+        raise Refusal(*problems)
+    ends_early = any(each.should_end is not None for each in overrides)
+    return RolloutOptions.of(cfg.collector, has_interruptor=ends_early).env_spec(spec)
+
+
+def _batch_spec(cfg: RunConfig, spec: EnvSpec, slots: SlotSpec, overrides: Sequence[ConfigOverrides]) -> BatchSpec:
+    options, device = cfg.collector, resolve_devices(cfg.devices).storing_device
+    return BatchSpec(
+        slots=slots,
+        shape=part_shape(spec, options),
+        nested_dims=nested_dims(spec.nested_dims, slots.leaves),
+        stacked=options.schedule == "sync",
+        total_frames=options.total_frames,
+        zero_copy=options.zero_copy,
+        storing_device=None if device is None else torch.device(device),
+        is_written=workers_write(overrides),
+        num_envs=None if any(each.user_collector for each in overrides) else slots.rows * slots.num_workers,
+    )
 
 
 def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:

@@ -61,9 +61,9 @@ class RolloutOptions:
         envs cannot end trajectories or batches early, or already observe a `step_count`."""
         if self.may_end_early and spec.ragged:
             raise ConfigError(
-                "preemptive_threshold and interruptor cannot be used with this vector env: it spends steps on resets, "
-                "so ending a batch early would leave its envs with different numbers of frames. Make the env with "
-                "autoreset_mode=disabled or same_step."
+                "interruptor cannot be used with this vector env: it spends steps on resets, so ending a batch early "
+                "would leave its envs with different numbers of frames. Make the env with autoreset_mode=disabled or "
+                "same_step."
             )
         if not spec.can_reset_early:
             rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"

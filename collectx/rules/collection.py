@@ -35,31 +35,31 @@ def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def resets(cfg: RunConfig) -> Iterator[Problem]:
-    """Envs that spend a step on a reset cannot be reset before their episodes end. An env that chooses this mode itself
-    is checked when it is made."""
-    if not isinstance(cfg.env, GymVectorEnvConfig) or cfg.env.autoreset_mode != "next_step":
-        return
+    """See `slow_resets`. An env that chooses this mode itself is checked when it is made."""
+    if isinstance(cfg.env, GymVectorEnvConfig) and cfg.env.autoreset_mode == "next_step":
+        yield from slow_resets(cfg, "`env.autoreset_mode=next_step`", "use `env.autoreset_mode=disabled or same_step`")
+
+
+def slow_resets(
+    cfg: RunConfig,
+    mode: str = "autoreset_mode=next_step",
+    remedy: str = "make the env with autoreset_mode=disabled or same_step",
+) -> Iterator[Problem]:
+    """Envs that spend a step on a reset are not reset before their episodes end, and batches may begin with frames of
+    earlier ones. `mode` names the mode of such envs, `remedy` says how to choose another; by default, of an env that
+    was made."""
+    collector = cfg.collector
     for name in ("max_frames_per_traj", "reset_at_each_iter"):
-        if value := getattr(cfg.collector, name, None):
-            yield Problem(
-                f"collector.{name}",
-                "with `env.autoreset_mode=next_step`, an env is only reset when its episode has ended",
-                value,
-                "use `env.autoreset_mode=disabled or same_step`.",
-            )
+        if value := getattr(collector, name, None):
+            rule = f"with {mode}, an env is only reset when its episode has ended"
+            yield Problem(f"collector.{name}", rule, value, f"{remedy}.")
     for name in ("max_policy_lag", "preemptive_threshold"):
-        if (value := getattr(cfg.collector, name, None)) is not None:
-            rule = "with `env.autoreset_mode=next_step`, a batch may begin with frames of an earlier batch"
-            yield Problem(
-                f"collector.{name}",
-                rule,
-                value,
-                f"use `env.autoreset_mode=disabled or same_step`, or `collector.{name}=null`.",
-            )
+        if (value := getattr(collector, name, None)) is not None:
+            rule = f"with {mode}, a batch may begin with frames of an earlier batch"
+            yield Problem(f"collector.{name}", rule, value, f"{remedy}, or set `collector.{name}=null`.")
     if isinstance(cfg.inference, ServerInferenceConfig):
-        rule = "`inference=server` must know early where each frame goes in the batch, and this mode decides late"
-        advice = "use `env.autoreset_mode=disabled or same_step`, or `inference=local`."
-        yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
+        rule = f"with {mode}, the server would act before the place of a frame in the batch is known"
+        yield Problem("inference", rule, cfg.inference.kind, f"{remedy}, or set `inference=local`.")
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:

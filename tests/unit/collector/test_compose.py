@@ -4,6 +4,7 @@ import re
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import pytest
 import torch
 from configurations import Log, config, counting, gym_vector, mlp
 
@@ -12,6 +13,7 @@ from collectx import policy as policies
 from collectx.collector import RecordedBatch, compose, slot_spec_of
 from collectx.collector.compose import start_collector
 from collectx.errors import ConfigError
+from collectx.rules import problems
 from collectx.schedule.sync import PreemptiveSchedule
 from collectx.transport.inline import InlineTransport
 from collectx.transport.slab import SlabLayout
@@ -110,6 +112,29 @@ def test_what_collectors_are_composed_of(monkeypatch, expected):
         lines += [f"- {line}" for line in first if line not in found]
         lines += [f"+ {line}" for line in found if line not in first]
     expected("compose", "\n".join(lines))
+
+
+def test_what_envs_that_spend_a_step_on_a_reset_do_not_support():
+    """All of it at once, where only the env that was made shows its mode."""
+    options = {"max_policy_lag": 1, "max_frames_per_traj": 9, "inference": {}, "policy": mlp()}
+    cfg = config("multi_async", env=gym_vector(2, "NextStep"), **options)
+    assert not problems(cfg)
+    spec = envs.read_spec(cfg.env, False)
+    with pytest.raises(ConfigError) as refused:
+        start_collector(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)
+    remedy = "Make the env with autoreset_mode=disabled or same_step"
+    assert [
+        text.partition(" cannot be used: with autoreset_mode=next_step, ")[0] for text in refused.value.problems
+    ] == [
+        "collector.max_frames_per_traj=9",
+        "collector.max_policy_lag=1",
+        "inference=server",
+    ]
+    assert [text.partition(remedy)[2] for text in refused.value.problems] == [
+        ".",
+        ", or set collector.max_policy_lag=null.",
+        ", or set inference=local.",
+    ]
 
 
 # Options, the device of the env's tensors, and whether the policy has states.

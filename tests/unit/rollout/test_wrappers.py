@@ -35,7 +35,7 @@ LIMIT, EACH, SOON = ({"max_frames_per_traj": 3}, {"reset_at_each_iter": True}, {
         (EARLY, {}, None),
         (EARLY, SOON, None),
         (RAGGED, {"set_truncated": True}, None),
-        (RAGGED, SOON, ["preemptive_threshold and interruptor cannot be used with this vector env: "]),
+        (RAGGED, SOON, ["interruptor cannot be used with this vector env: "]),
         (EARLY, LIMIT, ["collector.max_frames_per_traj=3 cannot be used: this vector env resets its envs by itself"]),
         (EARLY, EACH, ["collector.reset_at_each_iter="]),
         (EARLY, LIMIT | EACH, ["collector.max_frames_per_traj=3 cannot", "collector.reset_at_each_iter="]),

@@ -43,12 +43,15 @@ def parse(
     name: str, keywords_class: type[Dataclass], arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[Dataclass, list[str]]:
     """Returns an object of `keywords_class` with these arguments, and messages about values of a wrong type or out of
-    range, which defaults replace. Raises `TypeError`, which calls the function `name`, if an argument is unknown,
-    missing or passed twice."""
+    range, which defaults replace. Raises `TypeError`, which calls the function `name`, if an argument is missing or
+    passed twice; or if one is unknown, with the messages about the others."""
     fields = {field.name: field for field in dataclasses.fields(keywords_class)}  # type: ignore[arg-type]
-    _check_known(name, [*fields], [key for key in keywords if key not in fields])
+    unknown = _unknown(name, [*fields], [key for key in keywords if key not in fields])
+    signature = inspect.signature(keywords_class)
+    # An unknown keyword may be a misspelled one, which is then not missing.
+    bind = signature.bind_partial if unknown else signature.bind
     try:
-        passed = inspect.signature(keywords_class).bind(*arguments, **keywords).arguments
+        passed = bind(*arguments, **{key: keywords[key] for key in keywords if key in fields}).arguments
     except TypeError as error:
         raise TypeError(f"{name}(): {error}") from None
     values, problems = {}, []
@@ -60,6 +63,8 @@ def parse(
             problems.append(Problem(key, rule, value).text(PYTHON))
         else:
             values[key] = converted
+    if unknown:
+        raise TypeError("\n".join([unknown, *problems]))
     return keywords_class(**values), problems
 
 
@@ -78,13 +83,15 @@ def _violated(field: dataclasses.Field, value: Any) -> str | None:
         return str(error)
 
 
-def _check_known(name: str, known: list[str], others: list[str]) -> None:
+def _unknown(name: str, known: list[str], others: list[str]) -> str:
+    """Returns a message about the keywords `others`; an empty text if there are none."""
+    if not others:
+        return ""
     unknown = []
     for key in others:
         near = nearest(key, known)
         hint = f" (did you mean {near!r}?)" if near else " (see DistributedCollector)" if key in _DISTRIBUTED else ""
         unknown.append(f"{key!r}{hint}")
-    if unknown:
-        arguments = "an unexpected keyword argument" if len(unknown) == 1 else "unexpected keyword arguments"
-        listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
-        raise TypeError(f"{name}() got {arguments} {', '.join(unknown)}; {listed}")
+    arguments = "an unexpected keyword argument" if len(unknown) == 1 else "unexpected keyword arguments"
+    listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
+    return f"{name}() got {arguments} {', '.join(unknown)}; {listed}"

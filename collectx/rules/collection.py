@@ -59,7 +59,7 @@ def slow_resets(
             yield Problem(f"collector.{name}", rule, value, f"{remedy}, or set `collector.{name}=null`.")
     if isinstance(cfg.inference, ServerInferenceConfig):
         rule = f"with {mode}, the server would act before the place of a frame in the batch is known"
-        yield Problem("inference", rule, cfg.inference.kind, f"{remedy}, or set `inference=local`.")
+        yield Problem("inference=server", rule, advice=f"{remedy}, or use `inference=local`.")
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:

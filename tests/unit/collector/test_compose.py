@@ -133,7 +133,7 @@ def test_what_envs_that_spend_a_step_on_a_reset_do_not_support():
     assert [text.partition(remedy)[2] for text in refused.value.problems] == [
         ".",
         ", or set collector.max_policy_lag=null.",
-        ", or set inference=local.",
+        ", or use inference=local.",
     ]
 
 

@@ -194,7 +194,7 @@ def _explained(error: BaseException) -> str:
         why = ", ".join(filter(None, (error.context, error.problem)))
         return f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
     if isinstance(error, UnicodeDecodeError):
-        # Which file it is, only a variable of Hydra's loader says.
+        # The name of the file is only in a variable of Hydra's loader.
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "full_path" in frame.f_locals]
         file_name = frames[-1].f_locals["full_path"] if frames else "a configuration file"
         return f"{file_name} is not UTF-8 ({error.reason}). Save it with this encoding."

@@ -176,8 +176,8 @@ def _lookup(name: str) -> object:
 
 
 def _pickled(error: object) -> bytes | None:
-    """Returns a pickle of `error`, with classes by reference; or, if that fails, by value, as for a class from the
-    trainer's main module, which the worker got by value. None if neither can be loaded, or the pickle is too long."""
+    """Returns a pickle of `error`; None if it cannot be loaded, or is too long. Tries to pickle classes by reference,
+    then by value: the worker may have got the class by value, from the trainer's main module."""
     import cloudpickle
 
     for dumps in (pickle.dumps, cloudpickle.dumps):

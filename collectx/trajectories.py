@@ -275,7 +275,7 @@ class Assembler:
 
     def take_unfinished(self, min_frames: int) -> list[TensorDictBase]:
         """Returns the unfinished trajectories that have at least `min_frames` frames, `[time]` each, and forgets these
-        frames: when such a trajectory ends, it contains only its later ones."""
+        frames. When such a trajectory ends, only its later frames are taken."""
         lengths = {index: sum(map(len, pieces)) for index, pieces in self._unfinished.items()}
         chosen = [index for index, length in lengths.items() if length >= min_frames]
         self.num_unfinished -= sum(lengths[index] for index in chosen)

@@ -103,10 +103,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.exclusive_use = ExclusiveUse()
         self._schedule = schedule
         self._spec = spec
-        # How the consumer gets a batch. `_is_copied`: leased, or as a copy if no region is free. `_copy_to`: copied to
-        # this device. Neither, with `zero_copy`: as a view.
+        # Whether the consumer owns a batch on the CPU: a leased region, or a copy if none is free. `_copy_to` is the
+        # other device to which batches are copied. With neither (`zero_copy`), a batch is a view of the slots.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
-        self._is_copied = not spec.zero_copy and not is_elsewhere
+        self._is_owned = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
         self.pool = pool
         self.num_batches = 0
@@ -214,11 +214,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Returns the memory of a batch for its consumer."""
         if self._copy_to is not None:
             return self._gather(parts, copy=False).to(self._copy_to, copy=True)
-        if self._is_copied and parts[0].slot not in self._restored:
+        if self._is_owned and parts[0].slot not in self._restored:
             leased = self.transport.lease(parts)
             if leased is not None:
                 return leased
-        return self._gather(parts, copy=self._is_copied)
+        return self._gather(parts, copy=self._is_owned)
 
     def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
         restored = self._restored.get(parts[0].slot)
@@ -321,8 +321,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def change(self, kind: str, name: str, contents: Sequence[Any]) -> dict[int, Any]:
         """Makes a setting in all workers; see `collectx.collector.settings`. Blocks until the workers have filled the
         slots that were granted before, and have applied the setting. For `kind`, `name` and `contents`, see `Setting`.
-        Returns the result of each env, by worker; None for the envs of a lost worker. Raises what an env raised;
-        workers that start later then get the setting before this one."""
+        Returns the result of each env, by worker; None for the envs of a lost worker. If an env raises, this raises its
+        error, and workers that start later do not get the setting."""
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
         self._check_usable()
@@ -446,7 +446,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.pool.restore_starting(saved_workers)
         ready, starting = self.pool.ready, self.pool.starting
         reset = Reset(env_seed(seed, state["frames"], 1))
-        # Only workers that are starting can tell whether their envs can be restored, so they get the reset in advance.
+        # Only later does it show whether the envs of a starting worker can be restored. It gets a reset now, which is
+        # withdrawn if they can.
         self._reset_after(state, reset, starting & saved_workers.keys())
         askable = self.pool.askable & saved_workers.keys()
         replies = self.ask("load", per_worker={index: (saved_workers[index],) for index in askable})

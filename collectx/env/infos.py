@@ -118,7 +118,8 @@ class InfoKeys:
 
 def keep_mask(group: Env, is_needed: bool) -> bool:
     """Keeps the mask of legal actions that the first env of a Gymnasium group returned in the `info` of the last reset.
-    Returns whether there is one. `is_needed` says whether an entry of that name that cannot be kept is an error."""
+    Returns whether there is one. If there is, but it cannot be kept, raises `SpaceError` with `is_needed`, and returns
+    False without."""
     env: Any = group.user_envs[0]
     info = _of_env(group.reset_info, 0) if isinstance(env, VectorEnv) else group.reset_info
     if (mask := info.get(ACTION_MASK)) is None:
@@ -134,8 +135,8 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
 
 
 def lacks_mask(group: Env, exclude: Sequence[str]) -> bool:
-    """Whether a mask of legal actions must be searched in the infos of a group. `exclude` is `env.exclude_keys`; names
-    the mask to leave it out."""
+    """Whether to look for a mask of legal actions in the infos of a group. `exclude` is `env.exclude_keys`, where users
+    may name the mask."""
     is_possible = group.spec.device is None and may_return_mask(next(iter(group.user_envs), None))
     return is_possible and ACTION_MASK not in exclude and mask_of(group.spec) is None
 

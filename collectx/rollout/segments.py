@@ -4,8 +4,9 @@
     env 0       f    f    f    f    f        f: a frame      r: a reset, no frame
     env 1       f    f    r    f    f
 
-So envs fill rows at different speeds. A row of a batch is therefore a *segment* instead of an env: T successive frames
-of one env, whose next segment begins with the next frame. A batch consists of the first E complete segments.
+So envs collect frames at different speeds, and a row of a batch does not stand for an env. It is a *segment*: T
+successive frames of one env. With its next frame, that env begins another segment. A batch consists of the first E
+complete segments.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _run(
 
 
 class _Execution:
-    """The three steps of a run: `prepare`, `collect`, and `finish`, which `collect` calls."""
+    """The three steps of a run: `prepare`, `collect`, and `_finish`, which `collect` calls."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class _Execution:
                 self._report_before_close(error)
         finally:
             try:
-                self.finish(collector, collection, checkpointer)
+                self._finish(collector, collection, checkpointer)
             finally:
                 if self._place.is_inline:
                     self._close_envs(collector)
@@ -336,7 +336,7 @@ class _Execution:
             "Ctrl-C again to quit now."
         )
 
-    def finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
+    def _finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
         before the workers close. A trainer that a signal interrupted within a batch is not saved."""
         from collectx.run.after.trained import write_weights

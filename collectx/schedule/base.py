@@ -23,7 +23,8 @@ class Schedule:
     """Decides about slots. The collector calls its methods when something has happened.
 
     Attributes:
-        stacked: whether a batch stacks a part of every worker that takes part at its beginning.
+        stacked: whether a batch has one part from each worker that is there when the batch begins; False: a batch is
+            a single part.
         require_latest: whether a slot must be filled with the newest version at its grant, or a newer one.
         grants_name_version: whether `version_of` names the exact version for each slot.
         must_wait_to_publish: whether slots must still be filled with the current weights before new ones are published.

@@ -131,8 +131,8 @@ class RecordedSchedule(AsyncSchedule):
 
 
 def slots_needed(record: Sequence[RecordedBatch]) -> int:
-    """Returns the number of slots per worker that the record needs: the largest number of one worker's batches that are
-    full when weights are published, or settings made, and delivered later."""
+    """Returns the number of slots per worker that the record needs. When weights are published or a setting is made,
+    some batches of a worker are full, but not delivered; this is the largest number of them."""
     most, pending = 1, Counter[int]()
     ahead = deque(sorted(range(len(record)), key=lambda index: record[index].num_needed))
     for index, batch in enumerate(record):

@@ -74,9 +74,9 @@ class Listener:
     `ConfigError` if the port is taken.
 
     Args:
-        endpoint: where to listen. If all its addresses are loopback addresses: on these, so other hosts cannot connect.
-            If `interface` is set: on its addresses. Otherwise on every interface, as the network of a worker is not
-            known. Port 0: a free port.
+        endpoint: where to listen: on these addresses alone if they are loopback addresses, so that other hosts cannot
+            connect, or if `interface` is set; otherwise on every interface, as the network of a worker is not known.
+            Port 0: a free port.
         on_connect: called in a thread with the connection of a peer that knows the secret, and this host's address as
             the peer sees it. If it raises, the connection is closed and the peer refused.
         on_refuse: called in a thread with the address of a refused peer, and the reason. Of many refused peers, only

@@ -83,7 +83,7 @@ def composed(knobs, arguments, monkeypatch):
         lines = [f"slots: {name} = {value}" for name, value in told(slots).items() if name != "leaves"]
         lines += [f"leaf: {'.'.join(leaf.key)} {[*leaf.shape]} {leaf.dtype}" for leaf in slots.leaves]
         lines += [f"delivery: {name} = {value}" for name, value in told(delivery).items() if name != "slots"]
-        lines += [f"delivery: copied on {'its device' if core._is_copied else core._copy_to}"]
+        lines += [f"delivery: copied on {'its device' if core._is_owned else core._copy_to}"]
         lines += [f"schedule: {type(schedule).__name__}"]
         lines += [f"schedule: {name} = {value}" for name, value in vars(schedule).items() if name != "preempt"]
         lines += [f"{pool._failure_policy}", f"begins with {pool._min_workers} of {pool._num_workers} workers"]

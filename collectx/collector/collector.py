@@ -156,7 +156,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         with self.exclusive_use:
             if 0 <= self._spec.total_frames <= self.num_frames or self.pool.must_wait_for_workers:
                 return
-            self._check_usable()
+            self.check_usable()
             self._grant_next()
 
     def _grant_next(self) -> None:
@@ -186,7 +186,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Returns the parts of the next batch, and the seconds for which this blocked."""
         if 0 <= self._spec.total_frames <= self.num_frames:
             raise StopIteration
-        self._check_usable()
+        self.check_usable()
         began = perf_counter()
         while self.pool.must_wait_for_workers and not self._restored:
             self._handle_event()
@@ -197,7 +197,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._handle_event()
         return parts, perf_counter() - began
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raises `RuntimeError` if the collector is closed, or the error that ended it."""
         if not self._finalizer.still_active():
             raise RuntimeError("this collector is closed. Create a new one.")
         if self._failure is not None:
@@ -306,7 +307,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 "ones. Use overlap=0."
             )
         self.exclusive_use.check_process()
-        self._check_usable()
+        self.check_usable()
         self._wait_to_publish()
         self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
@@ -325,7 +326,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         error, and workers that start later do not get the setting."""
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
-        self._check_usable()
+        self.check_usable()
         with self.exclusive_use:
             self._wait_for_workers()
             self._wait_to_publish()
@@ -500,7 +501,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             Exception: the method raised this in a worker; or a worker failed, see `next`.
         """
         self.check_can_ask(name)
-        self._check_usable()
+        self.check_usable()
         with self.exclusive_use:
             if per_worker is None:
                 self._wait_for_workers()
@@ -511,7 +512,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def ask_first(self, name: str, *arguments: Any) -> Any:
         """Returns the result of the first worker that is ready. Blocks and raises like `ask`."""
         self.check_can_ask(name)
-        self._check_usable()
+        self.check_usable()
         with self.exclusive_use:
             self._wait_for_workers()
             self._ask_and_wait(name, {min(self.pool.ready): arguments})

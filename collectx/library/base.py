@@ -334,7 +334,7 @@ class BaseCollector(ReadableCollector):
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the background thread's current batch, unless weights are in shared memory and `overlap` is 0: then
         a publish may happen at any time."""
-        self._check_process()
+        self._core.check_usable()
         if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
         self._background.check()
@@ -378,7 +378,8 @@ class BaseCollector(ReadableCollector):
         Raises:
             TypeError, ValueError: weights are missing, were passed twice, have a wrong type or shape, or belong to
                 models or workers that do not exist; or, with `strict`, have unknown names.
-            AttributeError, RuntimeError: a path leads nowhere, or the weights do not fit the module there.
+            AttributeError, RuntimeError: a path leads nowhere, or the weights do not fit the module there; or the
+                collector is closed.
         """
         by_model = weights_by_model((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id)
         by_worker = {model: weights_by_worker(each, worker_ids, self.num_workers) for model, each in by_model.items()}

@@ -248,6 +248,13 @@ def test_the_first_frame_after_an_update_has_the_version_before():
         collect(torchrlenvs.serial, track_policy_version=True)
 
 
+@pytest.mark.difference("`update_policy_weights_` after `shutdown`")
+def test_weights_are_taken_after_the_end():
+    with started(torchrlenvs.walking, acting(outwards)) as collector:
+        collector.shutdown()
+        assert collector.update_policy_weights_() is None
+
+
 @pytest.mark.difference(
     "`fake_tensordict` of several workers",
     "`policy_factory` without `policy`",

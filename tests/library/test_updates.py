@@ -57,6 +57,19 @@ def test_overlapped_batches_have_a_lag_of_one_version(way):
             collector.update_policy_weights_({0: weights_of(policy)})
 
 
+@pytest.mark.difference("`update_policy_weights_` after `shutdown`")
+@over((SINGLE, INLINE_SYNC))
+def test_a_collector_that_was_shut_down_takes_no_weights(way):
+    policy, newer = Constant(), Constant()
+    newer.action.data.fill_(1)
+    collector = make(way, policy=policy, frames_per_batch=20)
+    collector.shutdown()
+    for update in (lambda: collector.update_policy_weights_(newer), collector.increment_version):
+        with pytest.raises(RuntimeError, match="this collector is closed"):
+            update()
+    assert policy.action.item() == 0
+
+
 @pytest.mark.ci
 def test_weights_are_published_while_overlapped_batches_are_collected_in_the_background():
     policy, buffer = Constant(), ReplayBuffer(2000)

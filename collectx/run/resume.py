@@ -47,7 +47,7 @@ class ResumePoint:
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
-        damaged: messages about newer checkpoints, which are damaged or lack lines.
+        damaged: messages about newer checkpoints that are damaged.
     """
 
     def __init__(self, run_folder: RunFolder, cfg: RunConfig):

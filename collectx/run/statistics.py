@@ -70,9 +70,9 @@ _SUMS = (
 
 
 def better_return(best: float, mean: float, num_before: float) -> float:
-    """Returns the best mean return after another mean. An earlier mean does not count if it was that of fewer than
-    `RETURN_WINDOW` episodes, because luck may have made it high. `best` is the best so far, nan before the first;
-    `num_before` is the number of episodes before this mean."""
+    """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
+    be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is the number of
+    episodes before this mean."""
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 

@@ -11,9 +11,9 @@ from collectx.transport.base import Arrival
 
 
 class AsyncSchedule(Schedule):
-    """Delivers slots in the order in which they are filled. Grants one slot for each batch that will be delivered. If
-    the last batches are to come from workers that have never delivered, the others may fill more slots, so that the run
-    does not wait for these workers.
+    """Delivers slots in the order in which they are filled. Grants no more slots than batches will be delivered, until
+    only workers that have never delivered are missing at the end of a run: then others may fill more slots, so that the
+    run does not wait for these workers.
 
     Args:
         num_slots: slots of each worker; it fills one of them at a time.

@@ -68,7 +68,8 @@ class Trainer(Protocol):
     `train`. An optional method `checkpoint_written()` is called when a checkpoint is on the disk.
     """
 
-    def train(self, collection: BatchCollection) -> str | None: ...
+    def train(self, collection: BatchCollection) -> str | None:
+        """Learns from the batches of `collection`, and publishes weights."""
 
     def state_dict(self) -> dict:
         """Returns the state for `load_state_dict`: only tensors and plain data."""

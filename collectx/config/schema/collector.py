@@ -70,8 +70,9 @@ class CollectorConfig(Section):
     overlap: int = option(
         0,
         """For sync workers. 1: the workers fill the next batch while the trainer learns from the previous batch. The
-        next batch uses the newest weights at the time the previous batch is requested, so the lag is one version. Runs
-        are as reproducible as with 0. 0: the workers wait for the new weights.""",
+        next batch uses the newest weights at the time the previous batch is requested, so the lag is one version if the
+        trainer publishes once per batch. Runs are as reproducible as with 0. 0: the workers wait for the new
+        weights.""",
         minimum=0,
         maximum=1,
         kept=True,

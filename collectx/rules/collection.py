@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectx.config.derived import acts_in_fixed_order, is_elastic, rows_per_env
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, either
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -30,7 +30,7 @@ def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
             "collector.frames_per_batch",
             f"is not a multiple of {product} ({frames} / {unit} = {frames / unit:.2f})",
             frames,
-            f"use `collector.frames_per_batch={f'{below} or {below + unit}' if below else unit}`.",
+            f"use {either(f'`collector.frames_per_batch={each}`' for each in (below, below + unit) if each)}.",
         )
 
 

@@ -35,7 +35,8 @@ from collectx.trainer.rewards import RewardScale
 
 _ADVICE = (
     "it does not compute log-probabilities of actions. Use policy=mlp or policy=cnn, or write a module with "
-    "observation_keys and evaluate(observation, action), which also writes action_log_prob: see docs/tutorials/your-policy.md."
+    "observation_keys and evaluate(observation, action), which also writes action_log_prob: see "
+    "docs/tutorials/your-policy.md."
 )
 
 

@@ -50,7 +50,7 @@ REFUSED = [
         replace(gym_vector(3, None, "async"), id=None, entry_point="user_code.cartpoles:cartpole"),
         "env.entry_point=user_code.cartpoles:cartpole has no parameter num_envs, .* register the env and use env.id",
     ),
-    (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes is unknown. Valid values: next_step"),
+    (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes is unknown. Valid names: next_step"),
     (gym_vector(3, "disabled"), "in this vectorization mode"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "contains 'nothing'"),
     (replace(gym(), info_keys=["nothing"]), "contains 'nothing', but the infos of an episode"),

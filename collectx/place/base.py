@@ -165,7 +165,7 @@ class Place:
         if collector.needs_network and backend in ("inline", "shared_memory"):
             rule = f"`collector={collector.kind}` always uses a network"
             alternative = f"`collector=multi_{collector.schedule}`"
-            yield Problem("backend", rule, backend, f"use `backend=auto`, or {alternative}.")
+            yield Problem("backend", rule, backend, f"use `backend=gloo`, or {alternative}.")
         elif not collector.has_workers:
             yield from self._without_transport("`collector=single`")
         elif backend == "inline":
@@ -173,9 +173,9 @@ class Place:
             yield Problem("backend", rule, backend, "use `backend=auto`, or `launcher=inline`.")
         elif backend == "shared_memory" and not self.is_local:
             rule = f"the workers of `launcher={launcher}` may be on other hosts"
-            yield Problem("backend", rule, backend, "use `backend=auto`.")
+            yield Problem("backend", rule, backend, "use `backend=gloo`.")
         elif backend == "nccl" and (reason := self._why_no_nccl()):
-            yield Problem("backend", reason, backend, "use `backend=auto`.")
+            yield Problem("backend", reason, backend, "use `backend=gloo`.")
 
     def _misplaced(self) -> Iterator[Problem]:
         """Collector and backend are not those of other places only."""

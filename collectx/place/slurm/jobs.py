@@ -59,7 +59,7 @@ class SlurmArray(Place):
             return
         if not self.has_one_universe:
             rule = f"`launcher={launcher}` starts each worker as a separate job, and MPI cannot connect separate jobs"
-            yield Problem("backend", rule, "mpi", "use `launcher=local`, `launcher=slurm` or `backend=gloo`.")
+            yield Problem("backend", rule, "mpi", "use `backend=gloo`, or `launcher=local`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
                 f"with `backend=mpi` and `launcher={launcher}`, MPI ends all processes when one of them dies, and "

@@ -97,14 +97,14 @@ def start_collector(
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
         rule = "this vector env spends steps on resets, so a batch may begin with frames of earlier batches"
-        advice = "make the env with autoreset_mode=disabled or same_step, or use `collector.max_policy_lag=null`."
+        advice = "make the env with the autoreset_mode disabled or same_step, or use `collector.max_policy_lag=null`."
         raise Refusal(Problem("collector.max_policy_lag", rule, options.max_policy_lag, advice))
     if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
         rule = (
             "this vector env spends steps on resets, so the server would act before the place of a frame in the batch "
             "is known"
         )
-        advice = "make the env with autoreset_mode=disabled or same_step, or use `inference=local`."
+        advice = "make the env with the autoreset_mode disabled or same_step, or use `inference=local`."
         raise Refusal(Problem("inference=server", rule, advice=advice))
     # This actor only tells the leaves and the layout of the weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
@@ -179,7 +179,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
     if actor.states:
         raise ConfigError(
             f"the policy is recurrent, but the env returns tensors on {there}, so collectx cannot keep the policy's "
-            "state. Let the env keep it."
+            "state. Use a policy that is not recurrent, or let the env return the state with its observations."
         )
 
 

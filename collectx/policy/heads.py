@@ -199,7 +199,7 @@ def head_for(space: object, leaf: Leaf) -> Head:
     if type(space) is spaces.Space:  # it stands for spaces that only TorchRL has, such as one-hot actions
         name, ways = f"one-hot actions {list(leaf.shape)}", f"{ways}, or an env with categorical actions"
     elif isinstance(space, spaces.Dict) and len(leaf.key) > 1:
-        name = f"that of the group of agents {'.'.join(leaf.key)}"
+        name = f"the Dict of a group of agents ({'.'.join(leaf.key)})"
     raise SpaceError(
         "the built-in policies only support the action spaces Discrete, MultiDiscrete, MultiBinary and floating-point "
         f"Box, not {name}. Use {ways}."

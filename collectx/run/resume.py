@@ -89,9 +89,12 @@ class ResumePoint:
                     f"{run_folder.metrics}: line {count}: its digest is {line['digest']!r}"
                 ) from error
         if (count, frames) != (self.batches, manifest["frames"]):
-            ends = f"{run_folder.metrics} ends after {counted(count, 'batch', 'batches')}, {frames} frames"
-            theirs = f"{counted(self.batches, 'batch', 'batches')}, {manifest['frames']} frames"
-            raise DamagedFileError(f"{ends}, but {path} contains {theirs}")
+            ours = f"{counted(count, 'batch', 'batches')} ({frames or 0} frames)"
+            theirs = f"{counted(self.batches, 'batch', 'batches')} ({manifest['frames']} frames)"
+            raise DamagedFileError(
+                f"{run_folder.metrics} contains {ours}, but the checkpoint {path} counts {theirs}. Restore both from a "
+                "copy, or start over: repeat the command of the run with run.overwrite=true."
+            )
         return digest
 
     def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:

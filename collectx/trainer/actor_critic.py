@@ -36,8 +36,9 @@ from collectx.trainer.returns import gae, vtrace
 from collectx.trainer.rewards import RewardScale
 
 _ADVICE = (
-    "it does not compute log-probabilities of actions. Use policy=mlp or cnn, or write a module with observation_keys "
-    "and evaluate(observation, action), which also writes action_log_prob: see docs/tutorials/your-policy.md."
+    "it does not compute log-probabilities of actions. Use policy=mlp or policy=cnn, or write a module with "
+    "observation_keys and evaluate(observation, action), which also writes action_log_prob: see "
+    "docs/tutorials/your-policy.md."
 )
 
 

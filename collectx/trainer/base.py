@@ -106,7 +106,7 @@ def check_trainable(
     if spec.deltas:
         raise ConfigError(
             f"trainer={cfg.kind} needs the next observation, but NextObservationDelta deletes it. Leave out this "
-            "transform, or use trainer=meter or custom."
+            "transform, or use trainer=meter or trainer=custom."
         )
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)

@@ -142,7 +142,7 @@ def test_optuna_has_several_objectives(tmp_path):
     # No episode ends within a batch of this size.
     endless = ["env=counting", "env.episode_length=100000", "policy=random", "hydra.sweep.dir=none"]
     failed = forked("run", *words[:-1], *endless, cwd=tmp_path, status=1)
-    assert "the result contains no mean_return" in failed.stderr
+    assert "the result has no mean_return" in failed.stderr
     assert "To continue without it, set hydra.sweeper.max_failure_rate=1" in failed.stderr
 
 

@@ -214,6 +214,7 @@ def test_a_folder_is_rewound_to_its_checkpoint(cfg, ended):
 def test_lines_that_are_missing_or_altered_are_reported(cfg, ended, damage):
     ended.metrics.write_bytes(b"".join(damage(ended.metrics.read_bytes().splitlines(keepends=True))))
     with pytest.raises(
-        DamagedFileError, match=rf"{ended.metrics}:? .*(4 batches.*, but {ended.checkpoints}/000000005|line 5: its)"
+        DamagedFileError,
+        match=rf"{ended.metrics}:? .*(4 batches.*, but the checkpoint {ended.checkpoints}/000000005|line 5: its)",
     ):
         ResumePoint(ended, cfg)

@@ -3,8 +3,8 @@ and the matrix products that both need.
 
     python -m benchmarks.updates [--rounds 5]
 
-The batches have the shapes of CartPole-v1 with `experiment=cartpole_ppo`, `cartpole_impala` and `cartpole_dqn`. Each
-side runs in turn, with one thread.
+The batches have the shapes of CartPole-v1 with `experiment=cartpole_ppo` and `cartpole_impala`. Each side runs in turn,
+with one thread.
 """
 
 import argparse

@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if wrong := re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
             choices = wrong[3].replace("'", "")
-            raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid names: {choices}.")
+            raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid values: {choices}.")
         if wrong := re.fullmatch(r"argument .*(--\S+): ignored explicit argument '(.*)'", message):
             raise UsageError(f"{wrong[1]} takes no value, but got '{wrong[2]}'. Write the flag alone: {wrong[1]}")
         if wrong := re.fullmatch(r"argument .*(--\S+): expected one argument", message):
@@ -127,9 +127,6 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
     `subcommand`. Raises `UsageError` if a flag is unknown, lacks its value or is blocked; the message says why."""
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
-        word = unknown[0].lstrip("-")
-        if "=" in word:
-            raise UsageError(f"{unknown[0]} is not a flag. Write options without dashes: {word}")
         raise UsageError(f"{subcommand}: unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
     values = vars(flags)
     if foreign := [name for name in values if name in _HYDRAS and name not in _READS[subcommand]]:
@@ -139,17 +136,29 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
-    if subcommand == "run" and flag.replace("-", "") == "dryrun":
+    from collectx.config.check import unknown_option
+
+    name, has_value, value = flag.partition("=")
+    key = name.lstrip("-")
+    if subcommand == "run" and key.replace("-", "") in ("dry", "dryrun"):
         return ". To see what a run would do, without starting it: collectx plan"
-    if near := nearest(flag, [name for name in names(subcommand) if name != "--run"], 0.75):
+    if near := nearest(name, [each for each in names(subcommand) if each != "--run"], 0.75):
         return f". Did you mean {near}?"
-    if subcommand not in COMPOSING or not flag.startswith("--"):
-        return f". {synopsis(usage)}" if usage else f". To list them: collectx {subcommand} --help"
-    if flag == "--resume":
+    # As in `[episodes=10]`.
+    is_in_usage = re.search(rf"[ \[]{re.escape(key)}=", usage) is not None
+    if not is_in_usage and (subcommand not in COMPOSING or not (has_value or flag.startswith("--"))):
+        return f". {synopsis(usage)}" if usage else f". To list all flags: collectx {subcommand} --help"
+    if name == "--resume":
         return ". To continue a run: collectx resume RUN_DIR"
-    # The words after the flag include its value, if it has one.
-    value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
-    return f". Write options without dashes: {flag.lstrip('-')}={value if value[:1] not in ('', '-') else 'true'}"
+    # `collectx eval` also takes the options of `eval` without their group.
+    problems = [unknown_option(path) for path in (key, f"eval.{key}")[: 1 + (subcommand == "eval")]]
+    if not is_in_usage and problems[0] is not None and None not in problems:
+        return f", and {problems[0].text()}"
+    if not has_value:
+        # The words after the flag include its value, if it has one.
+        value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
+        value = value if value[:1] not in ("", "-") else "true"
+    return f". Write options without dashes: {key}={value}"
 
 
 def synopsis(usage: str) -> str:

@@ -86,8 +86,11 @@ def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str
         for name in names:
             printing.note(note_of(name, of_run=False))
         return cfg
-    which = f"the {cfg.eval.weights} checkpoint, of the first env of its first worker"
-    printing.note(f"the statistics of {' and '.join(names)} are those of {which}, and do not change.")
+    verb = "uses" if len(names) == 1 else "use"
+    printing.note(
+        f"{' and '.join(names)} {verb} the statistics that the first env of the first worker had at the "
+        f"{cfg.eval.weights} checkpoint. The evaluation does not update them."
+    )
     return evaluation.with_normalizers(cfg, found)
 
 

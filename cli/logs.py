@@ -23,7 +23,9 @@ def _logs(arguments: Arguments) -> int:
     if others:
         raise ConfigError(f"logs: '{arguments.words[0]}' is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1:
-        raise ConfigError(f"logs: name one role, not {len(words)} ({', '.join(words)}), or none to see all.")
+        raise ConfigError(
+            f"logs: name one role, such as {words[0]}, not {len(words)} ({', '.join(words)}), or none to see all logs."
+        )
     role = words[0] if words else None
     if role is not None and role not in (known := roles(run)):
         raise ConfigError(f"logs: there is no role '{role}'{did_you_mean(role, known)}")

@@ -27,7 +27,7 @@ SUBCOMMANDS = {
     "doctor": "check this machine and the cluster: collectx doctor [--json]",
     "status": "list runs with their status, also from SLURM: collectx status [DIR]",
     "watch": "follow a running run or sweep: collectx watch DIR",
-    "cancel": "stop a run or sweep and save it: collectx cancel DIR [--now]",
+    "cancel": "stop a run or sweep after it saves a checkpoint: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
     "report": "write a page with the figures of runs: collectx report DIR... [out=DIR]",
     "list": "list the choices of a group, and their keys: collectx list [GROUP] [-v]",

@@ -64,7 +64,8 @@ def _reproduce(arguments: Arguments) -> int:
         printing.note(f"{old.path} recorded no batch digests, so the run is repeated without a comparison.")
     if change is not None:
         first = counted(change.batches, "batch", "batches")
-        printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {first} will be repeated.")
+        only = "the first batch" if change.batches == 1 else f"the first {first}"
+        printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {only} will be repeated.")
     collector, is_cut = saved.get("collector") or {}, ended != "completed" or change is not None
     reason = _order_problem(old, collector, overrides)
     added = _added(cfg, set(map(key_of, overrides)), had_digest, len(digests) if is_cut else None)
@@ -139,7 +140,7 @@ def _compared(
         shown = "; ".join(changes[:_SHOWN]) + ("; ..." if len(changes) > _SHOWN else "")
         printing.say(f"note: you changed {shown}. This may explain the difference.")
     if differences := snapshot.differences(old, RunFolder(new)):
-        more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
+        more = f"\n  and {len(differences) - _SHOWN} more: see snapshot/meta.json" if len(differences) > _SHOWN else ""
         others = "these other differences" if changes else "these differences"
         explained = f"note: {others} between the runs may explain the result:"
         printing.say("\n  ".join([explained, *differences[:_SHOWN]]) + more)

@@ -13,7 +13,8 @@ collectx schema [GROUP]: print a JSON schema of experiment files, or of the choi
 complete and check YAML:
 
   collectx schema > schema.json
-  # yaml-language-server: $schema=schema.json       as the first line of a YAML file in the same folder
+  # yaml-language-server: $schema=schema.json       as a comment at the top of a YAML file in the same folder, below
+                                                    the sentence that `collectx list` shows
 
 Exit status: 0 printed, 2 wrong usage."""
 

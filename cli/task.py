@@ -141,7 +141,7 @@ def objective(run_folder: RunFolder, name: str, keys: Sequence[str], hydra: Any)
     missing = [key for key, value in values.items() if value is None]
     if missing and not is_enumerated(hydra):
         hint = _HINTS.get(missing[0], "")
-        lacks = f"the result contains no {missing[0]}, which sweep.objective names"
+        lacks = f"the result has no {missing[0]}, which sweep.objective needs"
         raise PointFailed(f"{name}: {lacks}: {hint}{advice}")
     if missing:
         return None

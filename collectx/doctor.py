@@ -132,7 +132,7 @@ def _memory() -> Iterator[Finding]:
         # Version 1 of control groups uses a huge number for no limit.
         if text != "max" and int(text) < psutil.virtual_memory().total:
             limits.append(int(text))
-    limit = f", control group {min(limits) / _GB:.1f} GB" if limits else ""
+    limit = f" (control group limit: {min(limits) / _GB:.1f} GB)" if limits else ""
     text = f"{free / _GB:.1f} GB available{limit}"
     few = min([free, *limits]) < _GB
     advice = "use few workers: each needs about 0.1 GB, plus its envs." if few else ""
@@ -281,7 +281,9 @@ def _folders() -> Iterator[Finding]:
                 skew_s = os.stat(file.name).st_mtime - time.time()
         except OSError as error:
             advice = (
-                "set TMPDIR to another folder." if folder == temporary else "set hydra.run.dir and hydra.sweep.dir."
+                "set TMPDIR to another folder."
+                if folder == temporary
+                else "choose writable folders with hydra.run.dir and hydra.sweep.dir."
             )
             yield Finding(PROBLEM, f"cannot write to the {name} {folder}: {error.strerror}", advice)
             continue

@@ -35,7 +35,7 @@ def restore(maker: str) -> None:
     replaced = [signal.Signals(signum).name for signum, ours in _kept.items() if signal.getsignal(signum) != ours]
     for signum, handler in _kept.items():
         signal.signal(signum, handler)  # a C library may have installed one that Python does not see
-    text = f"{maker} installed handlers of {', '.join(replaced)}; the run needs its own and removed them."
+    text = f"{maker} replaced the handlers of {', '.join(replaced)}. The run needs its own, so it restored them."
     if replaced and text not in _noted:
         _noted.add(text)
         _note(text)

@@ -57,7 +57,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         if found := re.search(r"; '(.+)' is not a package$", str(error)):
-            rule = f"{found[1]} is a module, not a package, so nothing can be imported from below it"
+            rule = f"{found[1]} is a module, not a package, so it has no submodules"
             raise ConfigError(f"{where}={name} cannot be imported: {rule}. Write it as {found[1]}:NAME.") from error
         raise ConfigError(f"{where}={name} cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
@@ -200,8 +200,8 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
         return cls(**pickle.loads(content))
     except Exception as error:
         error.add_note(
-            f"raised while the worker was unpickling {' and '.join(keywords)}, which the trainer pickled. Everything "
-            "that this needs must be importable in the worker."
+            f"raised while the worker unpickled {' and '.join(keywords)}, which the trainer pickled. Make everything "
+            f"that {'it needs' if len(keywords) == 1 else 'they need'} importable in the worker."
         )
         raise
 

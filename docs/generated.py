@@ -108,6 +108,7 @@ _COMBINATIONS = re.compile(r"^\| works with \|.*\n(?:\|.*\n)+", re.MULTILINE)
 _ROOT = Path(__file__).parents[1]
 _TYPES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
 _TYPES |= {"null": "`null`"}
+_SLURM = {"slurm", "submitit", "submitit_delayed"}
 # If more choices than this differ from the others, they are "otherwise".
 _MANY = 3
 # The schema of an option, by its path and by the choice of its group.
@@ -185,9 +186,13 @@ def _drawing(image: re.Match) -> str:
 
 
 def commands() -> str:
-    """The help of every command."""
+    """The help of every command, in the order of the table of `commands.md`."""
+    page = (_ROOT / "docs/reference/commands.md").read_text()
+    names = re.findall(r"\| \[`(\w+)`\]\(#collectx-", page)
+    if missing := {*names} ^ {*SUBCOMMANDS}:
+        raise ValueError(f"the table of commands.md and the commands differ in {missing}")
     parts = []
-    for name in SUBCOMMANDS:
+    for name in names:
         words = [sys.executable, "-m", "collectx", name, "--help"]
         text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         if name == "run":  # what follows are all choices and the configuration
@@ -280,7 +285,7 @@ def _option(path: str, variants: dict[str, Any], section: str, paths: set[str]) 
     choices = (
         {each["title"].partition("=")[2] for each in group_schema(section)["anyOf"]} if section in GROUPS else {""}
     )
-    facts = [_by_choice(variants, _types), _by_choice(variants, _default)]
+    facts = [_by_choice(variants, _types), _by_choice(variants, _default).replace(", default ", ", ")]
     if set(variants) != choices:
         facts.append(f"only with {_any_of(variants, section)}")
     meanings = _same(variants, lambda option: _meaning(option, section, paths - {path}))
@@ -316,7 +321,11 @@ def _by_choice(variants: dict[str, Any], text_of: Callable[[dict[str, Any]], str
 
 
 def _any_of(choices: Collection[str], group: str) -> str:
-    return _listed([f"`{group}={each}`" for each in choices], "or")
+    """Choices of a group, which is named once."""
+    if group == "launcher" and {*choices} == _SLURM:
+        return "the [SLURM launchers](slurm.md)"
+    first, *others = choices
+    return _listed([f"`{group}={first}`", *(f"`{each}`" for each in others)], "or")
 
 
 def _listed(texts: list[str], word: str) -> str:
@@ -324,13 +333,14 @@ def _listed(texts: list[str], word: str) -> str:
 
 
 def _types(option: dict[str, Any]) -> str:
-    texts = [_type(each) for each in option.get("anyOf", [option]) if "pattern" not in each]
+    texts: list[str] = []
+    for each in option.get("anyOf", [option]):
+        if "pattern" not in each:
+            texts += [f"`{value}`" for value in each["enum"]] if "enum" in each else [_type(each)]
     return _listed(list(dict.fromkeys(text for text in texts if text)) or ["any value"], "or")
 
 
 def _type(each: dict[str, Any]) -> str:
-    if "enum" in each:
-        return _listed([f"`{value}`" for value in each["enum"]], "or")
     if "const" in each:
         return f"`{each['const']}`"
     # A text may be written as a number too.
@@ -359,9 +369,13 @@ def _default(option: dict[str, Any]) -> str:
 
 
 def _meaning(option: dict[str, Any], section: str, paths: set[str]) -> str:
-    """The text of an option, with links to other options and without the range, which its type has."""
-    text = re.sub(r", (?:at least|above) \d[\d.]*(?<!\.)(?:,(?= ))?", "", _cell(option.get("description", "")))
-    values = {"true", "false", "null"} | {each for one in option.get("anyOf", [option]) for each in one.get("enum", ())}
+    """The text of an option, with links to other options and without the range and the values, which its type has."""
+    text = re.sub(
+        r", (?:(?:at least|above) \d[\d.]*(?<!\.)(?:,(?= ))?|0 to 1(?=[.;]))", "", _cell(option.get("description", ""))
+    )
+    choices = [str(each) for one in option.get("anyOf", [option]) for each in one.get("enum", ())]
+    text = re.sub(rf": {re.escape(_listed(choices, 'or'))}(?=[.,])", "", text) if choices else text
+    values = {"true", "false", "null", *choices}
     names = "|".join(re.escape(str(each)) for each in sorted(values, key=str))
     text = re.sub(rf"(^|[.?] )({names}|-?\d+): ", r"\1`\2`: ", text)
 

@@ -609,7 +609,7 @@ def _paragraphs() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table "works with": yes, no effect (but accepted), no, or the words with which it works."""
+    """A cell of a table "works with": yes, no effect or note (but accepted), no, or the words with which it works."""
 
     is_yes: bool
     words: tuple[str, ...] = ()
@@ -635,7 +635,7 @@ def cells() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], Cell]]:
             for first, *others in lines:
                 for title, text in zip(head[1:], others, strict=True):
                     cell = Cell(text != "no", tuple(" ".join(re.findall("`([^`]+)`", text)).split()))
-                    assert cell.words or text in ("yes", "no", "no effect"), f"{page}: {text}"
+                    assert cell.words or text in ("yes", "no", "no effect", "note"), f"{page}: {text}"
                     for row in re.findall("`([^`]+)`", first):
                         for column in re.findall("`([^`]+)`", title):
                             yield page.name, _with_value(row, column), _with_needs(column), cell

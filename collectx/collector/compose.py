@@ -181,7 +181,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
     if actor.states:
         raise ConfigError(
             f"the policy is recurrent, but the env returns tensors on {there}, so collectx cannot keep the policy's "
-            "state. Let the env keep it."
+            "state. Use a policy that is not recurrent, or let the env return the state with its observations."
         )
 
 

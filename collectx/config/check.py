@@ -243,6 +243,22 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     return Problem(path, f"is not an option{groups}", is_unknown=True)
 
 
+def unknown_option(path: str) -> Problem | None:
+    """Returns the problem that no choice of any group has the option, section or group `path`; None if one has, or if
+    the path is Hydra's."""
+    group, _, key = path.partition(".")
+    if group == "hydra" or {"/", "@"} & {*path}:
+        return None
+    if group not in _TOP_LEVEL:
+        return _unknown(path)
+    known = [each.partition(".")[2] for each in known_paths() if each.startswith(f"{group}.")]
+    # A mapping, such as env.kwargs, has keys of its own.
+    if not key or not known or any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in known):
+        return None
+    near = did_you_mean(key, known, f"{group}.", _how_to_list(path))
+    return Problem(path, f"is not an option{near}", is_unknown=True)
+
+
 def _how_to_list(path: str) -> str:
     return f"To list all: collectx list {path.partition('.')[0]} -v"
 

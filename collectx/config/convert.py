@@ -141,7 +141,7 @@ def _unknown(value: Any, wrong: Sequence[Any], choices: Sequence[Any], language:
     )
     near = nearest(str(wrong[0]), choices)
     question = f"Did you mean {language.show(near)}? " if near else ""
-    return f"{has}. {question}Valid names: {', '.join(map(language.show, choices))}."
+    return f"{has}. {question}Valid values: {', '.join(map(language.show, choices))}."
 
 
 def _range(limits: Mapping[str, Any], is_integer: bool) -> str:

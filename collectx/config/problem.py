@@ -18,7 +18,7 @@ _VERBS = ("is ", "has ", "cannot ", "must ", "needs ")
 _MAX_LISTED = 12
 
 # A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
-_WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
+_WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*)`")
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,8 @@ def export(
         raise ConfigError(f"{target} is the data set to export. Choose another folder with output=FOLDER.")
     count = 0
     for run in runs:
-        with closing(open_writer(Path(target), replace(run, format=format, fps=fps, task=task))) as writer:
+        copied = replace(run, format=format, fps=fps, task=task, format_option="format", folder_option="output")
+        with closing(open_writer(Path(target), copied)) as writer:
             for frames in _shards_of(folder, run):
                 episodes = episodes_of(frames)
                 writer.write(episodes)

@@ -48,6 +48,8 @@ class RecordedRun:
         fps, task: see `conf/trainer/record.yaml`.
         time: the time at which it began, in seconds since 1970.
         first: number of episodes that a `SequentialWriter` found in the data set.
+        format_option, folder_option: the options of the format and of the data set's folder, for messages: those of
+            a run, or those of `collectx export`. Not saved.
     """
 
     name: str
@@ -65,6 +67,8 @@ class RecordedRun:
     task: str = ""
     time: float = 0.0
     first: int = 0
+    format_option: str = "trainer.format"
+    folder_option: str = "trainer.dir"
 
     @property
     def has_usual_reward(self) -> bool:
@@ -73,7 +77,7 @@ class RecordedRun:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the run as plain data."""
-        content = dict(vars(self))
+        content = {name: value for name, value in vars(self).items() if not name.endswith("_option")}
         content |= {name: [leaf.to_json() for leaf in content[name]] for name in _LEAVES}
         content |= {name: to_json(content[name]) for name in _SPACES}
         return content | {"dims": [[list(key), list(shape)] for key, shape in self.dims.items()]}
@@ -168,9 +172,10 @@ class SequentialWriter(Writer):
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            rule = f"another run is recording to it, and format={self.run.format} allows only one at a time"
+            option = self.run.format_option
             raise ConfigError(
-                f"{self.path} is in use: {rule}. Wait until it ends, or use format=memmap or parquet."
+                f"{self.path} is in use: another run is recording to it, and {option}={self.run.format} allows only "
+                f"one at a time. Wait until it ends, or use {option}=memmap or {option}=parquet."
             ) from error
 
     def close(self) -> None:
@@ -182,12 +187,13 @@ class SequentialWriter(Writer):
 def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None) -> Writer:
     """Opens a data set with the writer class `kind`; see `collectx.data.open_writer`."""
     if problems := kind.refusals(run):
-        raise ConfigError(*[f"format={run.format} cannot be used: {text}" for text in problems])
+        raise ConfigError(*[f"{run.format_option}={run.format} cannot be used: {text}" for text in problems])
     path.mkdir(parents=True, exist_ok=True)
     known = {each.name: each for each in runs_of(path)}
     names = {each.name for each in path.iterdir()}
+    elsewhere = f"Choose another folder with {run.folder_option}."
     if names and not names & {"_runs", "_new", "_lock"}:
-        raise ConfigError(f"{path} contains files that do not belong to a data set. Choose another folder.")
+        raise ConfigError(f"{path} contains files that do not belong to a data set. {elsewhere}")
     if position is None and [*known] == [run.name]:
         # The data set only contains an earlier run of the same run folder.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
@@ -205,9 +211,11 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             later = [each for each in known.values() if earlier and each.time > earlier.time and each.first < end]
             start = first if position is None else position
             if later and start < end:
-                rule = f"it contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
-                advice = "Choose another folder for the data set" if position is None else "Record another run instead"
-                raise ConfigError(f"cannot record to {path}: {rule}. {advice}.")
+                rule = (
+                    f"later episodes, of {later[-1].folder}, follow those of {run.folder}, so these cannot be replaced"
+                )
+                advice = elsewhere if position is None else "Start a new run instead of resuming this one."
+                raise ConfigError(f"cannot record to {path}: {rule}. {advice}")
         else:
             first, start = 0, position or 0
         if start > end:
@@ -229,14 +237,15 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
     """Raises `ConfigError` if a run of the data set uses another format, or other frames."""
     if other.format != run.format:
         raise ConfigError(
-            f"the data set in {path} uses format={other.format}, not {run.format}. Choose another folder."
+            f"the data set in {path} uses {run.format_option}={other.format}, not {run.format}. Choose another folder "
+            f"with {run.folder_option}."
         )
     ours, theirs = ({leaf.key: f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other))
     if different := [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
         rule = f"{'.'.join(different[0])} is {mine} in this run, and {its} in {other.folder}"
         raise ConfigError(
-            f"the runs of the data set in {path} must record the same keys, but {rule}. Choose another folder."
+            f"all runs in {path} must record the same keys, but {rule}. Choose another folder with {run.folder_option}."
         )
 
 
@@ -244,17 +253,17 @@ def empty_problems(run: RecordedRun) -> list[str]:
     """Returns messages for a format that cannot store arrays without numbers, if the run's frames contain some."""
     return [
         f"it cannot store {'.'.join(leaf.key)}, whose shape {list(leaf.shape)} has no numbers. Leave it out with "
-        "env.exclude_keys, or use format=memmap."
+        f"env.exclude_keys, or use {run.format_option}=memmap."
         for leaf in (*run.observation, *run.action)
         if 0 in leaf.shape
     ]
 
 
-def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
-    """Returns messages for a format in which each entry needs its own name, if several entries share a name."""
+def clash_problems(run: RecordedRun, names: Iterable[tuple[str, Key]]) -> list[str]:
+    """Returns messages for a format in which each entry of `run` needs its own name, if several entries share one."""
     return [
         f"{' and '.join(str(key) if key else 'its own column' for key in keys)} would both be called {name!r}. Rename "
-        "a part of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
+        f"a part of the observation (gymnasium.wrappers.TransformObservation), or use {run.format_option}=memmap."
         for name, keys in clashes(names).items()
     ]
 

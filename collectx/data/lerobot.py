@@ -48,12 +48,13 @@ class LeRobotWriter(SequentialWriter):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        problems = [] if run.has_usual_reward else ["it needs one float32 reward for each step. Use format=memmap."]
+        option = run.format_option
+        problems = [] if run.has_usual_reward else [f"it needs one float32 reward for each step. Use {option}=memmap."]
         for leaf in (*run.observation, *run.action):
             if len(leaf.shape) > 1:
                 rule = f"it only stores vectors, but {'.'.join(leaf.key)} has shape {list(leaf.shape)}"
-                problems.append(f"{rule}. Leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
-        return problems + empty_problems(run) + clash_problems(_names(run))
+                problems.append(f"{rule}. Leave it out with env.exclude_keys, or use {option}=memmap.")
+        return problems + empty_problems(run) + clash_problems(run, _names(run))
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
         import pyarrow as pa

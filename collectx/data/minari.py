@@ -46,11 +46,12 @@ class MinariWriter(SequentialWriter):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        problems = [] if run.has_usual_reward else ["it needs one float32 reward for each step. Use format=memmap."]
+        option = run.format_option
+        problems = [] if run.has_usual_reward else [f"it needs one float32 reward for each step. Use {option}=memmap."]
         for name, space in (("observation", run.observation_space), ("action", run.action_space)):
             if (part := _unstored(space)) is not None:
                 rule = f"it cannot store {part} of the {name}. Leave it out with env.exclude_keys"
-                problems.append(f"{rule}, or use format=memmap or parquet.")
+                problems.append(f"{rule}, or use {option}=memmap or {option}=parquet.")
         return problems + empty_problems(run)
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:

@@ -82,7 +82,7 @@ class ParquetWriter(ShardWriter):
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
         columns = [("run", ()), ("seed", ()), *((".".join(leaf.key), leaf.key) for leaf in run.leaves)]
-        return empty_problems(run) + clash_problems(columns)
+        return empty_problems(run) + clash_problems(run, columns)
 
     def save(self, path: Path, frames: TensorDict) -> None:
         import pyarrow as pa

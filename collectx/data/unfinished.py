@@ -44,7 +44,8 @@ class UnfinishedEpisodes:
                 size = length * _nbytes(leaf)
                 if not file.exists() or file.stat().st_size < size:
                     raise ConfigError(
-                        f"{file} is damaged: it contains fewer than the {length} frames that the checkpoint counts."
+                        f"{file} is damaged: it contains fewer frames than the {length} that the checkpoint counts. "
+                        "Restore it from a copy, or start a new run."
                     )
                 os.truncate(file, size)
 

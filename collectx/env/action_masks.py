@@ -178,7 +178,7 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     needs = f"needs shape {needed}" if needed else "cannot be masked: only Discrete and MultiDiscrete can"
     advice = ""
     if len(counts) > 1 and math.prod(mask.shape) == math.prod(counts.tolist()):
-        advice = f"For a mask over all combinations, use one Discrete({math.prod(mask.shape)}) as action. "
+        advice = f"To mask all combinations, use a single Discrete({math.prod(mask.shape)}) as the action space. "
     raise SpaceError(
         f"the action mask {'.'.join(mask.key)!r} has shape {[*mask.shape]}, but the action space "
         f"{spec.action_space} {needs}. {advice}If it is not an action mask, rename it, or "

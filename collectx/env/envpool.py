@@ -80,8 +80,8 @@ class EnvPoolEnv(Env):
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
             raise SpaceError(
-                f"env=envpool only supports a single action, but the action space of {cfg.id} is {action.space}. "
-                "Choose another task."
+                f"env=envpool needs an action space that is a single array, but that of {cfg.id} is {action.space}. "
+                "Choose another task, or an equivalent one with env=gym."
             )
         leaves = self._observation.leaves
         self.spec = EnvSpec(cfg.num_envs, leaves, action.leaves, self._observation.space, action.space)

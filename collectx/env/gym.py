@@ -213,7 +213,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
     try:
         array = np.asarray(reward)
     except ValueError:
-        got = f"a value of type {type(reward).__name__} with uneven shape"
+        got = f"a ragged {type(reward).__name__}"
     else:
         if array.size == 1 and is_numeric(array.dtype):
             return reward_number(array.reshape(-1)[0].item(), e)

@@ -89,7 +89,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     except (SyntaxError, SystemExit) as error:
         raise ConfigError(f"env.id={cfg.id} cannot be imported: {place_of(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(f"env.id={cfg.id} cannot be made: {error}") from error
+        raise ConfigError(f"cannot create env.id={cfg.id}: {error}") from error
     return None
 
 
@@ -153,7 +153,7 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
         # Without Gymnasium's advice, which names an extra of Gymnasium.
         text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
-        raise ConfigError(f"{source} cannot be made: {text}{extra_advice(error)}") from error
+        raise ConfigError(f"cannot create {source}: {text}{extra_advice(error)}") from error
     except TypeError as error:
         made_by, passed = _call_of(cfg)
         raise_missing(error, made_by, passed, "env.kwargs")

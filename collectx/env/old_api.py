@@ -32,4 +32,4 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
         lacks_info = unpacked if result is None else not is_pair
         what = "returned an observation without an info" if lacks_info else ""
     if what:
-        raise ShapeError(f"{method}() of {where} {what}, as in Gym before 0.26. {_GYMNASIUMS[method]}") from error
+        raise ShapeError(f"{where}: {method}() {what}, as in Gym before 0.26. {_GYMNASIUMS[method]}") from error

@@ -76,7 +76,7 @@ class SpaceLeaves(Leaves):
         if self.has_text:
             self.flatten = self._flatten_with_texts  # type: ignore[method-assign]
         if len({leaf.key for leaf in self.leaves}) < len(parts):
-            raise SpaceError(f"two parts of {space} have the same name in batches, as 0 and '0' would. Rename one.")
+            raise SpaceError(f"two parts of {space} get the same key in batches, as 0 and '0' would. Rename one.")
 
     def _flatten_with_texts(self, value: Any) -> list[Any]:
         flat = super().flatten(value)
@@ -172,7 +172,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     try:
         array = np.asarray(value)
     except ValueError:
-        got = f"a value of type {type(value).__name__} with uneven shape"
+        got = f"a ragged {type(value).__name__}"
     else:
         if array.shape == leaf.shape and _fits(array, dtype):
             return
@@ -185,7 +185,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
             expected = f"dtype {dtype}, which only holds {limits.min} to {limits.max}"
     where = "the env" if e is None else f"env {e}"
     is_info = leaf.key[0] == "info"
-    says = "but info_keys declares, or the first info had," if is_info else "but its space has"
+    says = "but in info_keys, or in the first info, it has" if is_info else "but its space has"
     advice = "Return the same shape and dtype in each info" if is_info else "Fix the env or its space"
     raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}.")
 

@@ -73,7 +73,8 @@ def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
         if jobs:
             end(jobs)
     except LauncherError as error:
-        printing.error(f"not all jobs were cancelled: {error}")
+        reason = str(error).removesuffix(".")
+        printing.error(f"could not end every job: {reason}. To see which are left: collectx status")
         return False
     return True
 

@@ -154,7 +154,7 @@ def _cancel_job(run_folder: RunFolder) -> None:
 
 def _report(run_folder: RunFolder, name: str, reason: str) -> None:
     """Writes the event "requeued" or "cancelled", while SLURM is ending the job."""
-    print(f"collectx: the job is {name}: {reason}", file=sys.stderr)
+    print(f"collectx: the job was {name}: {reason}", file=sys.stderr)
     with closing(EventLog(run_folder)) as events:
         events(name, reason=reason)
 

@@ -123,14 +123,14 @@ def _follow(jobs: Sequence[str], run_folder: RunFolder) -> None:
         pause_s = _MIN_PAUSE_S if text else min(1.5 * pause_s, _MAX_PAUSE_S)
         if trainer.is_over:
             if trainer.word != "COMPLETED":
-                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {log}")
+                raise LauncherError(f"the trainer's job {jobs[0]} ended as {trainer}. Its log: {log}")
             return
         # Once a worker has joined, the trainer handles lost workers.
         has_joined = any(event["event"] == "worker_joined" for event in run_folder.read_events())
         for index, state in enumerate(others):
             if state.is_over and state.word != "COMPLETED" and not has_joined:
                 path = run_folder.worker_log(index)
-                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {path}")
+                raise LauncherError(f"the job {jobs[1 + index]} of worker {index} ended as {state}. Its log: {path}")
         time.sleep(pause_s)
 
 

@@ -39,8 +39,8 @@ _SNAPSHOT_S = 10.0
 # States of a started job that neither runs nor has ended.
 _TRANSITIONS = {
     "COMPLETING": "SLURM is ending its processes",
-    "SUSPENDED": "SLURM has suspended it for a while",
-    "STOPPED": "SLURM has stopped it for a while",
+    "SUSPENDED": "SLURM suspended it, and decides when it continues",
+    "STOPPED": "SLURM stopped it, and decides when it continues",
     "SIGNALING": "SLURM is signalling its processes",
     "STAGE_OUT": "SLURM is copying its files",
 }
@@ -204,7 +204,7 @@ def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStat
     where = f"on {state.node}" if state.node else ""
     # SLURM removes lost nodes from a job that may lose them, and nodes from an ending job.
     if state.word != "COMPLETING" and (lost := _lost_node(run_folder, job, state)):
-        return _failed(run_folder, f"{lost}, the node of the trainer, is gone, and job {job} is {state}")
+        return _failed(run_folder, f"the trainer's node {lost} is gone, and job {job} is {state}")
     if not state.is_over:
         return RunStatus(Status.RUNNING, where if state.word == "RUNNING" else f"{where}, {_transition(state)}")
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"

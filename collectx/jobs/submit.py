@@ -88,10 +88,10 @@ def _submit_and_watch(
     for text in dict.fromkeys(refusals.values()):
         count = sum(each == text for each in refusals.values())
         verb = "was" if count == 1 else "were"
-        again = f"{count} of {len(runs)} runs {verb} not submitted. Repeat this command to submit the rest"
+        again = "To submit the rest, repeat this command"
         if sweep is not None and not any(word.startswith("hydra.sweep.dir=") for word in argv):
-            again += f", with hydra.sweep.dir={shlex.quote(str(sweep.absolute()))}"
-        printing.note(f"{again}: {text}")
+            again += f" with hydra.sweep.dir={shlex.quote(str(sweep.absolute()))}"
+        printing.note(f"{count} of {len(runs)} runs {verb} not submitted: {text.removesuffix('.')}. {again}")
     results += [Outcome(Status.FAILED, run.folder) for run in refused]
     running = [run for run in runs if run.folder in jobs]
     watched = [run for run in running if run.launcher.wait]

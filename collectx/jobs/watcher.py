@@ -156,7 +156,7 @@ class Watcher:
             self._show_events(run, display)
             if run.damage and run not in self._damaged:
                 self._damaged.append(run)
-                display.say(f"{run.damage}; the run is still followed, by what can be read")
+                display.say(f"{run.damage}; collectx keeps following the run, and shows what it can still read")
         now_s = time.monotonic()
         # An unchanged result, as of a requeued job's earlier attempt, is no reason for a query.
         changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
@@ -238,8 +238,11 @@ class Watcher:
             self._cancel()
             return
         self._interrupted_s = time.monotonic()
-        words = f"within {self._grace_s:g} s (checkpoint.grace_s + collector.close_timeout_s); Ctrl-C cancels at once"
-        self._end(self._interrupt_jobs, f"ending {self._describe_jobs()}, with a checkpoint, {words}")
+        limit = f"within {self._grace_s:g} s (checkpoint.grace_s + collector.close_timeout_s)"
+        text = (
+            f"saving a checkpoint and ending {self._describe_jobs()}, {limit}. To cancel at once, press Ctrl-C again."
+        )
+        self._end(self._interrupt_jobs, text)
 
     def _cancel(self) -> None:
         self._is_cancelled = True

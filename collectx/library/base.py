@@ -363,7 +363,7 @@ class BaseCollector(ReadableCollector):
                 of `collector.policy`, or those that `weight_updater` returns. A dict from worker indices to any of
                 these sets weights of single workers, which act with them until you publish newer weights for them or
                 for all; the other workers and `collector.policy` keep theirs.
-            weights, policy_weights, policy: other names of `policy_or_weights`.
+            weights, policy_weights, policy: the same as `policy_or_weights`.
             weights_dict: weights by the model ids that `model_id` lists; only the policy's weights may be None.
             model_id: what the weights belong to. None or "policy": the policy. A path such as
                 "env.transform[0].module": that module in each worker, which gets them between two batches; the call

@@ -247,8 +247,8 @@ class RayCollector(BaseCollector):
             create_env_fn: a callable per new worker. It must make the same number of envs, with the same spaces, as for
                 the other workers.
             num_envs, policy: ignored (accepted for TorchRL compatibility); new workers use the collector's policy.
-            collector_kwargs, remote_configs: as in the constructor, for every new worker. `remote_configs=None`: those
-                of the first worker.
+            collector_kwargs: as in the constructor, for every new worker.
+            remote_configs: as in the constructor, for every new worker. None: those of the first worker.
 
         Raises:
             ConfigError: `collector_kwargs` or `remote_configs` are wrong. Nothing has changed.

@@ -104,8 +104,7 @@ def language_of(keywords: Any) -> Language:
     def name(word: str) -> str | None:
         path, has_value, value = word.partition("=")
         if path in _CLASSES and has_value:
-            kinds, own = value.split(" or "), _CLASSES[path]
-            return " or ".join(own.get(kind, f"{kind.title().replace('_', '')}Collector") for kind in kinds)
+            return _CLASSES[path].get(value, f"{value.title().replace('_', '')}Collector")
         if path.startswith("launcher.sbatch."):
             return path.replace("launcher.sbatch", "slurm_kwargs")
         if path not in of_paths:
@@ -119,7 +118,7 @@ def language_of(keywords: Any) -> Language:
         values = convert if isinstance(convert, dict) else {each: each for each in choices}
         if path == "launcher":
             values = {**values, "mp": "local"}
-        shown = [repr(each) for each, option in values.items() if option in value.split(" or ")]
+        shown = [repr(each) for each, option in values.items() if option == value]
         return f"{keyword.name}={' or '.join(shown) or PYTHON.name(value) or value}"
 
     return replace(PYTHON, name=name)

@@ -11,7 +11,7 @@ _PROCESSES = (
 
 # Methods and attributes, with the reason or a replacement, in whole sentences.
 ATTRIBUTES = {
-    "IPAddr": "Workers get the trainer's address by themselves. To choose its port, pass tcp_port to the constructor",
+    "IPAddr": "Workers find the trainer's address by themselves. To choose its port, pass tcp_port to the constructor",
     "env_method": "To call a method of the envs, use call()",
     "cascade_execute": _WEIGHT_SCHEMES,
     "collector_infos": _PROCESSES,

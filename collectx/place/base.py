@@ -158,24 +158,24 @@ class Place:
         """Collector, backend and launcher fit together."""
         collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
         if collector.kind == "rpc" and backend not in ("auto", "rpc"):
-            advice = "use `backend=auto or rpc`, or `collector=distributed or distributed_sync`."
+            advice = "use `backend=rpc`, `collector=distributed` or `collector=distributed_sync`."
             yield Problem("backend", "`collector=rpc` always uses torch RPC", backend, advice)
             return
         yield from self._misplaced()
         if collector.needs_network and backend in ("inline", "shared_memory"):
             rule = f"`collector={collector.kind}` always uses a network"
             alternative = f"`collector=multi_{collector.schedule}`"
-            yield Problem("backend", rule, backend, f"use `backend=auto or gloo`, or {alternative}.")
+            yield Problem("backend", rule, backend, f"use `backend=gloo`, or {alternative}.")
         elif not collector.has_workers:
             yield from self._without_transport("`collector=single`")
         elif backend == "inline":
             rule = f"`collector={collector.kind}` with `launcher={launcher}` runs in several processes"
-            yield Problem("backend", rule, backend, "use `backend=auto or shared_memory`, or `launcher=inline`.")
+            yield Problem("backend", rule, backend, "use `backend=auto`, or `launcher=inline`.")
         elif backend == "shared_memory" and not self.is_local:
             rule = f"the workers of `launcher={launcher}` may be on other hosts"
-            yield Problem("backend", rule, backend, "use `backend=auto or gloo`.")
+            yield Problem("backend", rule, backend, "use `backend=gloo`.")
         elif backend == "nccl" and (reason := self._why_no_nccl()):
-            yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
+            yield Problem("backend", reason, backend, "use `backend=gloo`.")
 
     def _misplaced(self) -> Iterator[Problem]:
         """Collector and backend are not those of other places only."""
@@ -186,7 +186,7 @@ class Place:
     def _without_transport(self, choice: str) -> Iterator[Problem]:
         if self.cfg.backend.kind not in ("auto", "inline"):
             rule = f"{choice} runs in one process, so nothing is sent"
-            yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto or inline`.")
+            yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto`.")
 
     def _single_problems(self) -> Iterator[Problem]:
         """A launcher that starts workers has workers to start."""

@@ -20,7 +20,7 @@ Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 AnyHandle: TypeAlias = Handle | Iterator[None]
 
 _LAST_WORDS_BYTES = 2000
-_NO_LOG = ", which does not exist, so perhaps not all nodes share the run folder: choose another with hydra.run.dir"
+_NO_LOG = ", which does not exist. If not all nodes share the run folder, choose one that they share with hydra.run.dir"
 
 
 class Launcher:

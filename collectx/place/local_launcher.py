@@ -148,9 +148,9 @@ class LocalLauncher(Launcher):
         server takes longer than `collector.start_timeout_s`."""
         if multiprocessing.current_process().daemon:
             raise LauncherError(
-                f"{multiprocessing.current_process().name} is a daemonic process (as in multiprocessing.Pool), which "
-                "Python does not allow to start workers. Collect in the process itself "
-                f"({'Collector' if speaks_python() else 'collector=single'}), or use "
+                f"{multiprocessing.current_process().name} is daemonic, as in multiprocessing.Pool, and Python lets no "
+                "daemonic process start others. Collect in this process, with "
+                f"{'Collector' if speaks_python() else 'collector=single'}, or start this process with "
                 "concurrent.futures.ProcessPoolExecutor."
             )
         mark = descendants.new_mark()

@@ -50,7 +50,7 @@ class RayCluster(Place):
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":
             rule = "Ray starts the workers of `launcher=ray`, so MPI cannot connect them"
-            yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
+            yield Problem("backend", rule, "mpi", "use `backend=gloo`.")
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
         """Each worker's actor requests the GPU on which its policy acts."""

@@ -9,6 +9,8 @@ Box.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,12 +20,17 @@ from torch import nn
 from collectx.batch import Leaf
 from collectx.errors import SpaceError
 
+# Takes the gradients of a loss by each log-probability, `[B]`, and by each entropy, one number for all; returns that by
+# `raw`, and sets those of the head's parameters.
+HeadGradient: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
+
 
 class Head(nn.Module):
     """The interface of heads. `raw` is the network's output, `[..., num_inputs]`; actions are `[..., *shape]`.
-    `num_inputs` is the width of `raw`."""
+    `num_inputs` is the width of `raw`. `has_gradient` says whether `differentiate` exists."""
 
     num_inputs: int
+    has_gradient = False
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a sampled action and its log-probability, `[...]` float32."""
@@ -36,6 +43,11 @@ class Head(nn.Module):
     def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the log-probability of `action` and the entropy of the distribution, both `[...]` and
         differentiable."""
+        raise NotImplementedError
+
+    def differentiate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, HeadGradient]:
+        """Returns the results of `evaluate` for `raw`, `[B, num_inputs]`, and a function for their gradients. It calls
+        autograd's kernels in autograd's order, so that both gradients are equal bit by bit."""
         raise NotImplementedError
 
 
@@ -65,6 +77,7 @@ class Categorical(Head):
             beyond = torch.arange(self._width) >= torch.as_tensor(flat)[:, None]
             mask = torch.zeros(self._choices, self._width).masked_fill_(beyond, -torch.inf)
         self.register_buffer("_mask", mask, persistent=False)
+        self.has_gradient = self._scalar
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         probability = self._logits(raw).softmax(-1)
@@ -93,6 +106,19 @@ class Categorical(Head):
         entropy = -(finite * log_probs.exp()).sum(-1)
         return (log_prob, entropy) if self._scalar else (log_prob.sum(-1), entropy.sum(-1))
 
+    def differentiate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, HeadGradient]:
+        log_probs = raw.log_softmax(-1)
+        probability = log_probs.exp()
+        index = action.to(torch.int64)
+        index = (index if self._plain else index - self._start).unsqueeze(-1)
+
+        def gradient(d_log_prob: torch.Tensor, d_entropy: float) -> torch.Tensor:
+            d_log_probs = probability * -d_entropy + (log_probs * -d_entropy) * probability
+            d_log_probs += torch.zeros_like(raw).scatter_add_(-1, index, d_log_prob.unsqueeze(-1))
+            return torch.ops.aten._log_softmax_backward_data(d_log_probs, log_probs, -1, raw.dtype)
+
+        return log_probs.gather(-1, index).squeeze(-1), -(log_probs * probability).sum(-1), gradient
+
     def _logits(self, raw: torch.Tensor) -> torch.Tensor:
         if self._scalar:
             return raw
@@ -111,6 +137,8 @@ class Gaussian(Head):
     Actions are neither squashed nor clipped: env and batch get exactly the sample, so the stored log-probability is the
     true one. The env or a wrapper (`gymnasium.wrappers.ClipAction`) may clip actions.
     """
+
+    has_gradient = True
 
     def __init__(self, leaf: Leaf):
         super().__init__()
@@ -135,6 +163,21 @@ class Gaussian(Head):
         log_prob = noise.square().sum(-1) * -0.5 - volume
         return log_prob, (volume + 0.5 * self.num_inputs).expand(log_prob.shape)
 
+    def differentiate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, HeadGradient]:
+        difference = action.reshape(raw.shape).to(raw.dtype) - raw
+        scale = torch.exp(-self.log_std)
+        noise = difference * scale
+        volume = self.log_std.sum() + self._offset
+        entropy = (volume + 0.5 * self.num_inputs).expand(len(raw))
+
+        def gradient(d_log_prob: torch.Tensor, d_entropy: float) -> torch.Tensor:
+            d_noise = (d_log_prob * -0.5).unsqueeze(-1) * (noise * 2)
+            d_volume = torch.full_like(d_log_prob, d_entropy).sum() - d_log_prob.sum()
+            self.log_std.grad = d_volume - (d_noise * difference).sum(0) * scale
+            return -(d_noise * scale)
+
+        return noise.square().sum(-1) * -0.5 - volume, entropy, gradient
+
     def _action(self, flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype != self._dtype:
             flat = flat.to(self._dtype)
@@ -156,7 +199,7 @@ def head_for(space: object, leaf: Leaf) -> Head:
     if type(space) is spaces.Space:  # it stands for spaces that only TorchRL has, such as one-hot actions
         name, ways = f"one-hot actions {list(leaf.shape)}", f"{ways}, or an env with categorical actions"
     elif isinstance(space, spaces.Dict) and len(leaf.key) > 1:
-        name = f"that of the group of agents {'.'.join(leaf.key)}"
+        name = f"the Dict of a group of agents ({'.'.join(leaf.key)})"
     raise SpaceError(
         "the built-in policies only support the action spaces Discrete, MultiDiscrete, MultiBinary and floating-point "
         f"Box, not {name}. Use {ways}."

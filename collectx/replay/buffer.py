@@ -221,7 +221,7 @@ class ReplayBuffer:
                 given = torch.as_tensor(index)
                 if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point):
                     raise TypeError(
-                        f"indices must be whole numbers, such as extend() returns, but these are {given.dtype}"
+                        f"indices must be integers, such as those that extend() returns, but these are {given.dtype}"
                     )
                 indices = given.to("cpu", torch.int64).numpy()
             absent = indices[~self._ring.contains(indices)]

@@ -215,7 +215,10 @@ def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], d
     dims = batch.batch_dims
     for key, tensor in iter_leaves(batch):
         if not isinstance(tensor, torch.Tensor):
-            raise ShapeError(f"{'.'.join(key)!r} is of type {type(tensor).__name__}, but a buffer only stores tensors")
+            raise ShapeError(
+                f"{'.'.join(key)!r} is of type {type(tensor).__name__}, but a buffer stores only tensors. Convert it "
+                "to a tensor, or remove it from the batch."
+            )
         if key[0] in _SAMPLE_KEYS:
             raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it.")
         leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)

@@ -66,7 +66,7 @@ class Sampler:
         when the frames are in the ring and this sampler's shared memory is zero."""
 
     def rebuild(self) -> None:
-        """Recomputes the shared memory after a process died in a change, or the ring was restored."""
+        """Recomputes the shared memory after a process died while changing it, or the ring was restored."""
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample, by name. The

@@ -62,13 +62,13 @@ class RolloutOptions:
         if self.may_end_early and spec.ragged:
             raise ConfigError(
                 "interruptor cannot be used with this vector env: it spends steps on resets, so ending a batch early "
-                "would leave its envs with different numbers of frames. Make the env with autoreset_mode=disabled or "
-                "same_step."
+                "would leave its envs with different numbers of frames. Make the env with the autoreset_mode disabled "
+                "or same_step."
             )
         if not spec.can_reset_early:
             rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"
             advice = (
-                "use Gymnasium's sync or async vector env (vectorization_mode) with autoreset_mode=disabled or "
+                "use Gymnasium's own vector env (vectorization_mode=sync) with the autoreset_mode disabled or "
                 "same_step, or single envs."
             )
             problems = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectx.config.derived import acts_in_fixed_order, is_elastic, rows_per_env
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, either
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -30,36 +30,37 @@ def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
             "collector.frames_per_batch",
             f"is not a multiple of {product} ({frames} / {unit} = {frames / unit:.2f})",
             frames,
-            f"use `collector.frames_per_batch={f'{below} or {below + unit}' if below else unit}`.",
+            f"use {either(f'`collector.frames_per_batch={each}`' for each in (below, below + unit) if each)}.",
         )
 
 
 def resets(cfg: RunConfig) -> Iterator[Problem]:
     """See `slow_resets`. An env that chooses this mode itself is checked when it is made."""
     if isinstance(cfg.env, GymVectorEnvConfig) and cfg.env.autoreset_mode == "next_step":
-        yield from slow_resets(cfg, "`env.autoreset_mode=next_step`", "use `env.autoreset_mode=disabled or same_step`")
+        yield from slow_resets(cfg, is_made=False)
 
 
-def slow_resets(
-    cfg: RunConfig,
-    mode: str = "autoreset_mode=next_step",
-    remedy: str = "make the env with autoreset_mode=disabled or same_step",
-) -> Iterator[Problem]:
+def slow_resets(cfg: RunConfig, is_made: bool = True) -> Iterator[Problem]:
     """Envs that spend a step on a reset are not reset before their episodes end, and batches may begin with frames of
-    earlier ones. `mode` names the mode of such envs, `remedy` says how to choose another; by default, of an env that
-    was made."""
-    collector = cfg.collector
+    earlier ones. `is_made` says whether the env was made with this mode, or `env.autoreset_mode` names it."""
+    collector, mode = cfg.collector, "autoreset_mode=next_step" if is_made else "`env.autoreset_mode=next_step`"
+
+    def advice(*others: str) -> str:
+        if is_made:
+            return ", or use ".join(["make the env with the autoreset_mode disabled or same_step", *others]) + "."
+        return f"use {either(['`env.autoreset_mode=disabled`', '`env.autoreset_mode=same_step`', *others])}."
+
     for name in ("max_frames_per_traj", "reset_at_each_iter"):
         if value := getattr(collector, name, None):
             rule = f"with {mode}, an env is only reset when its episode has ended"
-            yield Problem(f"collector.{name}", rule, value, f"{remedy}.")
+            yield Problem(f"collector.{name}", rule, value, advice())
     for name in ("max_policy_lag", "preemptive_threshold"):
         if (value := getattr(collector, name, None)) is not None:
             rule = f"with {mode}, a batch may begin with frames of an earlier batch"
-            yield Problem(f"collector.{name}", rule, value, f"{remedy}, or set `collector.{name}=null`.")
+            yield Problem(f"collector.{name}", rule, value, advice(f"`collector.{name}=null`"))
     if isinstance(cfg.inference, ServerInferenceConfig):
         rule = f"with {mode}, the server would act before the place of a frame in the batch is known"
-        yield Problem("inference=server", rule, advice=f"{remedy}, or use `inference=local`.")
+        yield Problem("inference=server", rule, advice=advice("`inference=local`"))
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
@@ -79,7 +80,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
         rule = "wrappers apply to single envs, but this vector env creates all of its envs itself"
-        advice = "use `env.id` with `env.vectorization_mode=sync or async`, or leave out the wrappers."
+        advice = "use `env.id` with `env.vectorization_mode=sync`, or leave out the wrappers."
         yield Problem("env.wrappers", rule, env.wrappers, advice)
 
 
@@ -90,7 +91,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
             "collector.num_workers",
             "`collector=single` has one worker, which runs in the trainer's process",
             cfg.collector.num_workers,
-            "use `collector=multi_sync or multi_async`, or `collector.num_workers=1`.",
+            "use `collector=multi_sync`, `collector=multi_async` or `collector.num_workers=1`.",
         )
 
 
@@ -155,7 +156,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"workers with several processes (`{path}={count}`) only load weights between batches"
         yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
     if collector.inner == "single":
-        advice = "use `collector.inner=sync or async`, or `collector.num_workers_per_collector=1`."
+        advice = "use `collector.inner=sync`, `collector.inner=async` or `collector.num_workers_per_collector=1`."
         yield Problem(path, "with `collector.inner=single`, each worker has one process", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
         rule = f"with `{path}={count}` `collector.inner=async`, the processes in a worker add a lag of their own"
@@ -186,7 +187,7 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"with `backend={place.backend}`, workers share no memory with the inference server"
         if place.is_inline:
             rule = "the workers are in the trainer's process, where they act one after another"
-        advice = f"use `collector=multi_sync or multi_async` with `launcher=local`, or {local.removeprefix('use ')}"
+        advice = f"use `collector=multi_{collector.schedule}` with `launcher=local`, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
         rule = f"is too many for `inference=server`, which serves at most {MAX_SERVED_WORKERS} workers"
@@ -203,9 +204,7 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     is_fixed = acts_in_fixed_order(cfg)
     if is_fixed and collector.schedule == "async":
         rule = "async workers do not step in a fixed order"
-        yield Problem(
-            "inference.order", rule, options.order, "use `inference.order=auto or ready`, or a sync collector."
-        )
+        yield Problem("inference.order", rule, options.order, "use `inference.order=ready`, or a sync collector.")
     if not is_fixed and collector.overlap and collector.schedule == "sync":
         rule = "with `inference.order=ready`, one policy call would need two weight versions"
         yield Problem(

@@ -18,7 +18,10 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     if getattr(collector, "compact_obs", False):
         rule = f"`trainer={trainer}` needs the next observation of each frame, which this option leaves out"
         yield Problem(
-            "collector.compact_obs", rule, True, "use `collector.compact_obs=false`, or `trainer=meter or custom`."
+            "collector.compact_obs",
+            rule,
+            True,
+            "use `collector.compact_obs=false`, `trainer=meter` or `trainer=custom`.",
         )
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
     if trajectories is None and threshold is not None:
@@ -93,7 +96,7 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
             "policy",
             "`trainer=dqn` needs a policy that computes action values",
             policy,
-            "use `policy=q_mlp or q_cnn`, and an env with discrete actions.",
+            "use `policy=q_mlp` or `policy=q_cnn`, and an env with discrete actions.",
         )
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
         rule = f"`trainer={trainer}` needs a policy that computes action probabilities"

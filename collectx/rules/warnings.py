@@ -20,8 +20,8 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":
         notes.append(
-            f"with collector={collector.kind}, batches lag a few updates behind, and PPO does not correct for that. "
-            "Use trainer=impala, which does, or collector=multi_sync, whose batches do not lag."
+            f"with collector={collector.kind}, batches lag a few updates behind, and PPO corrects for that only in "
+            "part. Use trainer=impala, which does so by V-trace, or collector=multi_sync, whose batches do not lag."
         )
     if trainer == "impala" and collector.schedule != "async":
         notes.append(

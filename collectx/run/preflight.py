@@ -73,7 +73,7 @@ def env_problems(cfg: RunConfig) -> list[str]:
             advice = f"If a module registers it, name the module too: env.id=MODULE:{env_id}"
             return [f"env.id={env_id} is unknown.{question} {advice}"]
         text = str(error)
-        return [f"env.id={env_id} cannot be made: {text}{'' if text.endswith(('.', '?')) else '.'}"]
+        return [f"cannot create env.id={env_id}: {text}{'' if text.endswith(('.', '?')) else '.'}"]
     return []
 
 

@@ -186,7 +186,7 @@ def _digest(checkpoint: Checkpoint, metrics: Path, lines: Iterator[dict[str, Any
         except (AttributeError, ValueError) as error:
             raise DamagedFileError(f"{metrics}: line {count}: its digest is {line['digest']!r}") from error
     if (count, frames) != (batches, all_frames):
-        ends = f"{metrics} ends after {counted(count, 'batch', 'batches')}, {frames} frames"
-        theirs = f"{counted(batches, 'batch', 'batches')}, {all_frames} frames"
-        raise DamagedFileError(f"{ends}, but {checkpoint.path} contains {theirs}")
+        found = f"{counted(count, 'batch', 'batches')} ({frames} frames)"
+        expected = f"{counted(batches, 'batch', 'batches')} ({all_frames} frames)"
+        raise DamagedFileError(f"{metrics} contains {found}, but the checkpoint {checkpoint.path} counts {expected}")
     return digest

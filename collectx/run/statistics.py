@@ -270,9 +270,8 @@ class MetricsTail(Statistics):
                 for line in lines:
                     self._add_line(line)
             except (KeyError, TypeError) as error:
-                raise DamagedFileError(
-                    f"{self._lines.path} is damaged: a line does not describe a batch: {error!r}"
-                ) from error
+                what = f"has no {error}" if isinstance(error, KeyError) else f"does not describe a batch: {error}"
+                raise DamagedFileError(f"{self._lines.path} is damaged: a line {what}") from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames

@@ -123,7 +123,9 @@ class ReducingPickler(cloudpickle.Pickler):
             # These three references are those of the array, of `base` and of the argument, so nothing else refers to
             # it.
             if sys.getrefcount(base) > 3:
-                raise NotRestorableError("an object array that is a view of another one cannot be saved")
+                raise NotRestorableError(
+                    "an object array that is a view of another one cannot be saved. Copy it (array.copy())"
+                )
             return NotImplemented
         if array.dtype.hasobject or not array.flags.contiguous:
             return NotImplemented

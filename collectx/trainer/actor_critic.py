@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -30,12 +31,14 @@ from collectx.trainer.base import (
     remaining_fraction,
 )
 from collectx.trainer.finite import check_finite
+from collectx.trainer.networks import networks_of
 from collectx.trainer.returns import gae, vtrace
 from collectx.trainer.rewards import RewardScale
 
 _ADVICE = (
-    "it does not compute log-probabilities of actions. Use policy=mlp or cnn, or write a module with observation_keys "
-    "and evaluate(observation, action), which also writes action_log_prob: see docs/tutorials/your-policy.md."
+    "it does not compute log-probabilities of actions. Use policy=mlp or policy=cnn, or write a module with "
+    "observation_keys and evaluate(observation, action), which also writes action_log_prob: see "
+    "docs/tutorials/your-policy.md."
 )
 
 
@@ -64,6 +67,7 @@ class ActorCriticTrainer(ABC):
         self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
         self._optimizer = Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
+        self._networks = networks_of(self.policy, self.critic)
         self._update_statistics = getattr(self.policy, "update_statistics", None)
         self._scale_rewards = RewardScale(cfg.gamma) if cfg.normalize_rewards else None
 
@@ -97,9 +101,14 @@ class ActorCriticTrainer(ABC):
     def learn(self, batch: Transitions) -> torch.Tensor:
         """Updates the networks with a batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
 
-    def step(self, loss: torch.Tensor) -> None:
-        """Takes one gradient step."""
-        self._optimizer.minimize(loss, self._cfg.max_grad_norm)
+    def step(self, d_log_prob: torch.Tensor, error: torch.Tensor) -> None:
+        """Takes one gradient step after `self._networks.evaluate`. `d_log_prob` is the gradient of the actor's loss by
+        each log-probability, and `error` are the values minus their targets, both `[B]`."""
+        cfg, frames = self._cfg, len(error)
+        self._optimizer.zero_grad()
+        d_value = error * 2 * (_float32(cfg.critic_coeff) / frames)
+        self._networks.backward(d_log_prob, -_float32(cfg.entropy_coeff) / frames, d_value)
+        self._optimizer.clipped_step(cfg.max_grad_norm)
 
     def state_dict(self) -> dict:
         """Tensors and plain data only."""
@@ -128,7 +137,9 @@ class PpoTrainer(ActorCriticTrainer):
 
     def learn(self, batch: Transitions) -> torch.Tensor:
         cfg = self._cfg
-        value, next_value = state_values(self.critic, batch)
+        with torch.no_grad():
+            value = self.critic(flat(batch.observation)).view(batch.reward.shape)
+        next_value = next_values(self.critic, value, batch)
         advantage = gae(batch.reward, value, next_value, batch.done, cfg.gamma, cfg.gae_lambda)
         target = (advantage + value).flatten()
         observation, advantage = flat(batch.observation), advantage.flatten()
@@ -144,16 +155,16 @@ class PpoTrainer(ActorCriticTrainer):
             minibatches = (tensor.tensor_split(num_minibatches) for tensor in (order, *parts))
             for index, acted, old, gain, value_target in zip(*minibatches, strict=True):
                 x = [tensor[index] for tensor in observation]
-                log_prob, entropy = self.policy.evaluate(x, acted)
+                log_prob, entropy, value = self._networks.evaluate(x, acted)
                 if cfg.normalize_advantage:
                     gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
                 ratio = (log_prob - old).exp()
-                clipped = ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon)
-                actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()
-                critic_loss = (self.critic(x) - value_target).square().mean()
-                entropy = entropy.mean()
-                self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
-                losses.append(torch.stack((actor_loss, critic_loss, entropy)).detach())
+                objective, bound = ratio * gain, ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon) * gain
+                actor_loss = -torch.minimum(objective, bound).mean()
+                error = value - value_target
+                # Frames with a clipped ratio have no gradient.
+                self.step(torch.where(objective <= bound, gain * (-1 / len(gain)), 0.0) * ratio, error)
+                losses.append(torch.stack((actor_loss, error.square().mean(), entropy.mean())))
         return torch.stack(losses)
 
 
@@ -167,11 +178,11 @@ class ImpalaTrainer(ActorCriticTrainer):
     def learn(self, batch: Transitions) -> torch.Tensor:
         cfg = self._cfg
         observation = flat(batch.observation)
-        log_prob, entropy = self.policy.evaluate(observation, flat([batch.action])[0])
-        value, next_value = state_values(self.critic, batch)
-        log_prob, entropy = log_prob.view(batch.reward.shape), entropy.mean()
+        log_prob, entropy, value = self._networks.evaluate(observation, flat([batch.action])[0])
+        log_prob, value = log_prob.view(batch.reward.shape), value.view(batch.reward.shape)
+        next_value = next_values(self.critic, value, batch)
         target, advantage = vtrace(
-            log_prob.detach() - batch.log_prob,
+            log_prob - batch.log_prob,
             batch.reward,
             value,
             next_value,
@@ -180,10 +191,9 @@ class ImpalaTrainer(ActorCriticTrainer):
             cfg.rho_clip,
             cfg.c_clip,
         )
-        actor_loss = -(log_prob * advantage).mean()
-        critic_loss = (self.critic(observation) - target.flatten()).square().mean()
-        self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
-        return torch.stack((actor_loss, critic_loss, entropy)).detach().unsqueeze(0)
+        error = (value - target).flatten()
+        self.step(advantage.flatten() * (-1 / len(error)), error)
+        return torch.stack((-(log_prob * advantage).mean(), error.square().mean(), entropy.mean())).unsqueeze(0)
 
 
 class Critic(nn.Module):
@@ -276,19 +286,22 @@ def flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def state_values(critic: Callable[..., torch.Tensor], batch: Transitions) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the values of the observations and of the next observations, both `[R, T]`.
+def next_values(critic: Callable[..., torch.Tensor], value: torch.Tensor, batch: Transitions) -> torch.Tensor:
+    """Returns the values of the next observations, `[R, T]`, given those of the observations, `[R, T]`.
 
     Within an episode, the next observation is the observation of the following frame. So this evaluates next
     observations only for the last frame of each row and the last frames of episodes. The next value of a terminated
     frame is 0; that of a truncated frame is the value of its true final observation (Pardo et al. 2018, "Time Limits in
     Reinforcement Learning").
     """
-    shape = batch.reward.shape
-    value = critic(flat(batch.observation)).view(shape)
     is_last = batch.done.clone()
     is_last[:, -1] = True
     index = is_last.flatten().nonzero().squeeze(-1)
     next_value = torch.roll(value, -1, 1)
     next_value.view(-1)[index] = critic([tensor[index] for tensor in flat(batch.next_observation)])
-    return value, next_value.masked_fill_(batch.terminated, 0.0)
+    return next_value.masked_fill_(batch.terminated, 0.0)
+
+
+def _float32(number: float) -> float:
+    """Returns the nearest float32, which torch multiplies a float32 tensor by."""
+    return float(np.float32(number))

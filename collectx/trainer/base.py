@@ -68,7 +68,8 @@ class Trainer(Protocol):
     `train`. An optional method `checkpoint_written()` is called when a checkpoint is on the disk.
     """
 
-    def train(self, collection: BatchCollection) -> str | None: ...
+    def train(self, collection: BatchCollection) -> str | None:
+        """Learns from the batches of `collection`, and publishes weights."""
 
     def state_dict(self) -> dict:
         """Returns the state for `load_state_dict`: only tensors and plain data."""
@@ -105,7 +106,7 @@ def check_trainable(
     if spec.deltas:
         raise ConfigError(
             f"trainer={cfg.kind} needs the next observation, but NextObservationDelta deletes it. Leave out this "
-            "transform, or use trainer=meter or custom."
+            "transform, or use trainer=meter or trainer=custom."
         )
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)

@@ -40,8 +40,8 @@ _MAX_STEPS_PER_SAMPLE = 16
 
 _LOSSES = ("loss", "value")
 _ADVICE = (
-    "it does not compute action values. Use policy=q_mlp or q_cnn. Or give your module observation_keys, epsilon, "
-    "index and forward, as collectx.policy.q.QPolicy has them."
+    "it does not compute action values. Use policy=q_mlp or policy=q_cnn, or give your module the attributes "
+    "observation_keys, epsilon, index and forward, as collectx.policy.q.QPolicy has them."
 )
 
 

@@ -119,11 +119,11 @@ def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     """Returns the slot and the report in a result of `pack_full`. The report's arrays are views of `message`. Raises
     `ValueError` if the size or the content of the message is wrong."""
     if len(message) < _FULL.size:
-        raise ValueError(f"FULL with {len(message)} bytes")
+        raise ValueError(f"FULL has {len(message)} bytes, but needs at least {_FULL.size}")
     _, slot, version, frames, episodes, metrics, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
     end = _FULL.size + 16 * (episodes + metrics)
     if min(episodes, metrics) < 0 or end > len(message):
-        raise ValueError(f"FULL with {len(message)} bytes, {episodes} episodes and {metrics} metrics")
+        raise ValueError(f"FULL has {len(message)} bytes, but {episodes} episodes and {metrics} metrics need {end}")
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
     sums = np.frombuffer(message, np.float64, 2 * metrics, _FULL.size + 16 * episodes).reshape(2, metrics)
@@ -135,9 +135,9 @@ def _unpack_added(message: bytes) -> dict[Key, torch.Tensor]:
     try:
         added = unpack_tensors(message)
     except Exception as error:
-        raise ValueError(f"FULL with {len(message)} bytes that are not tensors") from error
+        raise ValueError(f"FULL ends with {len(message)} bytes that are not tensors") from error
     if not isinstance(added, dict) or not all(_is_entry(*each) for each in added.items()):
-        raise ValueError(f"FULL with {type(added).__name__} in place of tensors")
+        raise ValueError(f"FULL contains {type(added).__name__} in place of tensors")
     return added
 
 

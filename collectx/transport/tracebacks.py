@@ -82,5 +82,5 @@ def _read(pid: int) -> str:
     text = f"The stacks of its threads:\n{_OUTER.sub('', written.decode(errors='replace'))}"
     if stat.S_ISREG((descriptors / "2").stat().st_mode):
         with open(descriptors / "2", "a") as log:
-            log.write(f"The trainer kills this worker because it exceeded a timeout. {text}")
+            log.write(f"The trainer killed this worker, because it exceeded a timeout. {text}")
     return text.rstrip()

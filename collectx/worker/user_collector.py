@@ -182,7 +182,8 @@ class _Layout:
             unexpected = [f"{'.'.join(key)} {kinds[key]} is unexpected" for key in kinds if key not in expected]
             raise ShapeError(
                 f"{self._name} returned a batch that does not match what the trainer's env and policy write (shapes of "
-                f"one frame): {'; '.join([*missing, *different, *unexpected])}"
+                f"one frame): {'; '.join([*missing, *different, *unexpected])}. Return the same keys, shapes and "
+                "dtypes."
             )
         return leaves
 

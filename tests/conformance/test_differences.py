@@ -54,7 +54,7 @@ def test_a_distribution_of_torch_has_no_median():
         collect(torchrlenvs.pushing, policy, exploration_type=ExplorationType.MEDIAN)
 
 
-@pytest.mark.difference("the index of a one-hot action, or a score for each action")
+@pytest.mark.difference("a policy that returns the index of a one-hot action, or a score for each action")
 @pytest.mark.parametrize("action", [torch.tensor(1), torch.tensor([0.4, 0.9])], ids=["index", "scores"])
 def test_what_is_not_one_hot_is_action_0(action):
     (batch,) = collect(torchrlenvs.one_hot, acting(lambda seen: action.clone()))

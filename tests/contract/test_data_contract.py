@@ -219,7 +219,7 @@ def test_a_format_with_numbered_episodes_takes_one_run_at_a_time(tmp_path, forma
     def meanwhile():
         yield batches[0]
         with pytest.raises(
-            ConfigError, match=f"another run is recording to it, and format={format} allows only one at a"
+            ConfigError, match=f"another run is recording to it, and trainer.format={format} allows only one at a"
         ):
             trainer(format, tmp_path / "set").train(Batches(batches, tmp_path / "other"))
         yield from batches[1:]
@@ -232,7 +232,7 @@ def test_a_format_with_numbered_episodes_takes_one_run_at_a_time(tmp_path, forma
         again = trainer(format, tmp_path / "set")
         if saved is not None:
             again.load_state_dict(saved)
-        with pytest.raises(ConfigError, match=r"contains later episodes of .*two, so those of .*one cannot"):
+        with pytest.raises(ConfigError, match=r"later episodes, of .*two, follow those of .*one, so these cannot"):
             again.train(Batches(batches, tmp_path / "one"))
     assert facts(episodes(tmp_path / "set", format), format) == before
 

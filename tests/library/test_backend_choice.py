@@ -50,7 +50,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"backend": "thread"}, "backend='thread' is unknown. Valid names: 'direct', "),
+        ({"backend": "thread"}, "backend='thread' is unknown. Valid values: 'direct', "),
         ({"num_collectors": 0}, "num_collectors=0 must be an int"),
         (
             {"num_collectors": 2, "backend": "direct"},

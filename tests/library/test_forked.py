@@ -189,7 +189,7 @@ def test_a_forked_process_makes_a_collector_after_its_parent_has_closed_its_own(
 
 
 def test_a_worker_of_a_pool_is_told_what_to_do():
-    refused = pytest.raises(LauncherError, match=r"daemonic.*use concurrent\.futures\.ProcessPoolExecutor")
+    refused = pytest.raises(LauncherError, match=r"daemonic.*with concurrent\.futures\.ProcessPoolExecutor")
     with multiprocessing.get_context("fork").Pool(1) as pool, refused:
         pool.map(_collects, [0])
 

@@ -285,7 +285,7 @@ PASSED = [
 ]
 for kind, keywords in PASSED:
     notes = attempt(kind, **keywords)
-    assert f"while the worker was unpickling {[*keywords][-1]}" in notes, (keywords, notes)
+    assert f"while the worker unpickled {[*keywords][-1]}" in notes, (keywords, notes)
     assert "raised in worker " in notes or "raised in inference server" in notes, notes
 
 with MultiSyncCollector([make] * 2, frames_per_batch=8) as collector:

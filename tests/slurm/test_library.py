@@ -85,7 +85,7 @@ def test_a_script_and_its_workers_are_submitted_together(cluster, tmp_path, fram
 
 @pytest.mark.nightly
 def test_a_script_that_fails_ends_its_workers_and_says_why(cluster, tmp_path):
-    with pytest.raises(RuntimeError, match=r"job \d+ of the trainer: FAILED") as caught:
+    with pytest.raises(RuntimeError, match=r"the trainer's job \d+ ended as FAILED") as caught:
         _play(cluster, tmp_path, _DELAYED, NUM_JOBS=3, FRAMEWORK="distributed", COLLECTOR="DistributedCollector")
     assert (
         "the collector has 2 workers, but submitit_delayed_launcher has num_jobs=3. Pass the same number to both"

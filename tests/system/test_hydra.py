@@ -132,7 +132,7 @@ def test_optuna_has_several_objectives(tmp_path):
     words = [*optuna, *TINY, "launcher=inline", "hydra.sweep.dir=s"]
     both = "hydra.sweeper.direction=[maximize,minimize]"
     refused = forked("run", *words, both, cwd=tmp_path, status=2)
-    assert "sweep.objective names mean_return, but hydra.sweeper.direction has 2. Name one objective" in refused.stderr
+    assert "sweep.objective has 1 entry (mean_return), but hydra.sweeper.direction" in refused.stderr
     assert not (tmp_path / "s").exists()
     forked("run", *words, both, "sweep.objective=[frames,wall_s]", cwd=tmp_path)
     solutions = yaml.safe_load((tmp_path / "s" / "optimization_results.yaml").read_text())["solutions"]
@@ -142,7 +142,7 @@ def test_optuna_has_several_objectives(tmp_path):
     # No episode ends within a batch of this size.
     endless = ["env=counting", "env.episode_length=100000", "policy=random", "hydra.sweep.dir=none"]
     failed = forked("run", *words[:-1], *endless, cwd=tmp_path, status=1)
-    assert "the result contains no mean_return" in failed.stderr
+    assert "the result has no mean_return" in failed.stderr
     assert "To continue without it, set hydra.sweeper.max_failure_rate=1" in failed.stderr
 
 

@@ -124,4 +124,4 @@ def test_a_sweep_is_ranked_by_a_mean(arm):
     done = forked("report", "all", "objective=is_success", cwd=arm)
     assert "report" in done.stdout
     done = forked("run", *ARM, "sweep.objective=is_success", cwd=arm, status=2)
-    assert "sweep.objective=is_success is unknown. Valid names: mean_return," in done.stdout + done.stderr
+    assert "sweep.objective=is_success is unknown. Valid values: mean_return," in done.stdout + done.stderr

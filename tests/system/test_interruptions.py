@@ -121,6 +121,6 @@ def test_the_signals_of_a_run_are_its_own_whatever_handlers_its_env_installs(tmp
         command.kill()
     assert result(run)["exit_reason"] == "interrupted by SIGTERM"
     assert (run / "checkpoints" / f"{result(run)['batches']:09d}").exists()
-    note = "note: env.entry_point=user_code.signalling:make installed handlers of SIGINT, SIGTERM, SIGUSR1"
+    note = "note: env.entry_point=user_code.signalling:make replaced the handlers of SIGINT, SIGTERM, SIGUSR1"
     assert written().count(note) == 1
     assert "the env has taken a signal" not in written() + "".join(log.read_text() for log in run.glob("logs/*"))

@@ -112,11 +112,11 @@ def test_an_env_that_allows_no_action_and_one_with_another_mask_say_so(tmp_path)
 @pytest.mark.ci
 def test_what_is_not_supported_says_so(tmp_path):
     done = run([*TORCHRL, "policy=mlp", "trainer=ppo"], tmp_path, status=2)
-    assert "not that of the group of agents players.action" in done.stderr
+    assert "not the Dict of a group of agents (players.action)" in done.stderr
     joint = [*MASKED, *RANDOM, "env.kwargs={nvec: [3, 3], joint: true, where: info}"]
     done = forked("run", *joint, cwd=tmp_path, status=2)
     assert "the action mask 'info.action_mask' has shape [3, 3], but" in done.stderr
-    assert "For a mask over all combinations, use one Discrete(9) as action" in done.stderr
+    assert "To mask all combinations, use a single Discrete(9) as the action space" in done.stderr
 
 
 @pytest.mark.ci

@@ -94,6 +94,20 @@ def test_the_copy_button_takes_commands_without_prompts_and_output(site):
     assert not any(re.search(r"^\$ |^\.\.\.|wall_s", text, re.MULTILINE) for text in texts)
 
 
+def test_the_values_of_an_option_are_one_list_and_named_once(site):
+    page = (site / "reference" / "configuration.html").read_text()
+    assert "<code>fork</code> or <code>null</code>" in page
+    assert not re.search(r"or <code>\w+</code> or <code>", page)
+    assert "Activation function of the hidden layers.</p>" in page
+
+
+def test_the_commands_have_the_order_of_their_table(site):
+    page = (site / "reference" / "commands.html").read_text()
+    rows = re.findall(r'<td><a href="#(collectx-\w+)">', page)
+    assert len(rows) >= 15
+    assert re.findall(r'<h2 id="(collectx-\w+)">', page) == rows
+
+
 def test_the_extras_are_documented():
     import tomllib
 

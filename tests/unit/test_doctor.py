@@ -63,7 +63,7 @@ def test_cores_and_what_limits_them(monkeypatch, limits, threads, expected):
 def test_a_memory_limit_of_the_control_group(monkeypatch):
     monkeypatch.setattr(cores, "control_group_values", lambda *arguments: iter(["max", "500000000", str(2**63)]))
     (finding,) = found("memory")
-    assert (finding.level, "control group 0.5 GB" in finding.text) == ("warning", True)
+    assert (finding.level, "(control group limit: 0.5 GB)" in finding.text) == ("warning", True)
 
 
 def test_few_open_files(monkeypatch):
@@ -123,7 +123,7 @@ def test_clocks(within, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("module", "name", "expected"), [
     ("tempfile", "gettempdir", [("problem", "set TMPDIR to another folder."), ("ok", "")]),
-    ("os", "getcwd", [("ok", ""), ("problem", "set hydra.run.dir and hydra.sweep.dir.")]),
+    ("os", "getcwd", [("ok", ""), ("problem", "choose writable folders with hydra.run.dir and hydra.sweep.dir.")]),
 ])  # fmt: skip
 def test_a_folder_that_cannot_be_written_to(within, module, name, expected):
     within(doctor, module, **{name: lambda: "/proc"})

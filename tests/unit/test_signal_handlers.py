@@ -30,13 +30,13 @@ def said():
 
 
 def test_replaced_handlers_are_put_back_and_noted_once(said):
-    rule = "the run needs its own and removed them."
+    rule = "The run needs its own, so it restored them."
     for maker, replaced, wanted in (
         ("env.id=A", [], []),
-        ("env.id=A", [signal.SIGUSR1], [f"env.id=A installed handlers of SIGUSR1; {rule}"]),
+        ("env.id=A", [signal.SIGUSR1], [f"env.id=A replaced the handlers of SIGUSR1. {rule}"]),
         ("env.id=A", [signal.SIGUSR1], []),
-        ("env.id=A", [signal.SIGUSR1, signal.SIGUSR2], [f"env.id=A installed handlers of SIGUSR1, SIGUSR2; {rule}"]),
-        ("env.id=B", [signal.SIGUSR2], [f"env.id=B installed handlers of SIGUSR2; {rule}"]),
+        ("env.id=A", [signal.SIGUSR1, signal.SIGUSR2], [f"env.id=A replaced the handlers of SIGUSR1, SIGUSR2. {rule}"]),
+        ("env.id=B", [signal.SIGUSR2], [f"env.id=B replaced the handlers of SIGUSR2. {rule}"]),
     ):
         for signum in replaced:
             signal.signal(signum, theirs)

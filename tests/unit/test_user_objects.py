@@ -27,9 +27,9 @@ class Broken:
         (
             print,
             {"size": Broken()},
-            "raised while the worker was unpickling create_env_fn and create_env_kwargs, which",
+            "raised while the worker unpickled create_env_fn and create_env_kwargs, which",
         ),
-        (Broken(), {}, "raised while the worker was unpickling create_env_fn, which"),
+        (Broken(), {}, "raised while the worker unpickled create_env_fn, which"),
     ],
 )
 def test_an_error_while_unpickling_names_what_the_user_passed(create, kwargs, keywords):

@@ -70,8 +70,9 @@ class CollectorConfig(Section):
     overlap: int = option(
         0,
         """For sync workers. 1: the workers fill the next batch while the trainer learns from the previous batch. The
-        next batch uses the newest weights at the time the previous batch is requested, so the lag is one version. Runs
-        are as reproducible as with 0. 0: the workers wait for the new weights.""",
+        next batch uses the newest weights at the time the previous batch is requested, so the lag is one version if the
+        trainer publishes once per batch. Runs are as reproducible as with 0. 0: the workers wait for the new
+        weights.""",
         minimum=0,
         maximum=1,
         kept=True,
@@ -113,8 +114,8 @@ class CollectorConfig(Section):
     )
     compact_obs: bool = option(
         False,
-        """`true`: batches contain no observation below next. Within a trajectory, it equals the observation of the next
-        frame. The trainers ppo, impala, dqn and record refuse this option, because they need final observations.""",
+        """`true`: batches have no observation below next. Within a trajectory, take it from the next frame. The
+        trainers ppo, impala, dqn and record need final observations, so they refuse this option.""",
         kept=True,
     )
     check_finite: bool = option(
@@ -144,8 +145,8 @@ class CollectorConfig(Section):
     )
     zero_copy: bool = option(
         False,
-        """`true`: a batch is valid only until you request the next one, so that it needs less memory. `false`: the
-        trainer owns the batch, whose memory is used again when its last tensor is gone.""",
+        """`true`: a batch is valid only until you request the next one, which saves memory. `false`: the trainer owns
+        the batch, and its memory is used again when its last tensor is gone.""",
     )
     on_worker_failure: str = option(
         "raise",

@@ -42,8 +42,8 @@ class LauncherConfig(Section):
     num_threads: int = option(1, "Torch threads per worker.", minimum=1)
     pin_cores: bool = option(
         False,
-        """`true`: pin each worker, with its env threads, to one core. For envs with threads (EnvPool) on an otherwise
-        idle machine: on a shared one, a worker may wait for its core while other cores are idle.""",
+        """`true`: pin each worker and its env threads to one core. Use it for envs with threads (EnvPool) on an
+        otherwise idle machine. On a shared machine, a worker may wait for its core while others are idle.""",
     )
 
 

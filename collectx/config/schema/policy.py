@@ -22,7 +22,11 @@ class PolicyConfig(Section):
 @dataclass(kw_only=True)
 class MlpPolicyConfig(PolicyConfig):
     hidden_sizes: list[int] = option([64, 64], "Width of each hidden layer. []: a linear policy.", minimum=1)
-    activation: str = option("tanh", "tanh, relu, silu, gelu or elu.", choices=("tanh", "relu", "silu", "gelu", "elu"))
+    activation: str = option(
+        "tanh",
+        "Activation function of the hidden layers: tanh, relu, silu, gelu or elu.",
+        choices=("tanh", "relu", "silu", "gelu", "elu"),
+    )
     normalize_observations: bool = option(
         False,
         """`true`: scale observations to mean 0 and variance 1 over all frames so far. The trainer updates these

@@ -82,7 +82,8 @@ class EvalOptions(Section):
     )
     exploration_type: str = option(
         "deterministic",
-        "How actions are chosen, in TorchRL's terms. random: sampled from the policy's distribution, as in training.",
+        """How actions are chosen from the policy's distribution, in TorchRL's terms. random: sampled, as in training.
+        mode, mean, median: this statistic. deterministic: the distribution's deterministic sample.""",
         choices=("random", "mode", "mean", "median", "deterministic"),
     )
     seed: int = option(
@@ -222,8 +223,8 @@ class TuneConfig(Section):
     warmup_s: float = option(1.0, "Seconds after the first batch of a run before the measurement starts.", minimum=0)
     exact: bool | None = option(
         None,
-        """`true`: only search settings with which the trainer learns as before: batches keep their rows and steps and,
-        with sync collectors, their lag. `false`: also search other rows and steps of the same frames_per_batch,
+        """`true`: search only settings that leave training unchanged: the rows and steps of batches and, with sync
+        collectors, their lag. `false`: also search other rows and steps of the same frames_per_batch,
         collector.overlap and collector.num_slots. `null`: `false` with trainer=meter, otherwise `true`.""",
     )
 

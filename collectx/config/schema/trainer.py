@@ -111,7 +111,7 @@ class DqnTrainerConfig(LearningTrainerConfig):
     max_grad_norm: float = like(LearningTrainerConfig, "max_grad_norm", default=10.0)
     num_steps: int = option(
         10,
-        """Steps n of the n-step return, at least 1 (one-step Q-learning). Returns at the end of an episode, or of an
+        """The n of the n-step return, at least 1. 1: one-step Q-learning. Returns at the end of an episode, or of an
         env's frames in a batch, use fewer steps.""",
         minimum=1,
     )
@@ -123,7 +123,7 @@ class DqnTrainerConfig(LearningTrainerConfig):
     updates_per_frame: float = option(0.25, "Gradient steps per collected frame.", above=0, finite=True)
     target_rate: float = option(
         0.02,
-        "Rate of the target network's soft update at each gradient step, 0 to 1. 0: no update, 1: copy the policy.",
+        "Rate of the target network's soft update at each gradient step, 0 to 1. 0: no update. 1: copy the policy.",
         minimum=0,
         maximum=1,
     )

@@ -176,7 +176,7 @@ def _by_name(transforms: Sequence[Any]) -> dict[str, Any]:
     if counter is not None and (counter.truncated_key != "truncated" or not counter.update_done):
         raise Unrecognised("its StepCounter has another truncated_key or update_done than by default")
     if total is not None and ([*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str)):
-        raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
+        raise Unrecognised(f"its RewardSum sums {total.in_keys} into {total.out_keys}")
     return by_name
 
 

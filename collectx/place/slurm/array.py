@@ -61,10 +61,11 @@ class JobArray:
                 raise
             with suppress(LauncherError):
                 commands.cancel(list(jobs.values()))
-            text = (
-                f"only {len(jobs)} of {len(workers)} workers could be submitted, so their jobs are cancelled: {error}"
-            )
-            raise LauncherError(text) from error
+            reason = str(error).removesuffix(".")
+            raise LauncherError(
+                f"only {len(jobs)} of {len(workers)} workers could be submitted: {reason}. collectx cancelled "
+                "their jobs."
+            ) from error
         with open(self._files.worker_jobs, "a") as file:
             file.writelines(f"{job} {worker}\n" for worker, job in jobs.items())
         return jobs

@@ -61,7 +61,7 @@ _REASONS = {
     "JobHeldAdmin": "JobHeldAdmin: an administrator holds it. Ask your site",
     "launch failed requeued held": "launch failed requeued held: a node could not start it, for example because its "
     "prolog fails. `sinfo -R` says why. When the node is repaired or drained, run `scontrol release`",
-    "BeginTime": "BeginTime: it may only start later; SLURM restarts a requeued job after two minutes",
+    "BeginTime": "BeginTime: its start time has not come. After a requeue, SLURM waits two minutes",
     "None": "",
 }
 
@@ -378,7 +378,10 @@ def _run(command: Sequence[str]) -> str:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise LauncherError(f"{name} did not answer within {COMMAND_S:g} s. SLURM's controller may hang.") from error
+        raise LauncherError(
+            f"{name} did not answer within {COMMAND_S:g} s. SLURM's controller may be down or overloaded. Try again "
+            "later."
+        ) from error
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:

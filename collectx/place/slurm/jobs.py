@@ -18,12 +18,12 @@ from collectx.place.slurm.script import WORKERS
 
 # Options of sbatch that collectx sets itself, and what to use instead.
 _SBATCH = {
-    "array": "limit the points of a sweep with `launcher.max_parallel`, if the launcher has it.",
+    "array": "limit how many points of a sweep run at once with `launcher.max_parallel`, if the launcher has it.",
     "ntasks": "set the number of workers with `collector.num_workers`.",
     "nodes": "set the number of nodes with `launcher.nodes`, if the launcher has it.",
     "output": "find the output in the folder logs of the run folder.",
     "error": "find the output in the folder logs of the run folder.",
-    "no-kill": "use `collector.on_worker_failure` to continue without a lost worker.",
+    "no-kill": "use `collector.on_worker_failure=drop` to continue without a lost worker.",
     "requeue": "use `launcher.requeue`.",
     "no-requeue": "use `launcher.requeue`.",
 }
@@ -59,7 +59,7 @@ class SlurmArray(Place):
             return
         if not self.has_one_universe:
             rule = f"`launcher={launcher}` starts each worker as a separate job, and MPI cannot connect separate jobs"
-            yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
+            yield Problem("backend", rule, "mpi", "use `backend=gloo`, or `launcher=local`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
                 f"with `backend=mpi` and `launcher={launcher}`, MPI ends all processes when one of them dies, and "

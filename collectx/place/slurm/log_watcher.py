@@ -36,7 +36,7 @@ if [ "$SLURM_PROCID" = 0 ]; then
   unset ${{!SQUEUE_@}}  # they may hide the job
   if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "{_RUN.result}" ] &&
       [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
-    echo "collectx: the job is requeued: it was signalled before the run began"
+    echo "collectx: the job is being requeued: it was signalled before the run began"
     scontrol requeue "$COLLECTX_REQUEUE"
   fi
   echo "$status" > "{_RUN.exit_status("$SLURM_JOB_ID")}"

@@ -102,7 +102,10 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
         parts = line.get("workers", ())
         try:
             if len(parts) != 1:
-                raise ValueError(f"{path} belongs to a sync run, whose batches contain frames of {len(parts)} workers")
+                raise ValueError(
+                    f"{path} belongs to a sync run ({len(parts)} workers per batch), and only an async run has an "
+                    "order to repeat"
+                )
             settings = parts[0].get("settings", 0), line.get("settings", 0)
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
         except (AttributeError, KeyError, TypeError) as error:

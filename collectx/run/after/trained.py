@@ -291,7 +291,11 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
         if (best := checkpoints.best()) is None:
             advice = "Use weights=newest. To keep a best one, train with checkpoint.keep_best=mean_return."
             raise ConfigError(f"{run_folder.path} contains no best checkpoint. {advice}")
-        FlatWeights(module).read(_weights(Checkpoint(best)))
+        try:
+            weights_of_best = _weights(Checkpoint(best))
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{error.problems[0]}. Restore it from a copy, or use weights=newest.") from error
+        FlatWeights(module).read(weights_of_best)
         return
     if run_folder.policy.is_file():
         try:
@@ -306,7 +310,9 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
                 raise ConfigError(
                     f"the weights in {run_folder.policy} do not fit the policy. {reason} {text_of(error)}"
                 ) from error
-            raise DamagedFileError(f"{run_folder.policy} cannot be loaded: {summary_of(error)}") from error
+            raise DamagedFileError(
+                f"{run_folder.policy} cannot be loaded: {summary_of(error)}. Restore it from a copy, or repeat the run."
+            ) from error
     flat, problems = checkpoints.newest(_weights)
     if flat is None:
         advice = "A run saves them at its end, and in each checkpoint (checkpoint.every_batches, checkpoint.every_min)."

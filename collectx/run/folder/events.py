@@ -47,7 +47,7 @@ class EventLog:
                     # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.show(f"events are no longer logged, but the run continues: {failure}")
+            self.show(f"events are no longer logged: {failure}. The run continues.")
         if text is None or name in self._hidden:
             return
         if "worker" in fields:
@@ -67,11 +67,9 @@ class EventLog:
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
-    "logger_failed": "{logger} logging stopped, but the run continues: {message}",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
-    "requeued": "the job is requeued: {reason}",
-    "cancelled": "the job is cancelled: {reason}",
-    "evaluation_failed": "evaluation stopped, but the run continues: {message}",
+    "requeued": "the job was requeued: {reason}",
+    "cancelled": "the job was cancelled: {reason}",
     "jobs": "{message}",
     "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs "
     "a part of each batch, let it keep a clone of that part.",
@@ -95,6 +93,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
 def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
+    if name in ("logger_failed", "evaluation_failed"):
+        what = "evaluation" if name == "evaluation_failed" else f"{fields['logger']} logging"
+        return f"{what} stopped: {fields['message'].removesuffix('.')}. The run continues."
     worker = fields.get("worker")
     if name == "worker_dropped":
         left = counted(fields["num_workers"], "worker")
@@ -110,7 +111,7 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"
-        counts = f"{fields['num_workers']} of {fields['of']} workers take part"
+        counts = f"{fields['num_workers']} of {fields['of']} workers now take part"
         return f"worker {worker} joined after {counted(fields['batches'], 'batch', 'batches')}: {counts}{begins}"
     if name == "not_saved":
         return (

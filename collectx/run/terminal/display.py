@@ -231,7 +231,7 @@ def format_details(view: View) -> list[str]:
         parts.append(f"workers: {shares}")
     parts += _trainer(view)
     if now.checkpoint_s:
-        parts.append(f"checkpoints {now.checkpoint_s / view.elapsed_s:.2%}")
+        parts.append(f"checkpoints: {now.checkpoint_s / view.elapsed_s:.2%} of the time")
     scalars = [f"{name} {number(value)}" for name, value in now.scalars.items()]
     return [f"  {' | '.join(texts)}" for texts in (parts, scalars) if texts]
 

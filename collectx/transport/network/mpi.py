@@ -58,7 +58,7 @@ def why_not() -> str | None:
     version = MPI.Get_library_version()
     if not version.startswith("Open MPI"):
         return (
-            "collectx starts MPI workers with MPI_Comm_spawn, which was only tested with Open MPI, but this is "
+            "it starts workers with MPI_Comm_spawn and supports only Open MPI, but this is "
             f"{version.split(',')[0]}. Install Open MPI (pip install 'collectx[mpi]'), or use `backend=gloo`"
         )
     if shutil.which("prte", path=mpi_path()) is None:

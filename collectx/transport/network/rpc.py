@@ -201,7 +201,7 @@ def _pair(key: int) -> RpcPair:
     _agent.note_call()
     pair = _agent.pairs.get(key)
     if pair is None:
-        raise RuntimeError("this pair is closed")
+        raise RuntimeError(f"the RPC connection {_name(key)} is closed, because its collector has ended")
     return pair
 
 

@@ -49,6 +49,9 @@ export nothing
 export empty format=x
 export empty format=onnx weights=x
 export --trst
+export empty --format onnx
+export empty --format=onnx
+export empty --foo=3
 resume
 resume nothing
 resume empty

@@ -132,7 +132,7 @@ def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array
     assert queue.states == {"8_0": "PENDING", "8_1": "CANCELLED", "8_2": "COMPLETED", "8_3": "PENDING"}
     err = capsys.readouterr().err
     assert "Use collectx cancel on elsewhere" in err
-    assert "not all jobs were cancelled: Access/permission denied\n" in err
+    assert "could not end every job: Access/permission denied. To see which are left: collectx status\n" in err
     assert [f"seed={index} did not end within 0 s" in err for index in range(4)] == [True, False, False, True]
     other.job_note.parent.rename(tmp_path / "away")
     other.result.write_text('{"status": "interrupted"}')
@@ -207,7 +207,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     [
         (logs.main, ["sweep", "wroker-0"], "Did you mean worker-0?"),
         (logs.main, ["sweep", "-x"], "logs: unknown flag -x. Usage: collectx logs DIR [ROLE] [-f]"),
-        (logs.main, ["sweep", "job", "trainer"], "logs: name one role, not 2 (job, trainer)"),
+        (logs.main, ["sweep", "job", "trainer"], "logs: name one role, such as job, not 2 (job, trainer)"),
         (watch.main, [], "watch: which run? Usage: collectx watch DIR"),
         (logs.main, ["", "job"], "logs: the folder name is empty"),
         (cancel.main, ["nowhere"], "cancel: there is no folder 'nowhere'. To list your runs: collectx status"),

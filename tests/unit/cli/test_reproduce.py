@@ -83,13 +83,13 @@ def test_a_difference_names_the_first_batch(stub, old, capsys):
 def test_many_differences_are_counted(stub, old, capsys, monkeypatch):
     old()
     stub.digests = ["0", "other", "2"]
-    for count, more in ((12, None), (14, "and 2 more, see snapshot/meta.json")):
+    for count, more in ((12, None), (14, "and 2 more: see snapshot/meta.json")):
         monkeypatch.setattr(
             reproduce.snapshot, "differences", lambda *runs, count=count: [f"{i}." for i in range(count)]
         )
         assert reproduce.main(["old", "trainer=meter"]) == 1
         out = capsys.readouterr().out
-        assert more in out if more else "more, see" not in out
+        assert more in out if more else "more: see" not in out
 
 
 @pytest.mark.ci

@@ -275,7 +275,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
     # A point without an objective ends the sweep with one message, as this sweeper wants it.
     for words, part in {
         "seed=1": "trainer.gamma=0.5: failed",
-        "seed=2": "the result contains no mean_return, which sweep.objective names: no episode ended",
+        "seed=2": "the result has no mean_return, which sweep.objective needs: no episode ended",
     }.items():
         assert run.main([*halving, words]) == 1
         assert part in capsys.readouterr().err

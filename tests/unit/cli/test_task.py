@@ -37,7 +37,7 @@ BASIC, SEARCHING = sweeper("hydra.basic_sweeper.BasicSweeper"), sweeper("optuna.
             SEARCHING,
             "no episode ended. .* set hydra.sweeper.max_failure_rate=1",
         ),
-        ({"status": "completed"}, ["loss"], SEARCHING, "the result contains no loss, which sweep.objective names:"),
+        ({"status": "completed"}, ["loss"], SEARCHING, "the result has no loss, which sweep.objective needs:"),
         ({"status": "failed", "exit_reason": "no memory"}, ["frames"], BASIC, r"^a: failed: no memory\.$"),
         (None, ["frames"], SEARCHING, "a: failed: the run wrote no result. To continue without it"),
     ],

@@ -122,7 +122,7 @@ def test_what_envs_that_spend_a_step_on_a_reset_do_not_support():
     spec = envs.read_spec(cfg.env, False)
     with pytest.raises(ConfigError) as refused:
         start_collector(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)
-    remedy = "Make the env with autoreset_mode=disabled or same_step"
+    remedy = "Make the env with the autoreset_mode disabled or same_step"
     assert [
         text.partition(" cannot be used: with autoreset_mode=next_step, ")[0] for text in refused.value.problems
     ] == [
@@ -132,7 +132,7 @@ def test_what_envs_that_spend_a_step_on_a_reset_do_not_support():
     ]
     assert [text.partition(remedy)[2] for text in refused.value.problems] == [
         ".",
-        ", or set collector.max_policy_lag=null.",
+        ", or use collector.max_policy_lag=null.",
         ", or use inference=local.",
     ]
 

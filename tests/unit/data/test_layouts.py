@@ -13,6 +13,7 @@ from collectx.batch import POLICY_VERSION, TRAJ_IDS, Leaf, to_tensordict
 from collectx.data import folder
 from collectx.data.folder import RecordedRun
 from collectx.data.spaces import from_json, to_json
+from collectx.errors import ConfigError
 
 OBSERVATION, ACTION = Leaf(("observation",), (2,), torch.float32), Leaf(("action",), (), torch.int64)
 SPEED = Leaf(("info", "speed"), (), torch.float64)
@@ -123,6 +124,49 @@ def test_the_files_of_a_data_set(tmp_path, within, expected, format):
         ).all()
         assert data.export(path, tmp_path / "copy", "memmap") == 3
         assert (data.load(tmp_path / "copy") == frames).all()
+
+
+IMAGE, STATE = (Leaf(("observation", *path), (2, 2)[: 2 - len(path)], torch.float32) for path in ((), ("state",)))
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "end"),
+    [
+        ("lerobot", {"observation": (IMAGE,)}, "Leave it out with env.exclude_keys, or use {0}=memmap."),
+        ("lerobot", {"leaves": LEAVES[:4]}, "it needs one float32 reward for each step. Use {0}=memmap."),
+        (
+            "lerobot",
+            {"observation": (OBSERVATION, STATE)},
+            "(gymnasium.wrappers.TransformObservation), or use {0}=memmap.",
+        ),
+        ("minari", {"leaves": LEAVES[:4]}, "it needs one float32 reward for each step. Use {0}=memmap."),
+        ("minari", {"action_space": spaces.Graph(spaces.Discrete(2), None)}, ", or use {0}=memmap or {0}=parquet."),
+        ("parquet", {"observation": (Leaf(("empty",), (0,), torch.float32),)}, "env.exclude_keys, or use {0}=memmap."),
+    ],
+)
+def test_a_refused_format_is_told_with_the_option_of_the_caller(tmp_path, format, changes, end):
+    for option in ("trainer.format", "format"):
+        run = replace(RUN, format=format, format_option=option, **changes)
+        with pytest.raises(ConfigError) as raised:
+            data.open_writer(tmp_path, run)
+        (problem,) = raised.value.problems
+        assert problem.startswith(f"{option}={format} cannot be used: ")
+        assert problem.endswith(end.format(option))
+
+
+def test_a_refused_folder_is_told_with_the_option_of_the_caller(tmp_path):
+    run = replace(RUN, format="memmap")
+    data.open_writer(tmp_path / "set", run).close()
+    assert "_option" not in (tmp_path / "set" / "_runs" / "run-1.json").read_text()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    rule = r"do not belong to a data set\. Choose another folder with"
+    with pytest.raises(ConfigError, match=rf"{rule} trainer\.dir\.$"):
+        data.open_writer(tmp_path / "other", run)
+    with pytest.raises(ConfigError, match=rf"{rule} output\.$"):
+        data.export(tmp_path / "set", tmp_path / "other", "memmap")
+    with pytest.raises(ConfigError, match=r"uses trainer\.format=memmap, not parquet\. Choose .* with trainer\.dir\.$"):
+        data.open_writer(tmp_path / "set", replace(run, name="run-2", format="parquet"))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_resumed_run_has_the_frames_of_its_checkpoint(tmp_path):
     resumed = UnfinishedEpisodes(tmp_path, RUN, saved)
     assert resumed.indices == [7]
     assert (resumed.read(7) == frames(7, 5)).all()
-    with pytest.raises(ConfigError, match="contains fewer than the 6 frames that the checkpoint counts"):
+    with pytest.raises(ConfigError, match=r"contains fewer frames than the 6 that the checkpoint counts\. Restore it"):
         UnfinishedEpisodes(tmp_path, RUN, {7: 6})
 
 
@@ -76,7 +76,7 @@ def test_an_ended_episode_stays_for_two_checkpoints(tmp_path):
     assert (UnfinishedEpisodes(tmp_path, RUN, saved).read(7) == frames(7, 5)).all()
     episodes.state()
     episodes.checkpoint_written()
-    with pytest.raises(ConfigError, match="fewer than the 5 frames"):
+    with pytest.raises(ConfigError, match="fewer frames than the 5"):
         UnfinishedEpisodes(tmp_path, RUN, saved)
 
 
@@ -136,10 +136,10 @@ def test_a_run_of_a_shared_data_set_can_be_replaced_only_if_it_is_the_last(tmp_p
     assert record(tmp_path, "b", None, 5) == (4, 9)
     assert record(tmp_path, "b", 6, 1) == (4, 7)
     assert record(tmp_path, "b", None, 1) == (4, 5)  # begun again
-    rule = "contains later episodes of b, so those of a cannot be replaced"
-    with pytest.raises(ConfigError, match=f"{rule}. Choose another folder for the data set"):
+    rule = "later episodes, of b, follow those of a, so these cannot be replaced"
+    with pytest.raises(ConfigError, match=f"{rule}. Choose another folder with trainer.dir."):
         record(tmp_path, "a", None, 1)
-    with pytest.raises(ConfigError, match=f"{rule}. Record another run instead"):
+    with pytest.raises(ConfigError, match=f"{rule}. Start a new run instead"):
         record(tmp_path, "a", 4, 1)
     assert record(tmp_path, "a", 5, 0) == (0, 5)
     with pytest.raises(

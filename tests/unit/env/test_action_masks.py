@@ -228,7 +228,7 @@ def agents(num_choices, shape, dims):
         (2, (2, 4), (), "needs shape [8]"),
         (1, (4,), (), None),
         (1, (2, 2), (), None),
-        (2, (4, 4), (), "use one Discrete(16) as action"),
+        (2, (4, 4), (), "use a single Discrete(16) as the action space"),
     ],
 )
 def test_the_masks_of_a_group_of_agents(num_choices, shape, dims, needs):
@@ -239,7 +239,7 @@ def test_the_masks_of_a_group_of_agents(num_choices, shape, dims, needs):
         with pytest.raises(SpaceError) as raised:
             LegalActions(of, mask)
         assert needs in str(raised.value)
-        assert ("use one" in str(raised.value)) == (np.prod(shape) == 4**num_choices and num_choices > 1)
+        assert ("use a single" in str(raised.value)) == (np.prod(shape) == 4**num_choices and num_choices > 1)
 
 
 @pytest.mark.parametrize(

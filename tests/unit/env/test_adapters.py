@@ -266,20 +266,20 @@ def test_the_device_of_a_vector_env():
 
 OLD = [
     # error, method, result, what is said
-    ("not enough values to unpack (expected 5, got 4)", "step", None, r"step\(\) of e returned 4 values, as in Gym"),
+    ("not enough values to unpack (expected 5, got 4)", "step", None, r"e: step\(\) returned 4 values, as in Gym"),
     ("not enough values to unpack (expected 5, got 3)", "step", None, None),
-    ("reset() got an unexpected keyword argument 'seed'", "reset", None, r"reset\(\) of e has no argument seed, as"),
+    ("reset() got an unexpected keyword argument 'seed'", "reset", None, r"e: reset\(\) has no argument seed, as"),
     (
         "too many values to unpack (expected 2)",
         "reset",
         None,
-        r"reset\(\) of e returned an observation without an info, as",
+        r"e: reset\(\) returned an observation without an info, as",
     ),
-    ("'x' has no attribute 'items'", "reset", None, r"reset\(\) of e returned an observation without an info, as"),
+    ("'x' has no attribute 'items'", "reset", None, r"e: reset\(\) returned an observation without an info, as"),
     ("other", "reset", None, None),
     ("other", "reset", (1, {}), None),
-    ("other", "reset", (1, {}, 3), r"reset\(\) of e returned an observation without an info, as"),
-    ("other", "reset", [1, {}], r"reset\(\) of e returned an observation without an info, as"),
+    ("other", "reset", (1, {}, 3), r"e: reset\(\) returned an observation without an info, as"),
+    ("other", "reset", [1, {}], r"e: reset\(\) returned an observation without an info, as"),
     ("other", "step", (1, {}, 3), None),
 ]
 
@@ -420,7 +420,7 @@ def test_what_an_envpool_cannot_do_is_refused(monkeypatch):
     )
     monkeypatch.setattr(sys.modules["envpool"], "make_spec", lambda *_, **arguments: space)
     with pytest.raises(
-        SpaceError, match=r"env=envpool only supports a single action, but the action space of .* is Tuple"
+        SpaceError, match=r"env=envpool needs an action space that is a single array, but that of .* is Tuple"
     ):
         pooled(2)
 

@@ -76,7 +76,7 @@ MISFITS = {
         np.array([300, -1]),
         r"values from -1 to 300 as 'observation', but its space has dtype uint8, which only holds 0 to 255",
     ),
-    "ragged": (BYTES, [[1], [2, 3]], "list with uneven shape"),
+    "ragged": (BYTES, [[1], [2, 3]], "a ragged list"),
     "scalar": (
         spaces.Discrete(3),
         2.9,

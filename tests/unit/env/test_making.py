@@ -53,7 +53,7 @@ REWARDS = [
     ),
     (
         [1, [2]],
-        " of env 1 must be a single number, but is a value of type list with uneven shape. Return a float from step()",
+        " of env 1 must be a single number, but is a ragged list. Return a float from step()",
     ),
     ("x", "the reward of env 1 must be a single number, but is 'x'. Return a float from step()"),
     (

@@ -159,7 +159,7 @@ def test_values(expected):
         ),
         (
             [[1, 2], [3, [4]]],
-            "env 1 returned a value of type list with uneven shape as 'x', but its space has shape (2,) and ",
+            "env 1 returned a ragged list as 'x', but its space has shape (2,) and ",
         ),
         (
             [[1, 2], [3, 256]],

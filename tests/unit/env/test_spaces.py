@@ -20,10 +20,12 @@ def test_values_of_one_env_that_do_not_fit(size, dtype):
         write_env([leaf], [np.zeros((1, 4), np.uint8)], 0, [np.zeros(size, dtype)])
 
 
-@pytest.mark.parametrize(("root", "named"), [("pose", "its space"), ("info", "info_keys")])
+@pytest.mark.parametrize(
+    ("root", "named"), [("pose", "its space"), ("info", "in info_keys, or in the first info, it has")]
+)
 def test_the_error_names_what_declares_the_form(root, named):
     (leaf,) = ObservationLeaves(spaces.Dict({root: spaces.Dict(x=spaces.Box(0, 1, (2,)))})).leaves
-    with pytest.raises(ShapeError, match=rf"as '{root}\.x', but {named} "):
+    with pytest.raises(ShapeError, match=rf"as '{root}\.x', but {named}"):
         write_env([leaf], [np.zeros((1, 2), np.float32)], 0, [np.zeros(3, np.float32)])
 
 

@@ -145,4 +145,6 @@ def test_a_refusal_of_slurm_is_said(capsys):
 
     assert cancel.end_jobs(refuse, [])
     assert not cancel.end_jobs(refuse, ["17"])
-    assert capsys.readouterr().err == "collectx: not all jobs were cancelled: Access denied\n"
+    assert capsys.readouterr().err == (
+        "collectx: could not end every job: Access denied. To see which are left: collectx status\n"
+    )

@@ -146,7 +146,7 @@ LOST = Failure(f"{WorkerDied.__module__}.{WorkerDied.__qualname__}", "no answer"
     ("words", "reason", "failure", "restarts", "state", "said"),
     [
         ("launcher.requeue=true", "all frames delivered", None, 0, "RUNNING", ""),
-        ("launcher.requeue=true", TERM, None, 0, "PENDING", f"the job is requeued: {TERM}"),
+        ("launcher.requeue=true", TERM, None, 0, "PENDING", f"the job was requeued: {TERM}"),
         ("launcher.requeue=true", TERM, None, 3, "RUNNING", "requeued 3 times (launcher.max_requeues=3)"),
         ("launcher.requeue=false", TERM, None, 0, "RUNNING", ""),
         ("launcher.requeue=true", INT, None, 0, "CANCELLED", ""),

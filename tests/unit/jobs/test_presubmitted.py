@@ -82,10 +82,10 @@ def test_slurm_is_asked_less_often_while_nothing_is_printed(jobs):
 @pytest.mark.parametrize(
     ("states", "message"),
     [
-        ([FAILED, RUNNING, RUNNING], r"job 7 of the trainer: FAILED \(NonZeroExitCode\); log: .*trainer"),
-        ([None, RUNNING, RUNNING], "job 7 of the trainer: GONE"),
-        ([RUNNING, RUNNING, FAILED], r"job 8_1 of worker 1: FAILED \(NonZeroExitCode\); log: .*1"),
-        ([RUNNING, None, RUNNING], "job 8_0 of worker 0: GONE"),
+        ([FAILED, RUNNING, RUNNING], r"the trainer's job 7 ended as FAILED \(NonZeroExitCode\). Its log: .*trainer"),
+        ([None, RUNNING, RUNNING], "the trainer's job 7 ended as GONE"),
+        ([RUNNING, RUNNING, FAILED], r"the job 8_1 of worker 1 ended as FAILED \(NonZeroExitCode\). Its log: .*1"),
+        ([RUNNING, None, RUNNING], "the job 8_0 of worker 0 ended as GONE"),
     ],
 )
 def test_a_job_that_fails_before_a_worker_has_joined_ends_the_others(jobs, states, message):

@@ -169,9 +169,8 @@ def test_refusals_are_told_with_what_is_left_to_submit(queue, capsys):
     queue.sbatch = sbatch
     done = start("", "collector.num_workers=1", "launcher.mem=1G")
     assert [ended.status for ended in done.results] == ["failed", "failed", "completed"]
-    advice = "Repeat this command to submit the rest"
-    again = f"2 of 3 runs were not submitted. {advice}, with hydra.sweep.dir={Path.cwd()}: no more jobs"
-    assert f"note: {again}\n" in capsys.readouterr().err
+    again = f"To submit the rest, repeat this command with hydra.sweep.dir={Path.cwd()}"
+    assert f"note: 2 of 3 runs were not submitted: no more jobs. {again}\n" in capsys.readouterr().err
     assert not done.is_detached
 
 

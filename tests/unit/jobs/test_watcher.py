@@ -92,7 +92,7 @@ def test_a_damaged_run_without_a_result_is_shown_without_numbers(queue, monkeypa
     monkeypatch.setattr(watcher, "_SETTLE_S", 0.0)
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
     assert [ended.status for ended in start("").results] == ["interrupted"]
-    assert "a line does not describe a batch" in capsys.readouterr().out
+    assert "a line has no 'frames'; collectx keeps following the run" in capsys.readouterr().out
 
 
 def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
@@ -187,7 +187,7 @@ def test_an_interruption_ends_the_points_that_run_and_those_that_wait(queue, mon
     assert [ended.status for ended in start("seed=2", "seed=2 trainer.gamma=0.5").results] == ["interrupted"] * 2
     assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}
     err = capsys.readouterr().err
-    assert "ending 2 jobs, with a checkpoint" in err
+    assert "saving a checkpoint and ending 2 jobs, within" in err
     assert "not ended" not in err
 
 
@@ -397,7 +397,7 @@ def test_jobs_that_do_not_end_are_cancelled_after_their_grace_time(tmp_path, wit
         each._limit_end()
     each._interrupt_or_cancel()
     assert ended[2:] == [["7"]]
-    assert "ending 2 jobs, with a checkpoint" in capsys.readouterr().err
+    assert "saving a checkpoint and ending 2 jobs, within" in capsys.readouterr().err
 
 
 def test_a_failure_is_told_with_the_last_traceback_of_the_log(tmp_path):

@@ -2,6 +2,7 @@
 Nothing starts."""
 
 import dataclasses
+import os
 from types import SimpleNamespace
 
 import gymnasium
@@ -15,6 +16,7 @@ from collectx.library.configuration import fit_frames
 from collectx.library.overrides import overrides_of_added
 from collectx.replay import ReplayBuffer
 
+pytestmark = pytest.mark.usefixtures("srun")
 ATTRIBUTES = (
     *("device", "storing_device", "env_device", "policy_device", "num_workers", "frames_per_batch"),
     *("requested_frames_per_batch", "total_frames", "init_random_frames", "max_frames_per_traj", "n_env"),
@@ -39,6 +41,13 @@ def hook(*batch):
 
 def policy(observation):
     return observation
+
+
+@pytest.fixture
+def srun(tmp_path, monkeypatch):
+    """The command that submitit looks for before it checks `slurm_kwargs`."""
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
 class Ends:

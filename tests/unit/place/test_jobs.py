@@ -103,7 +103,7 @@ def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements
     [
         (FAILED, "ImportError: no torch\nsrun: n1: Exited with exit code 1\n\n", "ends: ImportError: no torch"),
         (FAILED, "", "on n1; log: {log})"),
-        (FAILED, None, "perhaps not all nodes share the run folder"),
+        (FAILED, None, "If not all nodes share the run folder, choose"),
         (NODE_FAIL, "", "NODE_FAIL (NodeDown) on n1; log: {log})"),
         (COMPLETED, "", "COMPLETED on n1; log: {log})"),
         (None, "", "GONE"),

@@ -54,7 +54,7 @@ def collect_one_hot(create, choose):
 
 
 # TorchRL's envs take action 0 for an index, and the scores rounded to 0.
-@pytest.mark.difference("the index of a one-hot action, or a score for each action")
+@pytest.mark.difference("a policy that returns the index of a one-hot action, or a score for each action")
 @pytest.mark.parametrize("create", ONE_HOT.values(), ids=ONE_HOT)
 @pytest.mark.parametrize(
     "choose",

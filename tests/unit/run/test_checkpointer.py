@@ -216,5 +216,5 @@ def test_lines_that_are_missing_or_altered_are_reported(cfg, ended, damage):
     ended.metrics.write_bytes(b"".join(damage(ended.metrics.read_bytes().splitlines(keepends=True))))
     with pytest.raises(ConfigError, match=rf"no checkpoint in {ended.checkpoints} can be used. Restore") as caught:
         ResumePoint(ended, cfg)
-    problem = rf"\n{ended.metrics}:? .*(4 batches.*, but {ended.checkpoints}/000000005|line 5: its)"
+    problem = rf"\n{ended.metrics}:? .*(4 batches.*, but the checkpoint {ended.checkpoints}/000000005|line 5: its)"
     assert re.search(problem, str(caught.value))

@@ -112,7 +112,10 @@ def test_a_damaged_line_falls_back_to_the_checkpoint_before_it(cfg, ended, capsy
     assert resume.main([str(ended.path), "run.max_batches=6"]) == 0
     said = capsys.readouterr()
     assert "The run continues from an earlier checkpoint." in said.err
-    assert f"but {ended.checkpoints}/000000005 contains 5" in said.err or "line 5 belongs to batch 5" in said.err
+    assert (
+        f"but the checkpoint {ended.checkpoints}/000000005 counts 5" in said.err
+        or "line 5 belongs to batch 5" in said.err
+    )
     assert [line["batch"] for line in ended.read_metrics()] == [*range(5)]
 
 

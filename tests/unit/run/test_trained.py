@@ -216,6 +216,9 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     assert not all(map(torch.equal, best.parameters(), newest.parameters()))
     with pytest.raises(ConfigError, match=r"weights='last' is unknown\. .*Valid names: newest, best"):
         collectx.load_policy(files.path, weights="last")
+    (files.checkpoints / "000000001" / "state.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"state\.pt is damaged: .*Restore it from a copy, or use weights=newest\."):
+        collectx.load_policy(files.path, weights="best")
 
 
 def test_without_a_best_checkpoint_it_says_how_to_keep_one(trained):

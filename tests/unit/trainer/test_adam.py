@@ -21,6 +21,21 @@ def train(module, optimizer, num_steps):
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
+def test_steps_with_a_limited_gradient_are_torchs():
+    (ours, optimizer), (torchs, its) = map(made, (Adam, torch.optim.Adam))
+    for step in range(5):
+        for group in (optimizer.param_groups[0], its.param_groups[0]):
+            group["lr"] = 0.1 / (step + 1)
+        optimizer.minimize(ours(torch.ones(3)).square().sum(), 0.5)
+        its.zero_grad()
+        torchs(torch.ones(3)).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(torchs.parameters(), 0.5)
+        its.step()
+    assert all(map(torch.equal, ours.parameters(), torchs.parameters()))
+    mine, theirs = optimizer.state_dict()["state"], its.state_dict()["state"]
+    assert all(torch.equal(mine[index][name], value) for index in theirs for name, value in theirs[index].items())
+
+
 def test_steps_and_state_are_torchs():
     (ours, optimizer), (torchs, its), (continued, later) = map(made, (Adam, torch.optim.Adam, torch.optim.Adam))
     train(ours, optimizer, 2)

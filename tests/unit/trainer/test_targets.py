@@ -5,7 +5,7 @@ import torch
 
 from collectx import ReplayBuffer
 from collectx.batch import to_tensordict
-from collectx.trainer.actor_critic import Transitions, state_values
+from collectx.trainer.actor_critic import Transitions, next_values
 from collectx.trainer.dqn import NstepWriter
 from collectx.trainer.returns import gae, nstep, vtrace
 
@@ -79,8 +79,7 @@ def test_next_values_at_the_ends():
     truncated = torch.tensor([[False, True, False, False]])
     unused = torch.zeros(1, 4)
     batch = Transitions([observation], [following], unused, unused, unused, terminated, done=terminated | truncated)
-    value, next_value = state_values(lambda seen: seen[0].squeeze(-1), batch)
-    assert value.tolist() == [[1.0, 2.0, 10.0, 20.0]]
+    next_value = next_values(lambda seen: seen[0].squeeze(-1), observation.squeeze(-1), batch)
     assert next_value.tolist() == [[2.0, 3.0, 0.0, 21.0]]
 
 

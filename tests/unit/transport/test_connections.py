@@ -118,16 +118,16 @@ def test_the_bytes_of_messages(expected):
 def test_what_is_no_batch_is_refused():
     whole = messages.pack_full(2, REPORT)
     for message, words in (
-        (whole[:72], "FULL with 72 bytes"),
-        (whole[:-1], f"FULL with {len(whole) - 1} bytes, 2 episodes and 1 metrics"),
+        (whole[:72], "FULL has 72 bytes, but needs at least 73"),
+        (whole[:-1], f"FULL has {len(whole) - 1} bytes, but 2 episodes and 1 metrics"),
         (whole[:25] + struct.pack("<q", -1) + whole[33:], "-1 episodes and 1 metrics"),
         (whole[:25] + struct.pack("<qq", 0, -1) + whole[41:], "0 episodes and -1 metrics"),
         (whole + b"x", "1 bytes that are not tensors"),
-        (whole + messages.pack_tensors(b"x", [1]), "FULL with list in place of tensors"),
-        (whole + messages.pack_tensors(b"x", {"a": torch.ones(1)}), "FULL with dict in place of tensors"),
-        (whole + messages.pack_tensors(b"x", {(): torch.ones(1)}), "FULL with dict in place of tensors"),
-        (whole + messages.pack_tensors(b"x", {("a", 1): torch.ones(1)}), "FULL with dict in place of tensors"),
-        (whole + messages.pack_tensors(b"x", {("a",): 1}), "FULL with dict in place of tensors"),
+        (whole + messages.pack_tensors(b"x", [1]), "FULL contains list in place of tensors"),
+        (whole + messages.pack_tensors(b"x", {"a": torch.ones(1)}), "FULL contains dict in place of tensors"),
+        (whole + messages.pack_tensors(b"x", {(): torch.ones(1)}), "FULL contains dict in place of tensors"),
+        (whole + messages.pack_tensors(b"x", {("a", 1): torch.ones(1)}), "FULL contains dict in place of tensors"),
+        (whole + messages.pack_tensors(b"x", {("a",): 1}), "FULL contains dict in place of tensors"),
     ):
         with pytest.raises(ValueError, match=words):
             messages.unpack_full(message)
@@ -157,7 +157,7 @@ def test_a_process_of_this_machine_writes_its_stacks_into_memory_and_its_log(sta
         assert text.count("test_a_process_of_this_machine_writes_its_stacks") == 1
         assert text == text.rstrip()
     log = capfd.readouterr().err
-    assert log.count("The trainer kills this worker because it exceeded a timeout. The stacks of its threads:\n") == 2
+    assert log.count("The trainer killed this worker, because it exceeded a timeout. The stacks of its threads:\n") == 2
 
 
 def test_a_process_that_cannot_write_its_stacks_is_told_so(monkeypatch):

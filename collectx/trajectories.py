@@ -227,16 +227,6 @@ class Assembler:
         if not self._has_said:
             self._note_wait()
 
-    def _drop_earlier(self, index: int) -> None:
-        """Notes that an env is in this trajectory, and drops its last one if that has not ended."""
-        if self._env_of is None:
-            return
-        env = self._env_of(index)
-        if (last := self._newest.setdefault(env, index)) < index:
-            self.num_unfinished -= sum(map(len, self._unfinished.pop(last, ())))
-            self._dropped.discard(last)
-            self._newest[env] = index
-
     def _add_settings_version(self) -> None:
         """Adds the version 0 to frames from before the first setting, so that later ones can be joined to them."""
         for frames in itertools.chain(*self._unfinished.values(), self._ended):
@@ -257,6 +247,16 @@ class Assembler:
                 f"{now_s - self._since_s:.0f} s, and memory holds {self.num_unfinished:,} frames of unfinished ones. "
                 f"If these never end, cut each after N frames with {self._prefix}max_frames_per_traj=N."
             )
+
+    def _drop_earlier(self, index: int) -> None:
+        """Notes that an env is in this trajectory, and drops its last one if that has not ended."""
+        if self._env_of is None:
+            return
+        env = self._env_of(index)
+        if (last := self._newest.setdefault(env, index)) < index:
+            self.num_unfinished -= sum(map(len, self._unfinished.pop(last, ())))
+            self._dropped.discard(last)
+            self._newest[env] = index
 
     def take(self) -> TensorDictBase | None:
         """Returns `trajs_per_batch` ended trajectories; None if there are fewer."""

@@ -66,14 +66,19 @@ class ResumePoint:
     def _check_ends(self, cfg: RunConfig) -> None:
         """Raises `ConfigError` if the checkpoint is already past the end that `cfg` sets."""
         path, frames = self._checkpoint.path, self._checkpoint.manifest["frames"]
+        # Of each end, by how much it may be exceeded: a run delivers whole batches.
         ends = (
-            ("collector.total_frames", cfg.collector.total_frames, frames, "frames"),
-            ("run.max_batches", cfg.run.max_batches, self.batches, "batches"),
+            ("collector.total_frames", cfg.collector.total_frames, frames, "frames", cfg.collector.frames_per_batch),
+            ("run.max_batches", cfg.run.max_batches, self.batches, "batches", 1),
         )
-        passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
-        if passed:
-            text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
-            raise ConfigError(*[text.format(name, end, path, done, what, done) for name, end, done, what in passed])
+        text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
+        problems = [
+            text.format(name, end, path, done, what, done)
+            for name, end, done, what, unit in ends
+            if end is not None and 0 <= end <= done - unit
+        ]
+        if problems:
+            raise ConfigError(*problems)
 
     def _continue_digest(self, run_folder: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
         """Returns the digest of the batches up to the checkpoint, after checking their lines, which it consumes."""

@@ -177,9 +177,9 @@ FAULTS = {
 )
 def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
     error, message = FAULTS[fault]
-    with start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector:
-        with pytest.raises(error, match=message) as caught:
-            list(collector)
+    collector = start(way.kind, way.place, faulty(fault), log_dir=tmp_path)
+    with collector, pytest.raises(error, match=message) as caught:
+        list(collector)
     if fault == "stop_iteration":
         assert "raised in step() of env 0 (of " in "".join(caught.value.__notes__)
 

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import copy
 import numbers
 import sys
 import warnings
@@ -648,6 +649,8 @@ class BaseCollector(ReadableCollector):
         Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
         batches, which are dropped.
 
+        If the weights do not fit, the policy keeps its own.
+
         Args:
             state_dict: what `state_dict` returned.
             strict: whether missing and unknown names of the policy's weights raise an error.
@@ -682,15 +685,20 @@ class BaseCollector(ReadableCollector):
                 "same arguments."
             )
         with self._exclusive():
-            # Frames from before the load may have the trajectory ids of later ones.
-            self._core.wait_until_idle()
             # The inference server too, whose state has its generators only.
             loading = self._core.pool.askable | self._core.pool.starting
             saved = {index: state_dict[f"worker{index}"] for index in loading if f"worker{index}" in state_dict}
             if isinstance(self.policy, nn.Module):
-                self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-                self._publish_loaded(saved)
+                before = copy.deepcopy(self.policy.state_dict())
+                try:
+                    self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+                    self._publish_loaded(saved)
+                except BaseException:
+                    self.policy.load_state_dict(before)
+                    raise
             self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
+            # Frames from before the load may have the trajectory ids of later ones.
+            self._core.wait_until_idle()
             if stream is None:
                 dropped = unfinished_trajectories(saved.values())
                 assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": dropped}

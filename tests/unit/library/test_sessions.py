@@ -1,6 +1,7 @@
 """Whole sessions with collectors in this process: what calls return, and every number of the batches."""
 
 import contextlib
+import copy
 from functools import partial
 
 import gymnasium
@@ -397,6 +398,26 @@ def test_a_state_with_batches_of_another_size_is_refused_before_anything_is_load
         with pytest.raises(ValueError, match="the state has batches of another size"):
             collector.load_state_dict(state)
         assert (collector.policy_version, collector.state_dict()["frames"]) == (version, 0)
+
+
+@pytest.mark.parametrize("worker", [None, 1])
+def test_weights_that_do_not_fit_leave_the_policy_as_it_was(worker):
+    """Also those of a single worker."""
+    policy = nn.Linear(1, 1)
+    with make(INLINE_SYNC, Count, policy, frames_per_batch=4, total_frames=40) as collector:
+        state = collector.state_dict()
+        fitting = {name: weights + 1 for name, weights in state["policy_state_dict"].items()}
+        wrong = fitting | {"bias": torch.zeros(3)}
+        if worker is None:
+            state["policy_state_dict"] = wrong
+        else:
+            state["policy_state_dict"] = fitting
+            state[f"worker{worker}"] |= {"policy_state_dict": wrong, "is_individual": True}
+        before, version = copy.deepcopy(policy.state_dict()), collector.policy_version
+        with pytest.raises((RuntimeError, ValueError), match="bias"):
+            collector.load_state_dict(state)
+        assert all(torch.equal(policy.state_dict()[name], weights) for name, weights in before.items())
+        assert collector.policy_version == version
 
 
 def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -89,7 +90,10 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     except (SyntaxError, SystemExit) as error:
         raise ConfigError(f"env.id={cfg.id} cannot be imported: {place_of(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(f"env.id={cfg.id} cannot be made: {error}") from error
+        advice = ""
+        if module in sys.modules and hasattr(sys.modules[module], name):
+            advice = f" It is defined in {module}, so write env.entry_point={cfg.id}."
+        raise ConfigError(f"env.id={cfg.id} cannot be made: {error}{advice}") from error
     return None
 
 

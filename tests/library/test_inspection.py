@@ -366,8 +366,11 @@ def test_resets_that_are_refused():
             collector.reset([True, False, False])
         with pytest.raises(ValueError, match=r"reset\(\) has no argument 'options'"):
             collector.reset(options={})
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=r"index=3 does not exist: this collector has 3 envs \(0 to 2\)"):
             collector.reset(3)
+        for index in (1.5, "a", [0.0], [None]):
+            with pytest.raises(TypeError, match="is neither a mask nor indices nor a slice"):
+                collector.reset(index)
     with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1 must be an int from 0 to "):
         collector.set_seed(-1)
 

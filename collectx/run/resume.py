@@ -18,11 +18,11 @@ from collectx.config.derived import is_elastic
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError, summary_of
-from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import LOSSES, ResultBuilder
+from collectx.run.order import order_of
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
@@ -45,7 +45,7 @@ class ResumePoint:
         state: the content of `state.pt`, which `Stream.load` takes.
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
-            see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
+            see `collectx.run.order.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
     """
 

@@ -22,9 +22,10 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder
-from collectx.run.after.reproduce import compare, digests_of, recorded_order, why_not_recorded
+from collectx.run.after.reproduce import compare, digests_of
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.result import LOSSES
+from collectx.run.order import recorded_order, why_not_recorded
 from collectx.run.terminal import printing
 
 # How many differences between two snapshots are printed.

@@ -43,7 +43,7 @@ def _resume(arguments: Arguments) -> int:
             f"resume: {run_folder.path} contains no checkpoint to continue from. To start over, repeat the command "
             "that started it, and add run.overwrite=true."
         )
-    composer, _ = compose_saved(run_folder, saved, overrides, arguments)
+    composer, _ = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
     overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
 

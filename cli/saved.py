@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -12,9 +13,10 @@ from collectx.cli.arguments import Arguments, UsageError, synopsis
 from collectx.cli.compose import SNAPSHOT, Composer
 from collectx.cli.overrides import key_of
 from collectx.config.registry import GROUPS
+from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder
+from collectx.run import RunFolder, preflight
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
 
@@ -38,11 +40,16 @@ def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tupl
 
 
 def compose_saved(
-    run_folder: RunFolder, saved: dict[str, Any], overrides: Sequence[str], arguments: Arguments
+    run_folder: RunFolder,
+    saved: dict[str, Any],
+    overrides: Sequence[str],
+    arguments: Arguments,
+    is_resumed: bool = False,
 ) -> tuple[Composer, RunConfig]:
     """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
     which code the configuration names. Raises `ConfigError` if the configuration is wrong (the error lists every
-    problem), or the folder is another user's, and not trusted."""
+    problem), or the folder is another user's, and not trusted. With `is_resumed`, also if it changes what is fixed on
+    resume."""
     named = set(map(key_of, overrides))
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
@@ -59,6 +66,13 @@ def compose_saved(
     composer = Composer(arguments.config_dir, SNAPSHOT)
     checked = composer.check(overrides)
     composed = composer.examine(checked.overrides, checked.broken)
+    if is_resumed:
+        with suppress(Unset):  # an option that has failed its check
+            if fixed := saved_config.problems(run_folder, composed.cfg):
+                # The advice of a rule may name options that are fixed too.
+                rules = preflight.rule_problems(composed.cfg)
+                others = [text for text in composed.problems if text not in rules]
+                raise ConfigError(*checked.problems, *fixed, *others)
     if problems := [*checked.problems, *composed.problems]:
         raise ConfigError(*problems)
     foreign_code.check(run_folder, composed.cfg, "trust" in arguments.flags)

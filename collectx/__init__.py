@@ -95,4 +95,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *_MODULES} - {"Any", "TYPE_CHECKING", "annotations", "importlib"})

@@ -259,7 +259,7 @@ class RemoteFailure:
                     error = bare.kind.__new__(bare.kind, *bare.args)
                     vars(error).update(bare.attributes)
         if not isinstance(error, Exception):
-            error = WorkerError(f"{self.type_name}: {self.message}")
+            error = WorkerError(f"{self.type_name}: {self.message}".removesuffix(": "))
         # A pickled exception has its notes.
         for note in () if hasattr(error, "__notes__") else self.notes:
             error.add_note(note)

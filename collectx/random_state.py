@@ -91,7 +91,7 @@ class HeldGenerators:
             give(self._states[name])
 
     def swap(self) -> None:
-        """Exchanges the held states with those in use. Takes 1.4 us for torch, 3 us for NumPy, 16 us for Python."""
+        """Exchanges the held states with those in use. Takes 1.4 µs for torch, 3 µs for NumPy, 16 µs for Python."""
         for name, state in self._states.items():
             take, give = _EXCHANGED[name]
             self._states[name] = take()
@@ -121,7 +121,7 @@ class SeedWatch:
         self._python = random.getstate()
 
     def seeded(self) -> list[str]:
-        """Returns "torch" and "numpy" if they were seeded. Takes less than 1 us."""
+        """Returns "torch" and "numpy" if they were seeded. Takes less than 1 µs."""
         found = ["torch"] if torch.default_generator.initial_seed() != self._torch_seed else []
         # `np.random.seed` leaves no seed sequence.
         return [*found, "numpy"] if _numpy.get_bit_generator().seed_seq is None else found
@@ -150,8 +150,8 @@ def _marked(state: Any) -> np.random.MT19937:
 
 
 def _take_numpy() -> tuple[Any, float | None]:
-    """Returns NumPy's bit generator, and the second normal number of a pair if only the first was drawn, or None. The
-    caller must call `_give_numpy` next. `np.random.get_state` would take 50 us."""
+    """Returns NumPy's bit generator, and the normal number that it holds for the next draw, as it makes two at a time;
+    None if it holds none. The caller must call `_give_numpy` next. `np.random.get_state` would take 50 µs."""
     bits: Any = _numpy.get_bit_generator()
     if not isinstance(bits, np.random.MT19937):
         state: Any = np.random.get_state(legacy=False)

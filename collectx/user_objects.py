@@ -46,7 +46,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     try:
         target = pkgutil.resolve_name(path)
     except (SyntaxError, SystemExit) as error:
-        raise ConfigError(f"{where}={name} cannot be imported: {place_of(error)}") from error
+        raise ConfigError(f"{where}={name} cannot be imported: {where_raised(error)}") from error
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
         # The module may have another name than its import path, as os.path does.
@@ -79,7 +79,7 @@ def named_call(item: Any) -> tuple[Any, Any]:
     return name, arguments or {}
 
 
-def place_of(error: SyntaxError | SystemExit) -> str:
+def where_raised(error: SyntaxError | SystemExit) -> str:
     """Returns the file, line and text of a syntax error in a module, or of a call there that ends the process."""
     if isinstance(error, SystemExit):
         *_, call = traceback.extract_tb(error.__traceback__)

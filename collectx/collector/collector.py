@@ -166,8 +166,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._grant(self._schedule.batch_requested())
 
     def wait_until_idle(self) -> None:
-        """Blocks until workers that write batches to a replay buffer have filled their granted slots, and counts these
-        batches as delivered. They stay idle until `next`. Raises the errors of `next`."""
+        """Blocks until the workers have filled their granted slots, and counts these batches as delivered, as workers
+        have written them to a replay buffer or a state replaces them. The workers stay idle until `next`. Raises the
+        errors of `next`."""
+        self._check_usable()
         with self.exclusive_use:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
@@ -416,6 +418,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             "settings": self.settings.state(),
             **saved_state.save_workers(self.pool.records, replies),
         }
+
+    def fits(self, saved: Mapping[str, Any]) -> bool:
+        """Whether a batch of `CollectorState.undelivered` has the size of this collector's batches."""
+        num_parts = len(saved["parts"])
+        is_possible = num_parts == 1 or self._schedule.stacked
+        return is_possible and saved["memory"].numel() == self._spec.slots.layout(num_parts).nbytes
 
     def with_versions(self, saved: Mapping[str, Any], change: int) -> dict[str, Any]:
         """Returns a batch of `CollectorState.undelivered` in which the policy versions of frames differ by `change`."""

@@ -54,9 +54,9 @@ class EnvMethods(ABC):
         """Sets an attribute of every env, or of the wrapper that defines it.
 
         Args:
-            values: one value for all envs; or a list or tuple with one value per env. The list is for the envs of all
-                workers, including those that are starting or lost; or only for the envs that `get_attr` reads. In the
-                second case, workers that start later take the values of one of these workers.
+            values: one value for all envs, or a list or tuple with one value per env. It may cover the envs of all
+                workers, including those that are starting or lost. Or it covers only the envs that `get_attr` reads;
+                then a worker that starts later takes the values of one of their workers.
 
         Raises:
             AttributeError: an env lacks the attribute.

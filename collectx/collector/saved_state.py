@@ -1,9 +1,9 @@
 """The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
-The entry in `workers` of a worker that is still starting is the state that it will load, if any. A worker that was
-never ready has no entry in `incarnations`. At a resume, a worker with an entry in `workers` continues in the same
-incarnation: its envs continue their episodes or, if they cannot be saved, begin new ones with the next trajectory ids.
-A worker without an entry begins the next incarnation.
+The entry in `workers` of a worker that is still starting is the state that it will load, if any. `incarnations` lacks
+workers that were never ready. At a resume, a worker with an entry in `workers` continues in the same incarnation: its
+envs continue their episodes or, if they cannot be saved, begin new ones with the next trajectory ids. A worker with an
+entry in `incarnations` alone begins the next incarnation.
 """
 
 from __future__ import annotations

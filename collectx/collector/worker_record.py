@@ -44,8 +44,8 @@ class WorkerRecord:
         num_settings: number of missing replies to the settings that the newest process got at its start.
         pending: one entry for each other request without a reply: the setting that the request makes, or None. There
             are several after an interrupted call.
-        num_until_reply: number of replies still to come until the reply to the last `WorkerPool.request`, which
-            counts too; 0 if that reply is not awaited.
+        num_until_reply: how many replies are missing up to the one to the last `WorkerPool.request`, that one included;
+            0 if it is not awaited.
         reply: the reply to the last `WorkerPool.request`; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.

@@ -19,10 +19,10 @@ from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, R
 
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
-# What a message shows as the value of a missing option, by the last part of its name.
 # Numbers such as 100k, which YAML reads as texts.
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
+# What a message shows as the value of a missing option, by the last part of its name.
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0"}
 
 

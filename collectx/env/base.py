@@ -64,8 +64,8 @@ class EnvSpec:
         data_device: `device` of the TensorDict with which a user's policy is called, if the policy acts on the CPU;
             None: no device was named for the policy.
         action_spec: the env's own description of actions: TorchRL's spec with all keys; None for Gymnasium's envs.
-        inputs: the leaves of `observation_space`, with which policies without keys are called: `observation` without
-            kept infos and step counts.
+        inputs: the leaves of `observation_space`: `observation` without kept infos and step counts. A policy without
+            keys is called with them.
         example_observation: observations after a reset, by key, `[1, *shape]` or `[E, *shape]`, for the first call of a
             user's policy, which tells its outputs. Empty: that call gets zeros.
         infos: dtype and shape of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).

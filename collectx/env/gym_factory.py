@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.wrappers import outputs_of
 from collectx.errors import ConfigError
-from collectx.user_objects import extra_advice, named_call, place_of, raise_missing, resolve
+from collectx.user_objects import extra_advice, named_call, raise_missing, resolve, where_raised
 
 
 def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers], gymnasium.Env]:
@@ -87,9 +88,12 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
             with contextlib.suppress(ImportError):
                 importlib.import_module("mujoco")
     except (SyntaxError, SystemExit) as error:
-        raise ConfigError(f"env.id={cfg.id} cannot be imported: {place_of(error)}") from error
+        raise ConfigError(f"env.id={cfg.id} cannot be imported: {where_raised(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(f"cannot create env.id={cfg.id}: {error}") from error
+        advice = ""
+        if module in sys.modules and hasattr(sys.modules[module], name):
+            advice = f" It is defined in {module}, so write env.entry_point={cfg.id}."
+        raise ConfigError(f"cannot create env.id={cfg.id}: {error}{advice}") from error
     return None
 
 

@@ -202,7 +202,7 @@ def end(marks: Sequence[Container[int]], groups: Collection[int] = ()) -> None:
 
 
 def with_mark(marks: Sequence[Container[int]]) -> set[int]:
-    """Returns the processes with these marks that have not ended. Takes 3 us for each process of the machine."""
+    """Returns the processes with these marks that have not ended. Takes 3 µs for each process of the machine."""
     server: Any = forkserver._forkserver
     tracker: Any = resource_tracker._resource_tracker
     spared, found = (os.getpid(), server._forkserver_pid, tracker._pid), set()

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import copy
 import numbers
 import sys
 import warnings
@@ -603,11 +604,13 @@ class BaseCollector(ReadableCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches, the settings
-        of `set_attr` and `call`, and each worker's trajectory ids and envs. For workers of this machine, it also
-        contains their weights and version. Blocks until the workers have filled their granted slots. The state contains
-        their frames, and those of unfinished trajectories, only with `trajs_per_batch`."""
+        of `set_attr` and `call`, each worker's trajectory ids and envs, complete batches that are not delivered yet,
+        and unfinished trajectories of `trajs_per_batch`. For workers of this machine, it also contains their weights
+        and version. Blocks until the workers have filled their granted slots."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
+            if workers_write(self._overrides):
+                self._core.wait_until_idle()  # the replay buffer has these batches
             stream_state = self._stream.state()
         saved = stream_state["collector"]
         state: dict[str, Any] = {
@@ -617,14 +620,13 @@ class BaseCollector(ReadableCollector):
             "frames_by_worker": saved["frames_by_worker"],
             "policy_version": saved["version"] + self._stream.version_offset,
             "settings": saved["settings"],
-            **{f"worker{index}": each for index, each in saved["workers"].items()},
-        }
-        if (assembler := stream_state["assembler"]) is not None:
-            state["trajectories"] = {
-                "assembler": assembler,
+            "stream": {
+                "assembler": stream_state["assembler"],
                 "undelivered": saved["undelivered"],
                 "version_offset": self._stream.version_offset,
-            }
+            },
+            **{f"worker{index}": each for index, each in saved["workers"].items()},
+        }
         if self._core.can_ask("weights"):
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
@@ -646,7 +648,9 @@ class BaseCollector(ReadableCollector):
         Envs continue within their episodes if their state can be saved: by their own `state_dict` and
         `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
         Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
-        batches, which are delivered before those of the state; with `trajs_per_batch`, they are dropped.
+        batches, which are dropped.
+
+        If the weights do not fit, the policy keeps its own.
 
         Args:
             state_dict: what `state_dict` returned.
@@ -654,7 +658,7 @@ class BaseCollector(ReadableCollector):
 
         Raises:
             TypeError: the state is not a dict.
-            ValueError: the dict is not the state of a collector, or of one with more workers.
+            ValueError: the dict is not the state of a collector, or of one with more workers or other batches.
             RuntimeError: the weights do not fit the policy.
         """
         if not isinstance(state_dict, Mapping):
@@ -673,42 +677,47 @@ class BaseCollector(ReadableCollector):
                 f"the state dict has {counted(num_saved, 'worker')}, but this collector has {num_started}. Load it "
                 f"into a collector with {num_saved} workers"
             )
-        # The inference server too, whose state has its generators only.
-        loading = self._core.pool.askable | self._core.pool.starting
-        saved = {index: state_dict[f"worker{index}"] for index in loading if f"worker{index}" in state_dict}
-        if isinstance(self.policy, nn.Module):
-            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            self._publish_loaded(saved)
-        self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
-        saved_state: CollectorState = {
-            "frames": state_dict["frames"],
-            "batches": state_dict.get("iter", 0),
-            "frames_by_worker": state_dict.get("frames_by_worker", {}),
-            "undelivered": [],
-            "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
-            "workers": saved,
-        }
-        if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
-            saved_state["settings"] = settings
+        # States of earlier versions lack it, or have it by its earlier name.
+        stream = state_dict.get("stream", state_dict.get("trajectories"))
+        undelivered = [] if stream is None else stream["undelivered"]
+        if not all(map(self._core.fits, undelivered)):
+            raise ValueError(
+                "the state has batches of another size than those of this collector. Load it into a collector with the "
+                "same arguments."
+            )
         with self._exclusive():
-            if self._stream.assembler is None:
-                self._core.load(saved_state, self._cfg.seed)
+            # The inference server too, whose state has its generators only.
+            loading = self._core.pool.askable | self._core.pool.starting
+            saved = {index: state_dict[f"worker{index}"] for index in loading if f"worker{index}" in state_dict}
+            if isinstance(self.policy, nn.Module):
+                before = copy.deepcopy(self.policy.state_dict())
+                try:
+                    self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+                    self._publish_loaded(saved)
+                except BaseException:
+                    self.policy.load_state_dict(before)
+                    raise
+            self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
+            # Frames from before the load may have the trajectory ids of later ones.
+            self._core.wait_until_idle()
+            if stream is None:
+                dropped = unfinished_trajectories(saved.values())
+                assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": dropped}
             else:
-                self._load_trajectories(saved_state, state_dict.get("trajectories"))
-
-    def _load_trajectories(self, saved: CollectorState, trajectories: dict[str, Any] | None) -> None:
-        """Loads a state with its unfinished trajectories. None: it is of an earlier version, which did not save them,
-        so the rest of them is dropped."""
-        # Frames from before the load may have the trajectory ids of later ones.
-        self._core.wait_until_idle()
-        if trajectories is None:
-            dropped = unfinished_trajectories(saved["workers"].values())
-            assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": dropped}
-        else:
-            assembler = trajectories["assembler"]
-            change = trajectories["version_offset"] - self._stream.version_offset
-            saved["undelivered"] = [self._core.with_versions(each, change) for each in trajectories["undelivered"]]
-        self._stream.load({"collector": saved, "assembler": assembler}, self._cfg.seed)
+                assembler = stream["assembler"]
+                change = stream["version_offset"] - self._stream.version_offset
+                undelivered = [self._core.with_versions(each, change) for each in undelivered]
+            saved_state: CollectorState = {
+                "frames": state_dict["frames"],
+                "batches": state_dict.get("iter", 0),
+                "frames_by_worker": state_dict.get("frames_by_worker", {}),
+                "undelivered": undelivered,
+                "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
+                "workers": saved,
+            }
+            if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
+                saved_state["settings"] = settings
+            self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
 
     def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Publishes the policy's weights, and to some workers the individual ones of their saved states."""

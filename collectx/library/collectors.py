@@ -76,6 +76,7 @@ class Collector(BaseCollector):
             keywords: not supported.
 
         Raises:
+            TypeError: `index` is none.
             ValueError: keywords were passed; or `index` selects some envs with `trajs_per_batch`, or of a vector env
                 that resets its envs itself.
             IndexError: `index` selects an env that does not exist.
@@ -88,6 +89,8 @@ class Collector(BaseCollector):
         if index is None:
             super().reset()
             return
+        if not _is_index(index):
+            raise TypeError(f"index={index!r} is neither a mask nor indices nor a slice of the envs.")
         mask = torch.zeros(self._spec.num_envs, dtype=torch.bool)
         try:
             mask[index] = True
@@ -328,6 +331,18 @@ class RayCollector(BaseCollector):
         self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
 
     stop = stop_remote_collectors = shutdown
+
+
+def _is_index(index: Any) -> bool:
+    """Whether PyTorch takes the value as an index along one dimension."""
+    if isinstance(index, slice):
+        return True
+    try:
+        values = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    # An empty list has no integers.
+    return not (values.is_floating_point() or values.is_complex()) or not values.numel()
 
 
 def _signature(cls: type) -> inspect.Signature:

@@ -1,5 +1,5 @@
 """Translates the constructor's keywords into the run's configuration, and the problems of a configuration into messages
-about keywords. Most keywords name their option (`keyword_fields.option`); this module sets the options that depend on
+about keywords. Most keywords name their option (`keyword_fields.sets`); this module sets the options that depend on
 several keywords or on the class.
 """
 

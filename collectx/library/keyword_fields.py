@@ -1,8 +1,8 @@
 """Declares a constructor's keyword, as a field of a dataclass of keywords, with its text, limits and conversion.
 
-    option    sets an option of the configuration, and takes its text, limits and default from it
-    fixed     is a keyword of TorchRL that must keep its default
-    ignored   is a keyword of TorchRL that has no effect
+    sets      a keyword that sets an option of the configuration, and takes its text, limits and default from it
+    fixed     a keyword of TorchRL that must keep its default
+    ignored   a keyword of TorchRL that has no effect
 
 `documented` adds these texts to the docstring of the dataclass; `language_of` translates options to keywords in
 messages.
@@ -27,14 +27,14 @@ _CLASSES = {
 }
 
 
-def option(path: str, default: Any = ..., convert: Any = None, note: str | None = None, **limits: Any) -> Any:
+def sets(path: str, default: Any = ..., convert: Any = None, note: str | None = None, **limits: Any) -> Any:
     """Declares a keyword that sets an option of the configuration.
 
     Args:
         path: path of the option, such as `collector.num_slots`. Messages about the option then name the keyword.
         default: ...: the option's default.
-        convert: a function or dict from the keyword's value to the option's. None: the value stays. A value None then
-            means the option's default, unless the option accepts None.
+        convert: a function or dict from the keyword's value to the option's. Without it, the option gets the keyword's
+            value; but if the keyword is None and the option does not accept that, it gets its default.
         note: text to add to the option's text in the docstring. None: the docstring does not use the option's text.
         limits: replace the option's limits; see `collectx.config.schema.fields`.
     """
@@ -79,7 +79,7 @@ def ignored(default: Any, reason: str = "") -> Any:
 
 
 def documented(cls: Any) -> Any:
-    """Adds the texts of `option`, `fixed` and `ignored` fields to the "Args" of a dataclass."""
+    """Adds the texts of `sets`, `fixed` and `ignored` fields to the "Args" of a dataclass."""
     language = language_of(cls)
     head, _, own = cls.__doc__.partition("\n    Args:\n")
     lines = [own.rstrip()] if own else []

@@ -17,7 +17,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
-from collectx.library.keyword_fields import documented, fixed, ignored, only, option
+from collectx.library.keyword_fields import documented, fixed, ignored, only, sets
 from collectx.library.values import exploration_name, first_device, only_device, port_number, positive, visible_names
 from collectx.place.base import NETWORKS
 from collectx.user_objects import Hooks
@@ -43,10 +43,10 @@ class Keywords:
         policy: a TensorDictModule, an `nn.Module`, or another callable from the observation to the action. With None or
             a `RandomPolicy`, actions are random.
         policy_factory: a callable that returns the policy, called in this process and in every worker. All workers act
-            with the weights of this process's policy. If you also pass `policy`, only workers call the factory, and act
-            with the weights that it returns until you publish others. A list with a callable per worker: each worker
-            acts with its own weights until others are published, and the first callable also makes this process's
-            policy.
+            with the weights of this process's policy. If you also pass `policy`, only workers call the factory, and
+            each acts with the weights that it got from it, until you publish others. Or a list with one callable per
+            worker: each worker acts with the weights of its own until you publish others, and the first callable also
+            makes this process's policy.
         create_env_kwargs: keyword arguments of `create_env_fn`; one dict for all workers, or a list with one per
             worker.
         exploration_type: how an action is chosen from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
@@ -135,32 +135,32 @@ class Keywords:
     policy: Any = field(default=None, kw_only=False)
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
     create_env_kwargs: Any = None
-    exploration_type: Any = option("collector.exploration_type", ExplorationType.RANDOM, exploration_name)
-    exploration_mode: str | None = option("collector.exploration_type", None, exploration_name)
+    exploration_type: Any = sets("collector.exploration_type", ExplorationType.RANDOM, exploration_name)
+    exploration_mode: str | None = sets("collector.exploration_type", None, exploration_name)
     trust_policy: bool | None = None
     auto_register_policy_transforms: bool | None = None
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
-    seed: int | None = option("seed", None, lambda seed: torch.initial_seed() % 2**61 if seed is None else seed)
-    num_envs: int | None = option("env.num_envs", None)
+    seed: int | None = sets("seed", None, lambda seed: torch.initial_seed() % 2**61 if seed is None else seed)
+    num_envs: int | None = sets("env.num_envs", None)
     info_keys: Sequence[str | Mapping[str, Any]] = ()
     exclude_keys: Sequence[str] = ()
     worker_idx: int | None = None
 
-    frames_per_batch: int | Sequence[int] = option("collector.frames_per_batch", 200)
-    total_frames: int | None = option("collector.total_frames", -1, lambda total: -1 if total is None else total)
-    max_frames_per_traj: int | None = option(
+    frames_per_batch: int | Sequence[int] = sets("collector.frames_per_batch", 200)
+    total_frames: int | None = sets("collector.total_frames", -1, lambda total: -1 if total is None else total)
+    max_frames_per_traj: int | None = sets(
         "collector.max_frames_per_traj", convert=positive, note="0 or less: no maximum."
     )
-    init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Less than 0: none.")
-    reset_at_each_iter: bool = option("collector.reset_at_each_iter", note="")
-    set_truncated: bool = option("collector.set_truncated", note="")
+    init_random_frames: int | None = sets("collector.init_random_frames", convert=positive, note="Less than 0: none.")
+    reset_at_each_iter: bool = sets("collector.reset_at_each_iter", note="")
+    set_truncated: bool = sets("collector.set_truncated", note="")
     reset_when_done: bool = fixed(True, "collectx always resets envs that are done, so leave it out")
 
-    device: Any = option("devices.device", None, only_device)
-    storing_device: Any = option("devices.storing_device", None, first_device)
-    policy_device: Any = option("devices.policy_device", None, first_device)
-    env_device: Any = option("devices.env_device", None, first_device)
+    device: Any = sets("devices.device", None, only_device)
+    storing_device: Any = sets("devices.storing_device", None, first_device)
+    policy_device: Any = sets("devices.policy_device", None, first_device)
+    env_device: Any = sets("devices.env_device", None, first_device)
     no_cuda_sync: bool = ignored(False, ": a step waits for the policy's actions anyway")
 
     split_trajs: bool | None = False
@@ -168,29 +168,29 @@ class Keywords:
     post_traj: Callable[[Any], Any] | None = None
     cat_results: str | int | None = None
     return_same_td: bool = False
-    zero_copy: bool = option("collector.zero_copy", note="")
+    zero_copy: bool = sets("collector.zero_copy", note="")
     track_traj_ids: bool = True
     track_policy_version: bool = False
     replay_buffer: Any = None
     extend_buffer: bool = True
     use_buffers: bool | None = ignored(None, ": batches are written into memory that is allocated once")
-    compact_obs: bool = option("collector.compact_obs", note="")
-    check_finite: bool = option(
+    compact_obs: bool = sets("collector.compact_obs", note="")
+    check_finite: bool = sets(
         "collector.check_finite", note="Batches of a user-defined `collector_class` are not checked."
     )
-    trajs_per_batch: int | None = option(
+    trajs_per_batch: int | None = sets(
         "collector.trajs_per_batch",
         note="""With a replay buffer, each one is written there as soon as it ends. A `UserWarning` says so if no batch
         is complete after 10 s of frames.""",
     )
     trajs_per_write: int | None = field(default=None, metadata={"minimum": 1})
-    traj_format: str | None = option("collector.traj_format", None, note="")
+    traj_format: str | None = sets("collector.traj_format", None, note="")
 
     update_at_each_batch: bool = False
     update_after_each_batch: bool = False
     max_weight_update_interval: int = field(default=-1, metadata={"minimum": 1, "also": (-1,)})
     update_interval: int | None = field(default=None, metadata={"minimum": 1, "also": (-1,)})
-    update_weights_between_steps: bool = option("collector.refresh", False, {False: "batch", True: "step"})
+    update_weights_between_steps: bool = sets("collector.refresh", False, {False: "batch", True: "step"})
     weight_updater: Callable[[], Any] | None = None
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
@@ -303,17 +303,17 @@ class WorkerKeywords(Keywords):
         num_threads: number of torch threads in this process; None: unchanged.
     """
 
-    num_workers: int | None = option("collector.num_workers", None)
+    num_workers: int | None = sets("collector.num_workers", None)
     num_threads: int | None = field(default=None, metadata={"minimum": 1})
-    num_sub_threads: int = option("launcher.num_threads", note="")
-    num_slots: int = option("collector.num_slots", note="")
-    overlap: int = option("collector.overlap", note="")
-    on_worker_failure: str = option("collector.on_worker_failure", note="")
-    max_restarts: int = option("collector.max_restarts", note="")
-    min_workers: int | None = option("collector.min_workers", note="")
-    start_timeout_s: float = option("collector.start_timeout_s", note="")
-    worker_timeout_s: float = option("collector.worker_timeout_s", note="")
-    close_timeout_s: float = option("collector.close_timeout_s", note="")
+    num_sub_threads: int = sets("launcher.num_threads", note="")
+    num_slots: int = sets("collector.num_slots", note="")
+    overlap: int = sets("collector.overlap", note="")
+    on_worker_failure: str = sets("collector.on_worker_failure", note="")
+    max_restarts: int = sets("collector.max_restarts", note="")
+    min_workers: int | None = sets("collector.min_workers", note="")
+    start_timeout_s: float = sets("collector.start_timeout_s", note="")
+    worker_timeout_s: float = sets("collector.worker_timeout_s", note="")
+    close_timeout_s: float = sets("collector.close_timeout_s", note="")
 
 
 @documented
@@ -328,7 +328,7 @@ class MultiSyncKeywords(WorkerKeywords):
 
     kinds = ("multi_sync", "multi_sync")
 
-    preemptive_threshold: float | None = option(
+    preemptive_threshold: float | None = sets(
         "collector.preemptive_threshold", note="With `cat_results=-1`, a batch has fewer frames instead."
     )
     collector_class: Any = None
@@ -369,9 +369,9 @@ class AsyncBatchedKeywords(WorkerKeywords):
     kinds = ("multi_async", "multi_async")
     inference = "server"
 
-    max_batch_size: int | None = option("inference.max_batch")
-    min_batch_size: int | None = option("inference.min_batch", None)
-    server_timeout: float | None = option("inference.timeout_s", None)
+    max_batch_size: int | None = sets("inference.max_batch")
+    min_batch_size: int | None = sets("inference.min_batch", None)
+    server_timeout: float | None = sets("inference.timeout_s", None)
     backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     env_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     policy_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
@@ -422,8 +422,8 @@ class RemoteKeywords(WorkerKeywords):
             any keyword of that class.
     """
 
-    num_workers_per_collector: int = option("collector.num_workers_per_collector", note="")
-    collector_class: Any = option("collector.inner", None, choices=None)
+    num_workers_per_collector: int = sets("collector.num_workers_per_collector", note="")
+    collector_class: Any = sets("collector.inner", None, choices=None)
     collector_kwargs: Any = None
 
 
@@ -443,10 +443,10 @@ class NetworkKeywords(RemoteKeywords):
             logs. None: a new folder below `outputs/`.
     """
 
-    backend: str = option("backend", "gloo", choices=[name for name in NETWORKS if name != "rpc"])
-    launcher: str = option("launcher", "submitit", choices=("mp", "submitit", "submitit_delayed"))
+    backend: str = sets("backend", "gloo", choices=[name for name in NETWORKS if name != "rpc"])
+    launcher: str = sets("launcher", "submitit", choices=("mp", "submitit", "submitit_delayed"))
     slurm_kwargs: dict[str, Any] | None = None
-    tcp_port: int | str | None = option("backend.port", None, port_number)
+    tcp_port: int | str | None = sets("backend.port", None, port_number)
     folder: str | Path | None = None
 
     @property
@@ -485,9 +485,9 @@ class RpcKeywords(NetworkKeywords):
 
     kinds = ("rpc", "rpc")
 
-    sync: bool = option("collector.sync", note="")
-    visible_devices: Any = option("backend.visible_devices", convert=visible_names, note="")
-    tensorpipe_options: Mapping[str, Any] | None = option("backend.tensorpipe", None, note="")
+    sync: bool = sets("collector.sync", note="")
+    visible_devices: Any = sets("backend.visible_devices", convert=visible_names, note="")
+    tensorpipe_options: Mapping[str, Any] | None = sets("backend.tensorpipe", None, note="")
 
 
 @documented
@@ -503,12 +503,12 @@ class RayKeywords(RemoteKeywords):
 
     kinds = ("ray", "ray")
 
-    sync: bool = option("collector.sync", note="")
-    ray_init_config: dict[str, Any] | None = option(
+    sync: bool = sets("collector.sync", note="")
+    ray_init_config: dict[str, Any] | None = sets(
         "launcher.ray_init_config", None, note="Ignored if this process is already connected to Ray."
     )
-    remote_configs: Any = option("launcher.remote_configs", None)
+    remote_configs: Any = sets("launcher.remote_configs", None)
     num_collectors: int | None = None
     use_env_creator: bool = ignored(False)
-    queue_timeout_s: float = option("launcher.queue_timeout_s", note="")
-    autoscaling: bool = option("launcher.autoscaling", note="")
+    queue_timeout_s: float = sets("launcher.queue_timeout_s", note="")
+    autoscaling: bool = sets("launcher.autoscaling", note="")

@@ -358,8 +358,8 @@ class Rollout:
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
         """Applies `reset_at_each_iter` and `set_truncated`, which sets the flags `cuts`, `[T, E, ...]`, including
-        `done`. Returns the frames in which trajectories end, `[T, E]` bool: `done` without the last frames that only
-        `set_truncated` marks."""
+        `done`. Returns the frames in which trajectories end, `[T, E]` bool. The last frames are not among them if only
+        `set_truncated` marks them as done: the trajectory continues."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):
             return done

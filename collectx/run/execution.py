@@ -26,12 +26,12 @@ from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
 from collectx.place import place_of
 from collectx.run import cores, preflight
-from collectx.run.after.reproduce import recorded_order
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.result import Result, ResultBuilder, type_name
+from collectx.run.order import recorded_order
 from collectx.run.resume import ResumePoint, resume_point
 from collectx.run.signals import Signals
 from collectx.run.terminal import display, printing
@@ -339,7 +339,7 @@ class _Execution:
     def _finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
         before the workers close. A trainer that a signal interrupted within a batch is not saved."""
-        from collectx.run.after.trained import write_weights
+        from collectx.run.weights import write_weights
 
         self._signals.shield()
         if self._record.is_interrupted:

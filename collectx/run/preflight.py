@@ -24,7 +24,7 @@ from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import DamagedFileError, summary_of
 from collectx.limits import limited
 from collectx.place import place_of
-from collectx.run.after.reproduce import recorded_order, why_not_recorded
+from collectx.run.order import recorded_order, why_not_recorded
 from collectx.run.terminal import printing
 
 # Launchers of parallel programs, and the variable in which each passes the number of processes.

@@ -19,11 +19,11 @@ from collectx.config.derived import is_elastic
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError, summary_of
-from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import LOSSES, ResultBuilder
+from collectx.run.order import order_of
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
@@ -46,7 +46,7 @@ class ResumePoint:
         state: the content of `state.pt`, which `Stream.load` takes.
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
-            see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
+            see `collectx.run.order.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
     """
 
@@ -70,14 +70,19 @@ class ResumePoint:
     def _check_ends(self, cfg: RunConfig) -> None:
         """Raises `ConfigError` if the checkpoint is already past the end that `cfg` sets."""
         path, frames = self._checkpoint.path, self._checkpoint.manifest["frames"]
+        # Of each end, by how much it may be exceeded: a run delivers whole batches.
         ends = (
-            ("collector.total_frames", cfg.collector.total_frames, frames, "frames"),
-            ("run.max_batches", cfg.run.max_batches, self.batches, "batches"),
+            ("collector.total_frames", cfg.collector.total_frames, frames, "frames", cfg.collector.frames_per_batch),
+            ("run.max_batches", cfg.run.max_batches, self.batches, "batches", 1),
         )
-        passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
-        if passed:
-            text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
-            raise ConfigError(*[text.format(name, end, path, done, what, done) for name, end, done, what in passed])
+        text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
+        problems = [
+            text.format(name, end, path, done, what, done)
+            for name, end, done, what, unit in ends
+            if end is not None and 0 <= end <= done - unit
+        ]
+        if problems:
+            raise ConfigError(*problems)
 
     def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
         if cfg.collector.schedule != "async":

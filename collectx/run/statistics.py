@@ -70,9 +70,9 @@ _SUMS = (
 
 
 def better_return(best: float, mean: float, num_before: float) -> float:
-    """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
-    be high by luck, do not count. `best` is the best so far, nan before the first; `num_before` is the number of
-    episodes before this mean."""
+    """Returns the best mean return, now that there is another one, `mean`. `best` is the best before, nan before the
+    first; it does not count if it is of fewer than `RETURN_WINDOW` episodes, as it may be high by luck. `num_before` is
+    the number of episodes before this mean."""
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 
@@ -90,8 +90,8 @@ class Statistics:
         started: the time of this process's first delivery, and `waited_s` at that time; None before. Earlier time
             counts as start-up.
         rate: the last batch's frames divided by the seconds since the previous delivery; None before the second.
-        metrics: the mean of each of `env.metrics` that has a value. It covers as many of the last batches as contain
-            `RETURN_WINDOW` values together. Also part of `scalars`.
+        metrics: the mean of each of `env.metrics` that has a value, over the newest batches that together contain
+            `RETURN_WINDOW` values. Also part of `scalars`.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         best_return: highest `mean_return` over complete windows; until there is one, the current mean.
         version: newest published policy version at the last delivery.

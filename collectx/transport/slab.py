@@ -171,8 +171,8 @@ class Slab:
         for worker, write in writes.items():
             # Owner 0 of weights means all workers, owner 1 + w means worker w alone.
             owner = 0 if worker is None else 1 + worker
-            # Writes to the buffer that was not granted last: a worker may still have to read the one that was. All
-            # workers have read the other (`Schedule.must_wait_to_publish`).
+            # Of the two buffers, a worker may still have to read the one that was granted last. All workers have read
+            # the other (`Schedule.must_wait_to_publish`), which is overwritten.
             last = [*self._granted.values()][-1] if self._granted else self._pointers[owner]
             pointers[owner] = 2 * version + 1 - last % 2
             write(self._weights(owner, pointers[owner]))
@@ -184,7 +184,7 @@ class Slab:
 
     def pointer_to(self, version: int) -> int:
         """Returns the pointer to the weights of a version that is being granted: the newest version, or one of the last
-        two that were granted. The buffer of these weights is overwritten only after another version was granted."""
+        two that were granted. Their buffer keeps these weights until another version has been granted."""
         assert version in self._granted or version == self._pointers[0] >> 1
         keep_granted(self._granted, version, self._pointers[0])
         return self._granted[version]

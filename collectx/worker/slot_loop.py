@@ -7,6 +7,7 @@ Runs in the worker's process, or in the trainer's for inline workers.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
@@ -48,7 +49,10 @@ def run_worker_loop(
     source: BatchSource | None = None
     try:
         with reported(link):
-            source = make_source()
+            try:
+                source = make_source()
+            except StopIteration as error:
+                raise _renamed(error) from error
             yield from _fill_slots(link, source, put_back)
     except (RolloutStopped, GeneratorExit):
         if source is not None:
@@ -81,6 +85,8 @@ def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Ge
             source.refresh()
             refreshed_s = perf_counter()
             report = source.fill(acquired)
+        except StopIteration as error:
+            raise _renamed(error) from error
         except KeyboardInterrupt as interruption:
             if put_back is None:
                 raise
@@ -92,6 +98,19 @@ def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Ge
         link.send(acquired.slot, report)
         send_s = perf_counter() - filled_s
         yield
+
+
+def _renamed(error: StopIteration) -> RuntimeError:
+    """Returns an error that says where `error` was raised, with its notes. A generator cannot raise a `StopIteration`:
+    Python replaces it by an error that says nothing."""
+    *_, call = traceback.extract_tb(error.__traceback__)
+    renamed = RuntimeError(
+        f"an env, the policy or a hook raised StopIteration in {call.filename}, line {call.lineno}, in `{call.line}`. "
+        "It would end the worker's loop. Catch it there."
+    )
+    for note in getattr(error, "__notes__", ()):
+        renamed.add_note(note)
+    return renamed
 
 
 def _close_after(source: BatchSource, error: BaseException) -> None:

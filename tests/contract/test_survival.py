@@ -172,7 +172,7 @@ def test_fewer_workers_than_the_least_cannot_be_left(least):
 
 
 FAULTS = {
-    "stop_iteration": (RuntimeError, "StopIteration"),
+    "stop_iteration": (RuntimeError, r"raised StopIteration in .*faulty\.py, line \d+, in `raise error`"),
     # Of the worker's process.
     "exits": (WorkerError, "SystemExit"),
     "killed": (WorkerDied, r"worker [01] \(log: .*/worker-[01]\.log; pid \d+\)"),
@@ -188,8 +188,11 @@ FAULTS = {
 )
 def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
     error, message = FAULTS[fault]
-    with start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector, pytest.raises(error, match=message):
+    collector = start(way.kind, way.place, faulty(fault), log_dir=tmp_path)
+    with collector, pytest.raises(error, match=message) as caught:
         list(collector)
+    if fault == "stop_iteration":
+        assert "raised in step() of env 0 (of " in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("fault", ["sleeps", "locks"])

@@ -7,6 +7,11 @@ import collectx
 from collectx.collector.env_methods import EnvMethods
 
 
+def test_the_package_lists_no_names_that_it_imports_for_itself():
+    assert {"Collector", "ReplayBuffer", "__version__", "filter_warnings_subprocess"} <= {*dir(collectx)}
+    assert not {"Any", "TYPE_CHECKING", "annotations", "importlib"} & {*dir(collectx)}
+
+
 def test_the_examples_in_docstrings_run():
     names = {"gymnasium": gymnasium, "torch": torch, **{name: getattr(collectx, name) for name in collectx.__all__}}
     public = {EnvMethods, *filter(callable, (getattr(collectx, name) for name in collectx.__all__))}

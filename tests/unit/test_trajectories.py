@@ -8,6 +8,7 @@ from configurations import through_a_file
 
 from collectx import trajectories
 from collectx.batch import to_tensordict
+from collectx.errors import ShapeError
 from collectx.trajectories import Assembler, split_trajectories
 
 # The trajectory of each frame, by batch: 0 to 3 end with the frame in which they are last named.
@@ -47,6 +48,27 @@ def test_a_restored_assembler_continues_the_trajectories(traj_format, cut):
     expected = taken(saved, range(cut, 3))
     assert [set(each["collector"]["traj_ids"].flatten().tolist()) for each in expected] == [{0, 1, 2}]
     torch.testing.assert_close(taken(other, range(cut, 3)), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("post_traj", "wrong"),
+    [
+        (lambda trajectory: trajectory[:0], r"a TensorDict of shape \[0\]\. Return a TensorDict of shape \[time\]"),
+        (lambda trajectory: trajectory[None], r"a TensorDict of shape \[1, \d\]\. "),
+        (lambda trajectory: trajectory[0], r"a TensorDict of shape \[\]\. "),
+        (lambda trajectory: 3, r"a value of type int\. "),
+        (
+            lambda trajectory: (
+                trajectory.exclude(("agents", "number")) if 1 in trajectory["collector", "traj_ids"] else trajectory
+            ),
+            r"trajectories with different keys: only some have agents\.number\. ",
+        ),
+    ],
+)
+def test_a_result_of_post_traj_that_is_no_trajectory_is_refused(post_traj, wrong):
+    assembler = Assembler(4, "cat", False, post_traj)
+    with pytest.raises(ShapeError, match=f"^post_traj returned {wrong}"):
+        taken(assembler, range(3))
 
 
 @pytest.mark.parametrize("ends_with_batch", [True, False])

@@ -48,8 +48,8 @@ class LearningTrainerConfig(TrainerConfig):
     )
     anneal: bool = option(
         True,
-        """`true`: the learning rate decreases linearly to 0 at collector.total_frames. No effect on a run without a
-        limit.""",
+        """`true`: the learning rate decreases linearly to 0 at collector.total_frames, so the last batch is learned
+        with rate 0. No effect on a run without a limit.""",
     )
     gamma: float = option(0.98, "Discount factor per frame, 0 to 1.", minimum=0, maximum=1)
     max_grad_norm: float = option(0.5, "Maximum norm of the gradients; larger ones are scaled down.", above=0)

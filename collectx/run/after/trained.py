@@ -3,7 +3,7 @@
     policy.pt                       the state dict of the policy, written at the end of the run
     checkpoints/<batches>/state.pt  the weights of a run that has not ended, or was killed
 
-Users' scripts and commands use it after a run; the trainer's process calls `write_weights`.
+Users' scripts and commands use it after a run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ from collectx.policy.recurrent import StateSpec
 from collectx.policy.user_actor import UserActor
 from collectx.rollout.options import RolloutOptions
 from collectx.run.after import foreign_code
-from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
 
@@ -252,25 +250,6 @@ def build(
     # A lazy module creates its tensors in the first call.
     policies.make_actor(policy, seen, torch.device("cpu"), ExplorationType.RANDOM)
     return policy, spec, seen
-
-
-def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
-    """Writes the state dict of `policy` with other weights to a file; blocks until it is on the disk. Writes nothing
-    for a policy without weights.
-
-    Args:
-        policy: unchanged afterwards.
-        flat: the weights, see `FlatWeights`.
-    """
-    if not flat.numel():
-        return
-    weights, before = FlatWeights(policy), torch.empty_like(flat)
-    weights.write(before)
-    weights.read(flat)
-    try:
-        write_atomically(path, lambda file: torch.save(policy.state_dict(), file))
-    finally:
-        weights.read(before)
 
 
 def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") -> None:

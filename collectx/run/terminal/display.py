@@ -351,22 +351,20 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
     if errors:
         printing.message(f"full traceback: {log}")
         if result.batches:
-            printing.message(_how_to_continue(result.folder))
+            printing.message(_how_to_continue(result))
     elif result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
         if result.status is Status.INTERRUPTED and result.batches:
-            printing.message(_how_to_continue(result.folder))
+            printing.message(_how_to_continue(result))
     _print_table(result)
 
 
-def _how_to_continue(folder: Path) -> str:
-    """Returns the command that resumes a run, or how to save checkpoints."""
-    if RunFolder(folder).has_checkpoint:
-        return f"to continue from the newest checkpoint: collectx resume {shlex.quote(printing.typed(folder))}"
-    return (
-        "no checkpoint was saved, so this run cannot be resumed. Next time, save more often, for example with "
-        "checkpoint.every_min=1."
-    )
+def _how_to_continue(result: Result) -> str:
+    """Returns the command that resumes a run, or how to save checkpoints; not of a run that was too short for that."""
+    if RunFolder(result.folder).has_checkpoint:
+        return f"to continue from the newest checkpoint: collectx resume {shlex.quote(printing.typed(result.folder))}"
+    advice = " Next time, save more often, for example with checkpoint.every_min=1." if result.wall_s > 60 else ""
+    return f"no checkpoint was saved, so this run cannot be resumed.{advice}"
 
 
 def print_completed(result: Result) -> None:

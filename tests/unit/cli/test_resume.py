@@ -101,6 +101,22 @@ def test_what_does_not_fit_the_saved_state_is_refused_before_anything_starts(stu
     assert not stub.calls
 
 
+def test_no_rule_advises_another_value_of_an_option_that_is_fixed(stub, old, capsys):
+    folder = str(old().path)
+    assert resume.main([folder, "collector.num_workers=3"]) == 2
+    said = capsys.readouterr().err
+    assert "collector.num_workers (was 2, now 3) cannot change" in said
+    assert "Use collector.frames_per_batch=" not in said
+    # Other problems are told with it, or before.
+    assert resume.main([folder, "collector.num_workers=3", "trainer.gama=1"]) == 2
+    said = capsys.readouterr().err
+    assert "trainer.gamma" in said
+    assert "cannot change" in said
+    assert resume.main([folder, "collector.num_workers=x"]) == 2
+    assert "must be an integer" in capsys.readouterr().err
+    assert not stub.calls
+
+
 @pytest.mark.ci
 def test_a_completed_run_is_left_as_it_is_unless_its_end_is_changed(stub, old, capsys):
     files = old("completed")

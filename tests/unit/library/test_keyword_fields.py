@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from collectx.library.keyword_fields import documented, fixed, ignored, language_of, only, option
+from collectx.library.keyword_fields import documented, fixed, ignored, language_of, only, sets
 from collectx.library.keywords import AsyncBatchedKeywords, MultiKeywords, RayKeywords
 from collectx.library.parse import takes_keywords
 
@@ -21,10 +21,10 @@ class _Some:
     """
 
     env: int
-    num_slots: int = option("collector.num_slots", note="Mostly 2.")
-    refresh: bool = option("collector.refresh", False, {False: "batch", True: "step"}, note="")
-    silent: int = option("collector.num_workers", 3)
-    given: int | None = option("collector.frames_per_batch", None, note="", minimum=7)
+    num_slots: int = sets("collector.num_slots", note="Mostly 2.")
+    refresh: bool = sets("collector.refresh", False, {False: "batch", True: "step"}, note="")
+    silent: int = sets("collector.num_workers", 3)
+    given: int | None = sets("collector.frames_per_batch", None, note="", minimum=7)
     same: bool = fixed(False, "set it to `null`", "x")
     unused: int = ignored(4, ": it has no use")
 
@@ -77,7 +77,7 @@ def test_messages_name_keywords(keywords, word, name):
 class _More(_Some):
     """Keywords of a subclass."""
 
-    finite: bool = option("collector.check_finite", note="A note.")
+    finite: bool = sets("collector.check_finite", note="A note.")
 
 
 def test_whole_docstrings(expected):

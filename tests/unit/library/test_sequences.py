@@ -63,6 +63,8 @@ class Calls(RuleBasedStateMachine):
     def __init__(self, way, keywords):
         super().__init__()
         self.way, self.is_whole = way, "trajs_per_batch" in keywords
+        # Whether batches that were begun before a reset may follow it.
+        self.is_ahead = way is INLINE_ASYNC or "overlap" in keywords
         acts = {"policy": Acts()} if way is SINGLE else {"policy_factory": Acts}
         batch = {"frames_per_batch": 3 if way is INLINE_ASYNC else 3 * way.num_workers, "track_policy_version": True}
         self.make = partial(make, way, Line, total_frames=-1, seed=1, **batch, **acts, **keywords)
@@ -103,7 +105,7 @@ class Calls(RuleBasedStateMachine):
             self.collector.reset()
         self.is_reset = True
         for worker, (index, step) in self.places.items():
-            self.places[worker] = (index, -1 if step else 0)
+            self.places[worker] = (index, -1 if step and not self.is_ahead else step)
 
     @rule()
     def publish(self):
@@ -170,7 +172,9 @@ class Calls(RuleBasedStateMachine):
     [
         (SINGLE, {}),
         (SINGLE, WHOLE),
+        (INLINE_SYNC, {"overlap": 1}),
         (INLINE_SYNC, {"overlap": 1, **WHOLE}),
+        (INLINE_ASYNC, {}),
         (INLINE_ASYNC, WHOLE),
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """Whole sessions with collectors in this process: what calls return, and every number of the batches."""
 
 import contextlib
+import copy
 from functools import partial
 
 import gymnasium
@@ -356,8 +357,9 @@ def test_a_state_contains_the_unfinished_trajectories(way, keywords):
         one.load_state_dict(saved)
         assert versions(one) == expected
     saved = through_a_file(saved)
-    old = {name: value for name, value in saved.items() if name != "trajectories"}
-    for state in (saved, old):
+    old = {name: value for name, value in saved.items() if name != "stream"}
+    renamed = old | {"trajectories": saved["stream"]}
+    for state in (saved, renamed, old):
         with make(way, partial(Count, 25), **keywords) as other:
             other.increment_version()
             other.next()
@@ -365,7 +367,57 @@ def test_a_state_contains_the_unfinished_trajectories(way, keywords):
             again = other.state_dict()
             other.load_state_dict(again)
             found = versions(other)
-            assert found == expected if state is saved else len(found) > 20
+            assert found == expected if state is not old else len(found) > 20
+
+
+@pytest.mark.parametrize(("way", "keywords"), AHEAD, ids=str)
+def test_a_state_contains_the_batches_that_are_full(way, keywords):
+    """Another collector and the same one deliver them, and none that they had collected before the load."""
+    frames = {"frames_per_batch": 8 if way is INLINE_SYNC else 4, "total_frames": 80, "seed": 1}
+    keywords = {**frames, **acting(way), **keywords}
+    with make(way, Count, **keywords) as one, make(way, Count, **keywords) as other:
+        one.next()
+        one.increment_version()
+        state = one.state_dict()
+        expected = [text_of(batch) for batch in one]
+        for collector in (one, other):
+            collector.load_state_dict(through_a_file(state))
+            assert [text_of(batch) for batch in collector] == expected
+        for _ in range(2):
+            other.load_state_dict(state)
+            other.next()
+        assert text_of(other.next()) == expected[1]
+
+
+def test_a_state_with_batches_of_another_size_is_refused_before_anything_is_loaded():
+    with make(INLINE_ASYNC, Count, frames_per_batch=4, total_frames=40, **acting(INLINE_ASYNC)) as collector:
+        collector.next()
+        state = collector.state_dict()
+    with make(INLINE_ASYNC, Count, frames_per_batch=40, total_frames=400, **acting(INLINE_ASYNC)) as collector:
+        version = collector.policy_version
+        with pytest.raises(ValueError, match="the state has batches of another size"):
+            collector.load_state_dict(state)
+        assert (collector.policy_version, collector.state_dict()["frames"]) == (version, 0)
+
+
+@pytest.mark.parametrize("worker", [None, 1])
+def test_weights_that_do_not_fit_leave_the_policy_as_it_was(worker):
+    """Also those of a single worker."""
+    policy = nn.Linear(1, 1)
+    with make(INLINE_SYNC, Count, policy, frames_per_batch=4, total_frames=40) as collector:
+        state = collector.state_dict()
+        fitting = {name: weights + 1 for name, weights in state["policy_state_dict"].items()}
+        wrong = fitting | {"bias": torch.zeros(3)}
+        if worker is None:
+            state["policy_state_dict"] = wrong
+        else:
+            state["policy_state_dict"] = fitting
+            state[f"worker{worker}"] |= {"policy_state_dict": wrong, "is_individual": True}
+        before, version = copy.deepcopy(policy.state_dict()), collector.policy_version
+        with pytest.raises((RuntimeError, ValueError), match="bias"):
+            collector.load_state_dict(state)
+        assert all(torch.equal(policy.state_dict()[name], weights) for name, weights in before.items())
+        assert collector.policy_version == version
 
 
 def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():

@@ -358,8 +358,8 @@ def test_errors_of_collectx_are_named_without_their_module():
     assert format_error(error) == f"OSError: no license\n  raised in worker 1\n{theirs}"
 
 
-def ended(folder, status, reason, batches=1, errors=()):
-    numbers = {"frames": 1234, "batches": batches, "wall_s": 5.25, "checkpoint_s": 0.0, "start_s": 1.0}
+def ended(folder, status, reason, batches=1, errors=(), wall_s=5.25):
+    numbers = {"frames": 1234, "batches": batches, "wall_s": wall_s, "checkpoint_s": 0.0, "start_s": 1.0}
     numbers |= {"frames_per_s": 617.0, "mean_return": None, "num_episodes": 0, "digest": None}
     return Result(
         status,
@@ -384,7 +384,9 @@ def test_what_is_printed_at_the_end_of_a_run(tmp_path, monkeypatch, capsys, expe
         (Status.FAILED, "ShapeError: 3 numbers", 3, failures),
         (Status.FAILED, "ShapeError: 3 numbers", 0, failures[:1]),
     ):
-        result = ended(folder, status, reason, batches, errors)
+        # How to save checkpoints helps only a run of more than a minute.
+        wall_s = 75.25 if status is Status.INTERRUPTED else 5.25
+        result = ended(folder, status, reason, batches, errors, wall_s)
         display.print_result(result, errors, folder / "trainer.log")
         out, err = capsys.readouterr()
         texts += [f"--- {status}, {batches} batches: {reason}", err.strip("\n"), out.strip("\n")]

@@ -80,7 +80,7 @@ def test_the_command_says_that_no_checkpoint_is_left(cfg, ended, capsys, name):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("option", ["run.max_batches=3", "collector.total_frames=60"])
+@pytest.mark.parametrize("option", ["run.max_batches=3", "collector.total_frames=80"])
 def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys, option):
     before = {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()}
     assert resume.main([str(ended.path), option]) == 2
@@ -88,6 +88,17 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
     found = f"{ended.checkpoints}/000000005 already contains {number} {what}. Choose more than {number}."
     assert f"{option} is too small: the checkpoint {found}" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("total_frames", [81, 99])
+def test_an_end_within_the_last_batch_is_none_before_what_is_done(cfg, ended, capsys, total_frames):
+    """A run of 81 frames delivers 5 batches of 20, and may fail after its last checkpoint."""
+    result = json.loads(ended.result.read_text())
+    ended.result.write_text(json.dumps(result | {"status": Status.FAILED}))
+    assert resume.main([str(ended.path), f"collector.total_frames={total_frames}"]) == 0
+    assert ended.read_result()["frames"] == 100
+    assert ended.is_completed
 
 
 @pytest.mark.sample(1)

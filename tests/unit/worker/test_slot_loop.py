@@ -1,5 +1,6 @@
 """What a worker tells the trainer about its end."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,20 @@ def test_an_error_is_reported_once_before_the_source_is_closed(step, closing):
         run_until_stopped(worker, worker.make)
     assert worker.calls == {"making": ["make", error], "filling": ["make", "fill", error, "close"]}[step]
     assert error.is_reported
+
+
+@pytest.mark.parametrize("step", ["making", "filling"])
+def test_a_stop_iteration_is_an_error_that_says_where_it_was_raised(step):
+    stop = StopIteration("no more levels")
+    stop.add_note("raised in step() of env 3 (of 4)")
+    worker = Recorder(**{step: stop})
+    with pytest.raises(RuntimeError) as caught:
+        run_until_stopped(worker, worker.make)
+    assert caught.value in worker.calls
+    where = r"raised StopIteration in .*test_slot_loop\.py, line \d+, in `raise self._errors"
+    assert re.search(where, str(caught.value))
+    assert caught.value.__notes__ == stop.__notes__
+    assert caught.value.__cause__ is stop
 
 
 def test_a_worker_that_is_stopped_reports_nothing():

@@ -169,7 +169,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Blocks until the workers have filled their granted slots, and counts these batches as delivered, as workers
         have written them to a replay buffer or a state replaces them. The workers stay idle until `next`. Raises the
         errors of `next`."""
-        self._check_usable()
+        self.check_usable()
         with self.exclusive_use:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:

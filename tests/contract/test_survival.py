@@ -106,7 +106,7 @@ def test_the_unfinished_trajectories_of_lost_workers_are_forgotten():
             next(batches)
         state = batches.state_dict()
     assert min(state[f"worker{worker}"]["rollout"]["episodes"]["traj_ids"].item() for worker in (0, 1)) > 2**33
-    assert len(state["trajectories"]["assembler"]["unfinished"]) <= 2
+    assert len(state["stream"]["assembler"]["unfinished"]) <= 2
 
 
 @pytest.mark.difference("a worker dies, hangs, loses its connection")

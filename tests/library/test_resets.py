@@ -148,5 +148,5 @@ def test_trajectories_that_a_reset_breaks_off_are_forgotten():
         for _ in range(10):
             next(collector)  # one frame is of the next trajectory
             collector.reset()
-        dropped = collector.state_dict()["trajectories"]["assembler"]["dropped"]
+        dropped = collector.state_dict()["stream"]["assembler"]["dropped"]
     assert len(dropped) == 1

@@ -235,14 +235,13 @@ def options() -> str:
     parts = []
     for name in first:
         parts.append(f"## {name}\n\n{_choices(name)}")
-        if name == "launcher":
-            parts.append(_components(sections[name]))
-        parts += [_option(path, each, name, paths) for path, each in sections[name].items()]
+        components = [_components(sections[name])] if name == "launcher" else []
+        parts += [*(_option(path, each, name, paths) for path, each in sections[name].items()), *components]
     return "\n".join(parts)
 
 
 def _components(options: Variants) -> str:
-    """The heading of the options of `launcher.trainer` and `launcher.worker`, which are those of `launcher` again; takes
+    """One entry for all options of `launcher.trainer` and `launcher.worker`, which are those of `launcher` again. Takes
     them out of `options`."""
     twins = [path for path in options if path.startswith(("launcher.trainer.", "launcher.worker."))]
     names = dict.fromkeys(path.rpartition(".")[2] for path in twins)

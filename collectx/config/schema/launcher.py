@@ -59,7 +59,9 @@ class SlurmResources(Section):
         """Time limit in the syntax of sbatch: minutes, or "days-hours:minutes:seconds" (in quotes, in a file). `null`:
         the cluster's default.""",
     )
-    mem: str | None = option(None, "Memory per node in the syntax of sbatch, such as 4G. `null`: the cluster's default.")
+    mem: str | None = option(
+        None, "Memory per node in the syntax of sbatch, such as 4G. `null`: the cluster's default."
+    )
     cpus_per_task: int | None = option(
         None, "Cores per task; more than 1 for envs that use threads. `null`: the cluster's default.", minimum=1
     )
@@ -152,7 +154,9 @@ class PartResources(Section):
         SlurmResources, "cpus_per_task", "Cores per task; more than 1 for envs that use threads."
     )
     gpus: int | None = like(SlurmResources, "gpus", "GPUs per node.")
-    constraint: str | None = like(SlurmResources, "constraint", """Required features of the nodes, such as "intel&ib".""")
+    constraint: str | None = like(
+        SlurmResources, "constraint", """Required features of the nodes, such as "intel&ib"."""
+    )
     exclusive: bool | None = like(SlurmResources, "exclusive", default=None)
     container: str | None = like(
         SlurmResources, "container", "OCI bundle in which srun starts the tasks (srun --container)."

@@ -106,7 +106,7 @@ bench-replay: install .bench/cpprb/.installed  ## Compare replay buffers with th
 	-.bench/$*/bin/pip install --quiet --constraint constraints.txt --requirement $< \
 		$(if $(without_deps_$*),&& .bench/$*/bin/pip install --quiet --no-deps $(without_deps_$*)) && touch $@
 
-learning: install  ## Train the learning curves of the documentation, five seeds each (a night); ARGS="--only CASE" for some
+learning: install  ## Train the learning curves of the documentation, five seeds each (nights); ARGS="--only CASE" for some
 	$(BIN)/python -m benchmarks.learning $(ARGS)
 	$(BIN)/python -m benchmarks.tables
 

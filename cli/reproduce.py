@@ -16,6 +16,7 @@ from collectx.cli.compose import parsed
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.config.derived import READY_ORDER
 from collectx.config.problem import counted
 from collectx.config.schema.collector import SCHEDULES
 from collectx.config.schema.run import RunConfig
@@ -68,7 +69,9 @@ def _reproduce(arguments: Arguments) -> int:
         only = "the first batch" if change.batches == 1 else f"the first {first}"
         printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {only} will be repeated.")
     collector, is_cut = saved.get("collector") or {}, ended != "completed" or change is not None
-    reason = _order_problem(old, collector, overrides)
+    reason = _order_problem(old, saved, overrides)
+    if reason and had_digest:
+        printing.note(f"the batches may differ from those in {old.path}: {reason}.")
     added = _added(cfg, set(map(key_of, overrides)), had_digest, len(digests) if is_cut else None)
     # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
     first_words = ["collector.min_workers=null"] if collector.get("min_workers") is not None else []
@@ -97,10 +100,15 @@ def _added(cfg: RunConfig, keys: Collection[str], compares: bool, num_batches: i
         yield f"run.max_batches={num_batches}"
 
 
-def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
+def _order_problem(old: RunFolder, saved: dict[str, Any], overrides: Sequence[str]) -> str | None:
     """Returns the reason why batches may differ from those in `old`; "" if seeds determine them; None if they can be
-    delivered in the recorded order of `old`."""
-    if SCHEDULES.get(collector.get("kind", "")) != "async" and collector.get("sync") is not False:
+    delivered in the recorded order of `old`. `saved` is the configuration of `old`."""
+    collector, inference = saved.get("collector") or {}, saved.get("inference") or {}
+    is_async = SCHEDULES.get(collector.get("kind", "")) == "async" or collector.get("sync") is False
+    order = "ready" if inference.get("order") == "auto" and is_async else inference.get("order")
+    if inference.get("kind") == "server" and order == "ready":
+        return READY_ORDER
+    if not is_async:
         is_preemptive = collector.get("preemptive_threshold") is not None
         if is_preemptive:
             return "with collector.preemptive_threshold, a batch ends when enough workers are ready"

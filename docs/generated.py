@@ -142,6 +142,7 @@ def _combinations(table: re.Match) -> str:
     if len(groups) == 1 and all(title.startswith("`") for title in titles):
         group = groups.pop()
         corner, titles = f"{corner} `{group}`", [title.replace(f"`{group}", "`") for title in titles]
+        titles = [re.sub(r"`(\w+) ([^`]+)`", r"`\1` with `\2`", title) for title in titles]
     lines = [f"| {corner} | {' | '.join(titles)} |", rule]
     for row in rows:
         name, *cells = row.strip("| ").split(" | ")
@@ -225,6 +226,7 @@ def options() -> str:
     schema = run_schema()["properties"]
     sections: dict[str, Variants] = {name: _variants(name) for name in GROUPS}
     sections["seed"] = {"seed": {"": schema["seed"]}}
+    sections |= {"experiment": {}, "debug": {}}
     for name in schema.keys() - sections.keys() - {"defaults", "hydra"}:
         sections[name] = {path: {"": each} for path, each in _flat(schema[name]["properties"], f"{name}.").items()}
     if missing := sections.keys() ^ set(first):
@@ -233,8 +235,25 @@ def options() -> str:
     parts = []
     for name in first:
         parts.append(f"## {name}\n\n{_choices(name)}")
-        parts += [_option(path, each, name, paths) for path, each in sections[name].items()]
+        components = [_components(sections[name])] if name == "launcher" else []
+        parts += [*(_option(path, each, name, paths) for path, each in sections[name].items()), *components]
     return "\n".join(parts)
+
+
+def _components(options: Variants) -> str:
+    """One entry for all options of `launcher.trainer` and `launcher.worker`, which are those of `launcher` again. Takes
+    them out of `options`."""
+    twins = [path for path in options if path.startswith(("launcher.trainer.", "launcher.worker."))]
+    names = dict.fromkeys(path.rpartition(".")[2] for path in twins)
+    for path in twins:
+        del options[path]
+    listed = _listed([f"[`{name}`](#launcher.{name})" for name in names], "and")
+    return (
+        "### `launcher.trainer.*`, `launcher.worker.*` { #launcher.trainer }\n\n"
+        "only with `launcher=submitit_delayed`\n\n"
+        "Resources of the trainer's component and of the workers' component, which has `collector.num_workers` tasks: "
+        f"{listed}, each as the option of `launcher` with this name. `null`: the value of that option.\n"
+    )
 
 
 def _flat(properties: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -385,6 +404,7 @@ def _meaning(option: dict[str, Any], section: str, paths: set[str]) -> str:
                 return f"[`{word[0]}`](#{path})"
         return word[0]
 
+    text = text.replace("the page Envs", "[Envs](envs.md#envs-on-a-gpu)")
     return re.sub(r"(?<![\w`.\[])([a-z]\w*(?:[._][a-z]\w*)+)(?:=\w+)?(?![\w`(\]])", link, text)
 
 

@@ -7,6 +7,11 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.run import RunConfig
 
+# Why a run in which `acts_in_fixed_order` is false cannot be repeated.
+READY_ORDER = (
+    "with inference=server and inference.order=ready, each policy call serves the envs that wait, which is not recorded"
+)
+
 
 def acts_in_fixed_order(cfg: RunConfig) -> bool:
     """Whether the inference server, if there is one, acts for all envs in a fixed order."""

@@ -56,7 +56,7 @@ def open_writer(path: Path, run: RecordedRun, position: int | None = None) -> Wr
     """Opens the data set in the folder `path` for the episodes of a run; makes the folder.
 
     Args:
-        position: at a resume, the writer's `position` in the checkpoint; later episodes of the run are removed. None:
+        position: on resume, the writer's `position` in the checkpoint; later episodes of the run are removed. None:
             the run begins, and the episodes of an earlier run with the same name are removed.
 
     Raises:

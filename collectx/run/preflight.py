@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 
 from collectx import rules
-from collectx.config.derived import env_option
+from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option
 from collectx.config.problem import Problem, either, nearest
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -183,7 +183,10 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"the batches of collector={collector.kind} always come in the same order"
         yield Problem(path, rule, folder, advice)
         return
-    if reason := why_not_recorded(collector.refresh, collector.num_workers_per_collector, collector.inner):
+    reason = why_not_recorded(collector.refresh, collector.num_workers_per_collector, collector.inner)
+    if not acts_in_fixed_order(cfg):
+        reason = READY_ORDER
+    if reason:
         yield Problem(path, f"{reason}.", folder)
     try:
         highest = max(worker for worker, *_ in recorded_order(folder))

@@ -55,17 +55,20 @@ class BatchCollection(Protocol):
 
 
 class Trainer(Protocol):
-    """Trains with the batches of a collection. `train` returns when the collection is exhausted, or earlier to end the
-    run as completed. If it returns a string, that is the `exit_reason` of the run.
+    """What learns in a run: an object with the method `train`, which gets a collection of batches. `train` returns when
+    the collection is exhausted, or earlier to end the run as completed. If it returns a string, that is the
+    `exit_reason` of the run.
 
-    Only `train` is required. A trainer may define `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object
-    whose `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`,
-    in the order in which they are ready. They do not if batches are hashed or consist of whole trajectories.
+    Everything but `train` is optional. Checkpoints contain what `state_dict` returns before a batch is requested;
+    without it, they lack the trainer's state. On resume, collectx creates the trainer, calls `load_state_dict` of the
+    trainer and its buffers, then `train`.
 
-    Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the optional attribute
-    `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. Without `state_dict`, they lack the trainer's
-    state. At a resume, collectx creates the trainer, calls `load_state_dict` of the trainer and its buffers, then
-    `train`. An optional method `checkpoint_written()` is called when a checkpoint is on the disk.
+    Attributes:
+        shared_replay: a `collectx.ReplayBuffer`, or a picklable object whose `extend(batch)` writes to one. Async
+            workers of this machine then write their batches to it, `[envs, time]`, in the order in which they are
+            ready. They do not if batches are hashed or consist of whole trajectories.
+        replay_buffers: a mapping from names to `collectx.ReplayBuffer`s, which checkpoints then contain.
+        checkpoint_written: a method without arguments, called when a checkpoint is on the disk.
     """
 
     def train(self, collection: BatchCollection) -> str | None:

@@ -79,6 +79,13 @@ def test_pages_ask_no_other_host_and_lead_to_pages(site):
             assert ":" in target or (path.parent / target).is_file(), (path, target)
 
 
+def test_no_page_shows_the_markers_of_a_box(site):
+    """A box whose text stands on the line of its marker is a paragraph, without a warning of MkDocs."""
+    for path in site.rglob("*.html"):
+        text = re.sub(r"<(code|script)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
+        assert "!!! " not in text, path
+
+
 def test_the_menu_has_the_titles_of_the_pages(site):
     page = unescape((site / "index.html").read_text())
     menu = re.findall(r'md-ellipsis">\s*(.*?)\s*</span>', page, re.DOTALL)

@@ -41,7 +41,8 @@ def test_messages_are_printed_by_the_code():
     messages = [message for line in lines for message in re.findall("`([^`]+)`", line)]
     parts = {part.strip(" ") for message in messages for part in message.split("...")} - {""}
     assert len(messages) >= 25
-    assert not {part for part in parts if not any(part in text for text in texts)}
+    others = {"CUDA out of memory", "No space left on device"}  # torch's, the system's
+    assert not {part for part in parts - others if not any(part in text for text in texts)}
 
 
 def test_the_architecture_names_files_and_functions_that_exist():

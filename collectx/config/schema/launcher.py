@@ -51,18 +51,24 @@ class LauncherConfig(Section):
 class SlurmResources(Section):
     """Resources that a job requests from SLURM. None: the cluster's default."""
 
-    partition: str | None = option(None, "Partition of the job. `null`, here and below: the cluster's default.")
-    account: str | None = option(None, "Account to charge.")
-    qos: str | None = option(None, "Quality of service.")
+    partition: str | None = option(None, "Partition of the job. `null`: the cluster's default.")
+    account: str | None = option(None, "Account to charge. `null`: the cluster's default.")
+    qos: str | None = option(None, "Quality of service. `null`: the cluster's default.")
     time: str | None = option(
-        None, """Time limit in the syntax of sbatch: minutes, or "days-hours:minutes:seconds" (in quotes, in a file)."""
+        None,
+        """Time limit in the syntax of sbatch: minutes, or "days-hours:minutes:seconds" (in quotes, in a file). `null`:
+        the cluster's default.""",
     )
-    mem: str | None = option(None, "Memory per node in the syntax of sbatch, such as 4G.")
-    cpus_per_task: int | None = option(None, "Cores per task; more than 1 for envs that use threads.", minimum=1)
-    gpus: int | None = option(None, "GPUs per node.", minimum=0)
-    constraint: str | None = option(None, """Required features of the nodes, such as "intel&ib".""")
+    mem: str | None = option(
+        None, "Memory per node in the syntax of sbatch, such as 4G. `null`: the cluster's default."
+    )
+    cpus_per_task: int | None = option(
+        None, "Cores per task; more than 1 for envs that use threads. `null`: the cluster's default.", minimum=1
+    )
+    gpus: int | None = option(None, "GPUs per node. `null`: the cluster's default.", minimum=0)
+    constraint: str | None = option(None, """Required features of the nodes, such as "intel&ib". `null`: none.""")
     exclusive: bool = option(False, "`true`: do not share nodes with other jobs.")
-    container: str | None = option(None, "OCI bundle in which srun starts the tasks (srun --container).")
+    container: str | None = option(None, "OCI bundle in which srun starts the tasks (srun --container). `null`: none.")
     setup: list[str] = option(
         [],
         """Shell commands to run before the tasks start, such as ["module load cuda", "source env.sh"]. The job ends if
@@ -142,13 +148,19 @@ class SlurmLauncherConfig(JobLauncherConfig):
 class PartResources(Section):
     """Resources of one part of a heterogeneous job. None: the launcher's option of that name applies."""
 
-    partition: str | None = like(SlurmResources, "partition")
-    mem: str | None = like(SlurmResources, "mem")
-    cpus_per_task: int | None = like(SlurmResources, "cpus_per_task")
-    gpus: int | None = like(SlurmResources, "gpus")
-    constraint: str | None = like(SlurmResources, "constraint")
+    partition: str | None = like(SlurmResources, "partition", "Partition of the component.")
+    mem: str | None = like(SlurmResources, "mem", "Memory per node in the syntax of sbatch, such as 4G.")
+    cpus_per_task: int | None = like(
+        SlurmResources, "cpus_per_task", "Cores per task; more than 1 for envs that use threads."
+    )
+    gpus: int | None = like(SlurmResources, "gpus", "GPUs per node.")
+    constraint: str | None = like(
+        SlurmResources, "constraint", """Required features of the nodes, such as "intel&ib"."""
+    )
     exclusive: bool | None = like(SlurmResources, "exclusive", default=None)
-    container: str | None = like(SlurmResources, "container")
+    container: str | None = like(
+        SlurmResources, "container", "OCI bundle in which srun starts the tasks (srun --container)."
+    )
     sbatch: dict[str, Any] = like(SlurmResources, "sbatch")
 
 

@@ -48,7 +48,7 @@ def load_policy(
     weights: str = "newest",
 ) -> LoadedPolicy:
     """Returns the policy of a run, with the last published weights if the run has ended, otherwise with those of its
-    newest checkpoint. To read the spaces, makes and closes an env of the run.
+    newest checkpoint. It creates and closes an env of the run to read the spaces.
 
     Args:
         run_dir: the run folder.

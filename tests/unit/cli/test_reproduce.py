@@ -198,8 +198,29 @@ def test_why_batches_may_differ(tmp_path, collector, typed, reason):
     files.begin()
     line = {"digest": "0", "workers": [{"worker": 0, "policy_version": 0}], "version": 0}
     files.metrics.write_text(json.dumps(line) + "\n")
-    said = reproduce._order_problem(files, collector, typed)
+    said = reproduce._order_problem(files, {"collector": collector}, typed)
     assert said == reason or (reason and reason in said)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("collector=multi_async inference=server", True),
+        ("collector=multi_sync inference=server inference.order=ready", True),
+        ("collector=multi_sync inference=server", False),
+        ("collector=multi_async", False),
+    ],
+)
+def test_a_run_whose_policy_calls_depend_on_timing_is_repeated_with_a_note(stub, old, capsys, line, is_told):
+    folder = old(line)
+    stub.digests = ["0", "other", "2"]
+    assert reproduce.main(["old"]) == 1
+    told = capsys.readouterr()
+    reason = "with inference=server and inference.order=ready, each policy call serves the envs that wait"
+    assert (f"note: the batches may differ from those in {folder}: {reason}" in told.err) == is_told
+    assert (f"which was not repeated: {reason}" in told.out) == is_told
+    is_ordered = stub.calls[-1][0].collector.order_of is not None
+    assert is_ordered == ("multi_async" in line and not is_told)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +229,7 @@ def test_why_batches_may_differ(tmp_path, collector, typed, reason):
         (["collector=multi_async", "collector.order_of=old"], "that run had at least 4 workers, but"),
         (["collector.order_of=old"], "the batches of collector=multi_sync always come in the same order"),
         (["collector=multi_async", "collector.order_of=nowhere"], "contains no delivered batch"),
+        (["collector=multi_async", "inference=server", "collector.order_of=old"], "serves the envs that wait"),
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message):

@@ -56,7 +56,7 @@ def _about(results: dict[str, Any]) -> str:
 def _short(results: dict[str, Any]) -> str:
     """Shares of the local collectors, a row for each case."""
     lines = _believed(results["lines"])
-    rows = [["env, envs per worker", *(f"`{kind}`" for kind in KINDS), "times TorchRL"]]
+    rows = [["env, envs per worker", *(f"`{kind}`" for kind in KINDS), "speed-up over TorchRL"]]
     for name in CASES:
         if all(f"{name} {kind}: share" in lines for kind in KINDS):
             ratios = [lines.get(f"{name} {kind}: times TorchRL") for kind in KINDS]

@@ -5,6 +5,7 @@ Values are checked after the composition.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,6 +115,8 @@ def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         more = f"To list all: collectx list {key}"
         if key == "devices" and choice == "gpu":
             return "devices=gpu is unknown. Did you mean devices=cuda?"
+        if key == "env" and re.search(r"-v\d+$", choice):
+            return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

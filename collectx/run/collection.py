@@ -44,6 +44,7 @@ class RunCollection(EnvMethods):
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
         is_learning: whether the trainer holds a batch, and has not asked for the next one.
+        is_exhausted: whether `next` has raised `StopIteration`.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RunCollection(EnvMethods):
         self._evaluator = evaluator
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
-        self.is_learning = False
+        self.is_learning = self.is_exhausted = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -99,7 +100,11 @@ class RunCollection(EnvMethods):
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
         after `max_batches`. Batches are counted, digested and logged before they are joined to trajectories."""
         self.is_learning = False
-        batch = self._stream.next(self._collect)
+        try:
+            batch = self._stream.next(self._collect)
+        except StopIteration:
+            self.is_exhausted = True
+            raise
         self.is_learning = True
         return batch
 

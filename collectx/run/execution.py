@@ -310,8 +310,7 @@ class _Execution:
             if self._point is not None:
                 self._resume(self._point, stream)
             self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
-            reason = self._trainer.train(collection)
-            self._record.end(None, reason)
+            self._record.end(None, self._train(collection))
         except BaseException as error:
             self._record.end(error)
             if self._place.is_inline:
@@ -322,6 +321,15 @@ class _Execution:
             finally:
                 if self._place.is_inline:
                     self._close_envs(collector)
+
+    def _train(self, collection: RunCollection) -> str | None:
+        """Returns the exit reason of the trainer. One that calls `next` may leave the end of the batches to us."""
+        try:
+            return self._trainer.train(collection)
+        except StopIteration:
+            if not collection.is_exhausted:
+                raise
+            return None
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
         reasons = stream.load(point.state, self._cfg.seed)

@@ -151,7 +151,8 @@ class PreemptiveSchedule(SyncSchedule):
     def _preempt_if_due(self) -> None:
         for batch in self._batches:
             num_parts, num_missing = len(batch.parts), len(batch.missing)
-            if num_missing and num_parts >= max(1, self._threshold * (num_parts + num_missing)):
+            # Compared as a quotient: the product of a threshold and a count may be rounded up.
+            if num_missing and num_parts and num_parts / (num_parts + num_missing) >= self._threshold:
                 self.preempt(True)
 
     def next_batch(self) -> tuple[Arrival, ...] | None:

@@ -22,7 +22,7 @@ from collectx.worker.spec import ConfigOverrides
 
 
 class BatchCollection(Protocol):
-    """The argument of `Trainer.train`: it yields batches and publishes weights. It also has the methods of
+    """The argument of `Trainer.train`: an iterator over batches, which also publishes weights. It has the methods of
     `collectx.collector.env_methods.EnvMethods`, which change the envs.
 
     Attributes:
@@ -44,6 +44,9 @@ class BatchCollection(Protocol):
         change a batch, because its memory is only used again when its last tensor is gone; but with
         `collector.zero_copy=true`, it is valid only until the next one is requested. If the workers write to the
         trainer's `shared_replay`, yields a `WrittenBatch` instead of each batch."""
+
+    def __next__(self) -> TensorDict | WrittenBatch:
+        """Returns the next batch. Raises `StopIteration` after the last one, which `train` need not catch."""
 
     def publish(self, policy: nn.Module) -> int:
         """Publishes a copy of the weights of `policy` to the workers, and returns their version. Sync workers act with

@@ -259,7 +259,9 @@ def test_central_inference_is_refused_where_frames_that_are_acted_for_have_no_pl
 
 
 def test_max_policy_lag_is_refused_where_batches_have_frames_that_were_collected_earlier():
-    with pytest.raises(ConfigError, match=r"collector.max_policy_lag=2 cannot be used: .*autoreset_mode disabled or same_step"):
+    with pytest.raises(
+        ConfigError, match=r"collector.max_policy_lag=2 cannot be used: .*autoreset_mode disabled or same_step"
+    ):
         start("multi_async", "local", gym_vector(2, "next_step"), max_policy_lag=2)
 
 

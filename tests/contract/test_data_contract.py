@@ -348,7 +348,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="contains files that do not belong to a data set"):
         trainer("memmap", tmp_path / "own").train(Batches(batches, tmp_path))
     trainer("memmap", tmp_path / "set").train(Batches(batches, tmp_path / "a"))
-    with pytest.raises(ConfigError, match="uses trainer.format=memmap, not parquet"):
+    with pytest.raises(ConfigError, match=r"uses trainer.format=memmap, not parquet"):
         trainer("parquet", tmp_path / "set").train(Batches(batches, tmp_path / "b"))
     other = [batch.exclude("action") for batch in batches]
     with pytest.raises(ConfigError, match=r"action is missing in this run, and \[\] torch.int64 in .*a. Choose"):

@@ -98,7 +98,7 @@ def test_wrappers_whose_statistics_are_lost_are_named(tmp_path, monkeypatch):
     assert note in told
     assert "after WorkerDied; the statistics of NormalizeObservation in its envs start from scratch" in told
     told = " ".join(forked("eval", "run", "episodes=1", cwd=tmp_path).stderr.split())
-    assert "the statistics of NormalizeObservation are those of the newest checkpoint" in told
+    assert "NormalizeObservation uses the statistics that the first env of the first worker had at the newest" in told
     # Of an env that has other wrappers than the run's, as of a run whose checkpoints were deleted.
     other = ["episodes=1", "env.wrappers=[NormalizeReward]"]
     told = " ".join(forked("eval", "run", *other, cwd=tmp_path).stderr.split())

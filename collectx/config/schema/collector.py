@@ -128,7 +128,8 @@ class CollectorConfig(Section):
         None,
         """Folder of an earlier async run. Batches are delivered in its recorded order and collected with the recorded
         weight versions, so equal seeds give equal batches. `collectx reproduce` sets this key. `null`: the order of
-        completion; sync collectors need no recorded order.""",
+        completion. Sync collectors, such as multi_sync, only accept null: their batches always come in the same
+        order.""",
     )
     exploration_type: str = option(
         "random",

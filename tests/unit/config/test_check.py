@@ -180,6 +180,12 @@ def test_a_class_as_a_choice_is_answered_with_what_to_type(typed, meant):
     assert list(raised.value.problems) == [f"{typed} is unknown. To use your own: {meant}"]
 
 
+@pytest.mark.parametrize("id", ["Acrobot-v1", "ALE/Pong-v5"])
+def test_an_id_of_gymnasium_as_a_choice_is_answered_with_what_to_type(id):
+    with pytest.raises(ConfigError, match=f"env={id} is unknown.*: env=gym env.id={id}"):
+        compose([f"env={id}"])
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)
 def test_arguments_that_the_target_does_not_have(line: str):

@@ -107,6 +107,24 @@ def test_all_that_a_run_leaves(cfg, tmp_path, monkeypatch, train_with, capsys, e
     expected(f"run-{name.replace(' ', '-')}", facts_of(RunFolder(tmp_path / "run"), capsys.readouterr().err))
 
 
+@pytest.mark.parametrize("max_batches", [None, 2])
+def test_a_trainer_that_calls_next_may_leave_the_end_of_the_batches_to_the_run(cfg, tmp_path, train_with, max_batches):
+    def train(collection):
+        while True:
+            next(collection)
+
+    train_with(train)
+    result = execute(replace(cfg, run=replace(cfg.run, max_batches=max_batches)), tmp_path / "run", [])
+    files, saved, _ = read(tmp_path / "run")
+    assert (result.status, saved["batches"]) == (Status.COMPLETED, max_batches or 5)
+    assert files.final_checkpoint.exists()
+
+
+def test_a_stop_iteration_of_the_trainer_itself_is_its_failure(cfg, tmp_path, train_with):
+    train_with(lambda collection: next(iter([])))
+    assert execute(cfg, tmp_path, []).status is Status.FAILED
+
+
 def test_times_are_parts_of_the_time_that_passed(cfg, tmp_path):
     began_s = time.monotonic()
     execute(replace(cfg, checkpoint=replace(cfg.checkpoint, every_min=0.0)), tmp_path, [])

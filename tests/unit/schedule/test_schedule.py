@@ -122,6 +122,17 @@ def test_a_batch_ends_early_when_the_share_of_its_parts_has_arrived(threshold, s
     assert calls == expected
 
 
+@pytest.mark.parametrize(("threshold", "workers", "count"), [(0.56, 25, 14), (0.14, 50, 7), (0.07, 100, 7)])
+def test_the_share_of_parts_is_not_rounded_up(threshold, workers, count):
+    schedule, calls = PreemptiveSchedule(workers, threshold), []
+    schedule.preempt = calls.append
+    schedule.batch_awaited()
+    for number in range(count):
+        assert calls == []
+        schedule.arrived(arrival(number))
+    assert calls == [True]
+
+
 def test_an_overlapping_batch_waits_for_the_one_before():
     schedule = SyncSchedule(2, overlap=1, num_batches=3)
     assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0), (0, 1), (1, 1)], []]

@@ -3,8 +3,10 @@ the errors of those that fail."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from collectx.config.problem import setting
@@ -17,6 +19,8 @@ Limit: TypeAlias = tuple[str, float]
 
 # Seconds that processes may take to end after a signal.
 _SIGNAL_S = 1.0
+# The signals of crashes.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class Handle(Protocol):
@@ -103,11 +107,17 @@ def death_error(
     handle.join(join_timeout_s)
     code = handle.exitcode
     how = "is still running but closed its connection" if code is None else f"ended with exit code {code}"
-    if code is not None and code < 0:
-        how = f"was killed by signal {-code}"
     causes = "it was killed, ran out of memory, or crashed in native code of the env"
     if code is not None and code < 0:
-        causes = "memory ran out, native code of the env crashed, or another process sent the signal"
+        number = -code
+        how = f"was killed by signal {number}"
+        with suppress(ValueError):
+            how += f" ({signal.Signals(number).name})"
+        causes = "another process sent the signal"
+        if number == signal.SIGKILL:
+            causes = f"memory ran out, or {causes}"
+        elif number in _CRASHES:
+            causes = f"native code of the env crashed, or {causes}"
     if code is not None and code >= 0:
         causes = "a call of os._exit, or an exit in native code of the env"
     if code == 1:  # Python's exit code after a traceback

@@ -564,7 +564,16 @@ def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
             'native code of the env, or a script that makes a collector outside of its `if __name__ == "__',
         ),
         ({"pid": 7, "exitcode": 2}, True, None, "a call of os._exit, or an exit in native code of the env."),
-        ({"pid": 7, "exitcode": -9}, True, None, "w (pid 7) was killed by signal 9 without reporting"),
+        ({"pid": 7, "exitcode": -9}, True, None, "w (pid 7) was killed by signal 9 (SIGKILL) without reporting"),
+        ({"pid": 7, "exitcode": -9}, True, None, "causes: memory ran out, or another process sent the signal."),
+        (
+            {"pid": 7, "exitcode": -11},
+            True,
+            None,
+            "11 (SIGSEGV) without reporting an error. Possible causes: native code",
+        ),
+        ({"pid": 7, "exitcode": -15}, True, None, "Possible causes: another process sent the signal."),
+        ({"pid": 7, "exitcode": -999}, True, None, "was killed by signal 999 without"),
     ],
 )
 def test_how_a_worker_ended(handle, has_joined, error, text):

@@ -103,7 +103,8 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 def differences(old: RunFolder, new: RunFolder, batches: int) -> list[str]:
     """Returns the differences between the first `batches` batches of `old` and a new run that may change the results of
     equal configurations; one line each, for the first part of `old` that differs."""
-    after, lines = _circumstances(new.read_meta()), {}
+    lines: dict[str, str] = {}
+    after = _circumstances(new.read_meta())
     for begin, meta in _metas(old, batches):
         before, since = _circumstances(meta), f" from batch {begin} on" if begin else ""
         for name in dict.fromkeys([*before, *after]):

@@ -15,7 +15,7 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.cli.saved import compose_saved, find_run_folder, print_changed_sources
 from collectx.config.derived import READY_ORDER
 from collectx.config.problem import counted
 from collectx.config.schema.collector import SCHEDULES
@@ -57,8 +57,7 @@ def _reproduce(arguments: Arguments) -> int:
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
     typed = parsed(composer.check(overrides).overrides)
-    for text in snapshot.changed_sources(old, cfg):
-        printing.note(f"the source of {text} has changed since the run.")
+    print_changed_sources(snapshot.changed_sources(old, cfg, len(digests)))
     for override in typed:
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(f"{override.input_line} is the folder of the run to reproduce. Choose another folder.")
@@ -148,7 +147,7 @@ def _compared(
     if changes := saved_config.changes(config, RunFolder(new).config, typed):
         shown = "; ".join(changes[:_SHOWN]) + ("; ..." if len(changes) > _SHOWN else "")
         printing.say(f"note: you changed {shown}. This may explain the difference.")
-    if differences := snapshot.differences(old, RunFolder(new)):
+    if differences := snapshot.differences(old, RunFolder(new), limit):
         more = f"\n  and {len(differences) - _SHOWN} more: see snapshot/meta.json" if len(differences) > _SHOWN else ""
         others = "these other differences" if changes else "these differences"
         explained = f"note: {others} between the runs may explain the result:"

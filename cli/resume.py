@@ -10,9 +10,9 @@ from dataclasses import replace
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.cli.saved import compose_saved, find_run_folder, print_changed_sources
 from collectx.jobs.status import where_running
-from collectx.run.folder import saved_config
+from collectx.run.folder import saved_config, snapshot
 from collectx.run.resume import starts_over
 
 _USAGE = """\
@@ -43,7 +43,8 @@ def _resume(arguments: Arguments) -> int:
             f"resume: {run_folder.path} contains no checkpoint to continue from. To start over, repeat the command "
             "that started it, and add run.overwrite=true."
         )
-    composer, _ = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
+    composer, cfg = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
+    print_changed_sources(snapshot.changed_sources(run_folder, cfg))
     overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
 

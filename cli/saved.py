@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from collectx.errors import ConfigError
 from collectx.run import RunFolder, preflight
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
+from collectx.run.terminal import printing
 
 
 def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
@@ -77,3 +78,9 @@ def compose_saved(
         raise ConfigError(*problems)
     foreign_code.check(run_folder, composed.cfg, "trust" in arguments.flags)
     return composer, composed.cfg
+
+
+def print_changed_sources(names: Iterable[str]) -> None:
+    """Prints a note for each of the `changed_sources` of a snapshot."""
+    for name in names:
+        printing.note(f"the source of {name} has changed since the run.")

@@ -140,7 +140,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DamagedFileError(f"{file} is damaged: it is not a checkpoint manifest")
     if manifest["format"] != _FORMAT:
         rule = f"uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
-        advice = "Use the version that wrote it (packages.collectx in snapshot/meta.json), or start a new run"
+        version = "packages.collectx in the newest snapshot/meta*.json"
+        advice = f"Use the version that wrote it ({version}), or start a new run"
         raise DamagedFileError(f"{file}: {rule}. {advice}.")
     return manifest
 

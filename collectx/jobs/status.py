@@ -134,7 +134,7 @@ def write_job(run_folder: RunFolder, job: str) -> None:
 
 def read_job(run_folder: RunFolder) -> str | None:
     """Returns the id of a run's job, which collectx or submitit submitted; None if the run is not a job."""
-    for path in (run_folder.job_note, run_folder.meta):
+    for path in (run_folder.job_note, run_folder.newest_meta):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(path.read_text())["job"])
     return None

@@ -118,7 +118,7 @@ def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _origin(run_folder: RunFolder) -> dict[str, Any]:
-    meta = run_folder.read_meta()
+    meta = run_folder.read_meta(run_folder.meta)
     git = (meta.get("git") or {}).get("cwd") or {}
     commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
     return {

@@ -14,7 +14,7 @@ from collectx.run.folder.layout import RunFolder, is_locked
 _MARK = "COLLECTX_CHAOS"
 # All that a run of `launcher=local` that has ended has in its folder; see collectx/run/folder/layout.py.
 _FILES = re.compile(
-    r"\.hydra/\w+\.yaml|snapshot/(config(-\d{9})?\.yaml|meta\.json)|(metrics|events)\.jsonl|logs/[\w-]+\.log|lock"
+    r"\.hydra/\w+\.yaml|snapshot/(config(-\d{9})?\.yaml|meta(-\d{9})?\.json)|(metrics|events)\.jsonl|logs/[\w-]+\.log|lock"
     r"|result\.json|checkpoints/(final\.pt|\d{9}/(manifest\.json|state\.pt))"
 )
 

@@ -85,7 +85,7 @@ def test_a_backend(sources):
     assert "kind: echo" in (sources / "run/snapshot/config.yaml").read_text()
 
 
-@pytest.mark.nightly
+@pytest.mark.ci
 def test_an_option_of_the_collector(sources):
     package = sources / "collectx"
     insert(package / "config/schema/collector.py", '"The schedule."', block_with("reward_scale: float = option(1.0"))
@@ -105,8 +105,8 @@ def test_an_option_of_the_collector(sources):
     wrappers.write_text(
         re.sub(r'(def wrapped\(.*?""".*?"""\n)', lambda found: found[1] + line, text, count=1, flags=re.DOTALL)
     )
-    field = described('reward_scale: float = option("collector.reward_scale", note="")')
-    insert(package / "library/keywords.py", ' = option("collector.set_truncated"', f"    {field}\n")
+    field = described('reward_scale: float = sets("collector.reward_scale", note="")')
+    insert(package / "library/keywords.py", ' = sets("collector.set_truncated"', f"    {field}\n")
 
     (sources / "script.py").write_text(SCRIPT)
     status, printed = run(sources, "script.py")

@@ -23,12 +23,18 @@ _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name code to execute"),
 }
 
+_MISSING = "which is not installed here"
+
 
 def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints which code a run of `cfg`, the configuration in `run_folder`, imports and executes, and where it comes
     from. Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
+    began = run_folder.read_meta(run_folder.meta).get("cwd")
     for key, value, origin in references(cfg):
-        printing.note(f"{key}={value} {origin}")
+        # The working directory is on the import path.
+        is_elsewhere = origin.endswith(_MISSING) and began not in (None, os.getcwd())
+        advice = f". The run began in {began}: start from there, or add it to PYTHONPATH."
+        printing.note(f"{key}={value} {origin}{advice * is_elsewhere}")
     owner = other_owner(run_folder)
     if owner is not None and not trusted:
         raise ConfigError(
@@ -77,7 +83,7 @@ def _origin(target: str) -> str:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        return f"names the package '{package}', which is not installed here"
+        return f"names the package '{package}', {_MISSING}"
     return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
 
 

@@ -1,7 +1,7 @@
 """The run folder and the names of its files; `collectx/job_files.py` has those that the scripts of jobs use too.
 
     <run>/.hydra/              what Hydra writes
-    <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
+    <run>/snapshot/            config.yaml, meta.json, git.patch; those of resumes, see saved_config.py
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
@@ -82,13 +82,17 @@ class RunFolder(JobFiles):
     def configs(self) -> list[tuple[int, Path]]:
         """The configurations of the run, each with the number of batches after which it applies: `config` with 0, then
         those of the resumes."""
-        resumed = sorted(self.snapshot.glob("config-" + "[0-9]" * 9 + ".yaml"))
-        return [(0, self.config), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
+        return self.parts(self.config)
 
     @property
     def newest_config(self) -> Path:
         """The configuration of the last start or resume."""
         return self.configs[-1][1]
+
+    @property
+    def newest_meta(self) -> Path:
+        """What describes the last start or resume."""
+        return self.parts(self.meta)[-1][1]
 
     @property
     def has_checkpoint(self) -> bool:
@@ -100,9 +104,15 @@ class RunFolder(JobFiles):
         """Whether the run has delivered all batches. Raises `DamagedFileError` if `result.json` cannot be read."""
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
-    def resumed_config(self, batches: int) -> Path:
-        """Returns the configuration with which the run was resumed after `batches` batches."""
-        return self.snapshot / f"config-{batches:09d}.yaml"
+    def parts(self, first: Path) -> list[tuple[int, Path]]:
+        """Returns a file of the snapshot and those that resumes wrote in its place, each with the number of batches
+        after which it applies: `first` with 0, then the others in order."""
+        resumed = sorted(self.snapshot.glob(f"{first.stem}-{'[0-9]' * 9}{first.suffix}"))
+        return [(0, first), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
+
+    def resumed(self, first: Path, batches: int) -> Path:
+        """Returns the file that a resume after `batches` batches writes in place of `first`; see `parts`."""
+        return first.with_stem(f"{first.stem}-{batches:09d}")
 
     def name_below(self, root: Path) -> str:
         """Returns the path relative to `root`, or the name of `root` itself."""
@@ -133,9 +143,9 @@ class RunFolder(JobFiles):
             return ended + notes
         lines = [self.metrics, self.events, self.progress, self.logger_id]
         logs = [] if keep_logs else [*self.logs.glob("*.log")]
-        configs = [path for _, path in self.configs[1:]]
+        resumed = [path for first in (self.config, self.meta, self.patch) for _, path in self.parts(first)[1:]]
         folders = [*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos]
-        return ended + notes + lines + logs + configs + folders
+        return ended + notes + lines + logs + resumed + folders
 
     def set_aside(self, keep_run: bool) -> None:
         """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
@@ -187,10 +197,12 @@ class RunFolder(JobFiles):
             )
         return result
 
-    def read_meta(self) -> dict[str, Any]:
-        """Returns the content of `snapshot/meta.json`; empty if the file cannot be read."""
+    def read_meta(self, path: Path | None = None) -> dict[str, Any]:
+        """Returns the content of `path`, one of the `parts` of `meta`, or of the newest one; empty if the file cannot
+        be read."""
+        path = path or self.newest_meta
         with suppress(OSError, DamagedFileError):
-            return decode(self.meta, "the file", self.meta.read_bytes())
+            return decode(path, "the file", path.read_bytes())
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:

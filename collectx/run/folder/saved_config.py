@@ -3,6 +3,8 @@ compared.
 
     snapshot/config.yaml             from the start of the run
     snapshot/config-000000050.yaml   from batch 50 on, if a resume changed the configuration there
+
+Each resume also adds a `meta-<batches>.json` and, with uncommitted changes, a `git-<batches>.patch`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from collectx.run.folder.result import Result, Status
 
 
 def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batches: int) -> None:
-    """Writes the snapshot of a run that continues after `batches` batches. Earlier configurations are kept."""
-    for before, path in run_folder.configs[1:]:
-        if before >= batches:
-            path.unlink()
+    """Writes the snapshot of a run that continues after `batches` batches. Earlier files are kept."""
+    for first in (run_folder.config, run_folder.meta, run_folder.patch):
+        for before, path in run_folder.parts(first)[1:]:
+            if before >= batches:
+                path.unlink()
     if _comparable_file(run_folder.newest_config) != _comparable(cfg):
-        snapshot.write_config(cfg, run_folder.resumed_config(batches))
-    snapshot.write_meta(cfg, run_folder, argv)
+        snapshot.write_config(cfg, run_folder.resumed(run_folder.config, batches))
+    snapshot.write_meta(cfg, run_folder, argv, batches)
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:

@@ -51,15 +51,19 @@ def write_config(cfg: RunConfig, path: Path) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
+def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str], batches: int | None = None) -> None:
     """Writes `snapshot/meta.json`, and `snapshot/git.patch`: the uncommitted changes of the current folder's checkout,
-    if they are below `_MAX_PATCH`."""
-    write_json(folder.meta, meta(cfg, argv))
+    if they are below `_MAX_PATCH`. For a resume after `batches` batches, writes `meta-<batches>.json` and
+    `git-<batches>.patch` instead."""
+    meta_path, patch_path = folder.meta, folder.patch
+    if batches is not None:
+        meta_path, patch_path = (folder.resumed(path, batches) for path in (meta_path, patch_path))
+    write_json(meta_path, meta(cfg, argv))
     patch = _diff(Path.cwd())
     if patch and len(patch) < _MAX_PATCH:
-        write_atomically(folder.patch, lambda file: file.write(patch))
+        write_atomically(patch_path, lambda file: file.write(patch))
     else:
-        folder.patch.unlink(missing_ok=True)
+        patch_path.unlink(missing_ok=True)
 
 
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
@@ -83,8 +87,8 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
 
 
 def write_numerics(folder: RunFolder, device: torch.device) -> None:
-    """Adds hardware and threads, on which floating-point results depend, to `snapshot/meta.json`. `device` is the
-    trainer's."""
+    """Adds hardware and threads, on which floating-point results depend, to the newest `meta.json`. `device` is
+    the trainer's."""
     import torch
 
     numerics = {
@@ -93,18 +97,21 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
-    write_json(folder.meta, {**folder.read_meta(), "numerics": numerics})
+    write_json(folder.newest_meta, {**folder.read_meta(), "numerics": numerics})
 
 
-def differences(old: RunFolder, new: RunFolder) -> list[str]:
-    """Returns the differences between two snapshots that may change the results of equal configurations; one line
-    each."""
-    before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
-    return [
-        f"{name}: {_shown(after.get(name))} in this run, {_shown(before.get(name))} in {old.path}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
+def differences(old: RunFolder, new: RunFolder, batches: int) -> list[str]:
+    """Returns the differences between the first `batches` batches of `old` and a new run that may change the results of
+    equal configurations; one line each, for the first part of `old` that differs."""
+    lines: dict[str, str] = {}
+    after = _circumstances(new.read_meta())
+    for begin, meta in _metas(old, batches):
+        before, since = _circumstances(meta), f" from batch {begin} on" if begin else ""
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                values = _shown(after.get(name)), _shown(before.get(name))
+                lines.setdefault(name, "{}: {} in this run, {} in {}{}".format(name, *values, old.path, since))
+    return [*lines.values()]
 
 
 def check_format(folder: RunFolder) -> None:
@@ -118,11 +125,21 @@ def check_format(folder: RunFolder) -> None:
         raise ConfigError(f"{folder.path} has format {found}, but {reads}. {advice}")
 
 
-def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
-    """Returns `option=import path` for each import path in a configuration whose source files have changed since the
-    snapshot."""
-    before = folder.read_meta().get("sources") or {}
-    return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
+def changed_sources(folder: RunFolder, cfg: RunConfig, batches: int | None = None) -> list[str]:
+    """Returns `option=import path` for each import path in a configuration whose source files have changed since one of
+    the first `batches` batches; None: since the last start or resume."""
+    metas = [folder.read_meta()] if batches is None else [meta for _, meta in _metas(folder, batches)]
+    saved = [meta.get("sources") or {} for meta in metas]
+    return [
+        name for name, digest in sources.digests(cfg).items() if any(each.get(name, digest) != digest for each in saved)
+    ]
+
+
+def _metas(folder: RunFolder, batches: int) -> list[tuple[int, dict[str, Any]]]:
+    """Returns what describes the start and the resumes that delivered the first `batches` batches, each with the number
+    of batches before it."""
+    parts = folder.parts(folder.meta)
+    return [(begin, folder.read_meta(path)) for begin, path in parts if begin < max(batches, 1)]
 
 
 def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:

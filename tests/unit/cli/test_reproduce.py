@@ -328,3 +328,16 @@ def test_changed_sources_of_user_code_are_named(stub, tmp_path, monkeypatch, cap
     assert changed() == ["env.wrappers[0]", "trainer.target"]
     env.write_text("# changed\n")
     assert changed() == ["env.entry_point", "env.wrappers[0]", "trainer.target"]
+
+
+@pytest.mark.ci
+def test_a_module_of_the_folder_in_which_the_run_began_is_missed_with_that_folder(stub, old, capsys):
+    files = RunFolder(old("env.entry_point=not_here.envs:make env.id=null"))
+    for cwd, advice in (
+        ("/proj", ". The run began in /proj: start from there, or add it to PYTHONPATH."),
+        (os.getcwd(), ""),
+    ):
+        files.meta.write_text(json.dumps({"cwd": cwd}))
+        reproduce.main(["old"])
+        missing = "note: env.entry_point=not_here.envs:make names the package 'not_here', which is not installed here"
+        assert missing + advice in capsys.readouterr().err.splitlines()

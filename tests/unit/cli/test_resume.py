@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from composed_overrides import composed
 
+import collectx.run
 from collectx.checkpoints import Checkpoints
 from collectx.cli import reproduce, resume, run
 from collectx.config.registry import marked
 from collectx.jobs.status import write_job
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
-from collectx.run.folder import saved_config
+from collectx.run.folder import saved_config, snapshot, sources
 from collectx.run.folder.layout import locked
 
 
@@ -202,7 +203,8 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     # One that applied after the checkpoint is replaced, and the newest one is resumed.
     saved_config.write_snapshot(composed("trainer.digest=true trainer.gamma=0.25"), files, [], 1)
     assert [batches for batches, _ in files.configs] == [0, 1]
-    assert json.loads(files.meta.read_text())["seeds"] == {"seed": 0}
+    assert [batches for batches, _ in files.parts(files.meta)] == [0, 1]
+    assert files.read_meta()["seeds"] == {"seed": 0}
     assert resume.main([str(files.path)]) == 0
     assert stub.calls[-1][0].trainer.gamma == 0.25
 
@@ -227,6 +229,77 @@ def test_a_run_is_reproduced_beyond_changes_that_have_no_effect(stub, old, capsy
     assert (cfg.collector.total_frames, cfg.run.max_batches) == expected
     is_cut = "after 1 batch with collector.total_frames=9999 (was " in capsys.readouterr().err
     assert is_cut == (expected[1] == 1)
+
+
+@pytest.fixture
+def custom(old, tmp_path, monkeypatch):
+    """The folder of a run with a trainer of the user, the module of that trainer, and `resumed(batches)`, which writes
+    what a resume writes there."""
+    monkeypatch.syspath_prepend(tmp_path)
+    line = "trainer=custom trainer.target=learner:Learner"
+    module = tmp_path / "learner.py"
+    module.write_text("# as in the start\n")
+    files, cfg = old(line=line), composed(f"trainer.digest=true {line}")
+    snapshot.write_meta(cfg, files, ["collectx", "run"])
+    return files, module, lambda batches: saved_config.write_snapshot(cfg, files, ["collectx", "resume"], batches)
+
+
+_CHANGED = "note: the source of trainer.target=learner:Learner has changed since the run.\n"
+
+
+@pytest.mark.ci
+def test_a_resume_keeps_what_describes_the_start_and_tells_of_edited_sources(custom, monkeypatch, capsys):
+    files, module, resumed = custom
+    monkeypatch.setattr(resume, "launch", lambda *_, **__: 0)
+    monkeypatch.setattr(snapshot, "_diff", lambda folder: b"patch")
+    before = files.meta.read_bytes()
+
+    def is_told():
+        assert resume.main([str(files.path)]) == 0
+        return _CHANGED in capsys.readouterr().err
+
+    assert not is_told()
+    module.write_text("# edited\n")
+    assert is_told()
+    for batches in (1, 3, 2):  # the last one begins from an earlier checkpoint
+        resumed(batches)
+    assert not is_told()
+    assert files.meta.read_bytes() == before
+    assert files.read_meta()["argv"] == ["collectx", "resume"]
+    assert [batches for batches, _ in files.parts(files.meta)] == [0, 1, 2]
+    assert [path.name for _, path in files.parts(files.patch)][1:] == ["git-000000001.patch", "git-000000002.patch"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("batches", "restores", "expected"),
+    [(1, False, ""), (1, True, " from batch 1 on"), (3, True, None)],
+    ids=["start", "resume", "nothing-after-the-resume"],
+)
+def test_reproduce_compares_the_sources_of_all_parts_that_it_repeats(
+    stub, custom, monkeypatch, capsys, batches, restores, expected
+):
+    files, module, resumed = custom
+    start = module.read_text()
+    module.write_text("# edited\n")
+    resumed(batches)
+    if restores:
+        module.write_text(start)
+    stub.status, stub.digests = (lambda cfg: "completed"), ["0", "other", "2"]
+    execute = stub.execute
+
+    def executed(cfg, folder, argv, open_launcher=None):
+        result = execute(cfg, folder, argv, open_launcher)
+        snapshot.write_meta(cfg, RunFolder(folder), argv)
+        return result
+
+    monkeypatch.setattr(collectx.run, "execute", executed)
+    assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 1
+    out, err = capsys.readouterr()
+    assert (_CHANGED in err) == (expected is not None)
+    ((name, now),) = sources.digests(composed("trainer=custom trainer.target=learner:Learner")).items()
+    lines = [line for line in out.splitlines() if f"source of {name}: {now} in this run, " in line]
+    assert [line.endswith(f" in {files.path}{expected}") for line in lines] == [True] * (expected is not None)
 
 
 def test_a_run_is_reproduced_up_to_where_envs_began_new_episodes(old):

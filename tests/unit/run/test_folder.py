@@ -37,15 +37,17 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     assert list(folder.read_metrics()) == list(folder.read_events()) == []
 
 
-def test_a_new_run_forgets_the_configurations_of_resumes_and_a_resumed_one_keeps_them(tmp_path):
+def test_a_new_run_forgets_what_resumes_wrote_and_a_resumed_one_keeps_it(tmp_path):
     folder = RunFolder(tmp_path)
     folder.begin()
-    for path in (folder.config, folder.resumed_config(7), folder.resumed_config(12)):
-        path.write_text("seed: 0")
+    firsts = (folder.config, folder.meta, folder.patch)
+    for first in firsts:
+        for path in (first, folder.resumed(first, 7), folder.resumed(first, 12)):
+            path.write_text("{}")
     folder.begin(keep_run=True)
-    assert [batches for batches, _ in folder.configs] == [0, 7, 12]
+    assert [[batches for batches, _ in folder.parts(first)] for first in firsts] == [[0, 7, 12]] * 3
     folder.begin()
-    assert folder.configs == [(0, folder.config)]
+    assert [folder.parts(first) for first in firsts] == [[(0, first)] for first in firsts]
 
 
 @pytest.mark.parametrize("keep_run", [False, True])
@@ -81,7 +83,7 @@ def test_a_run_that_never_begins_leaves_the_one_before_it(tmp_path, keep_run):
     before = {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()}
     folder.set_aside(keep_run)
     folder.begin(keep_run=keep_run)
-    for path in (folder.meta, folder.resumed_config(3) if keep_run else folder.config, folder.events):
+    for path in (folder.meta, folder.resumed(folder.config, 3) if keep_run else folder.config, folder.events):
         path.write_text("new")
     folder.restore(keep_run)
     assert {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()} == before

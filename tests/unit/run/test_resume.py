@@ -1,7 +1,6 @@
 """A run that is interrupted and continued, in this process: as `collectx resume` does it, and as a job that SLURM
 requeues. Over processes: tests/contract/test_resume_contract.py, tests/system/test_resume.py, tests/slurm."""
 
-import json
 import signal
 from dataclasses import replace
 
@@ -65,7 +64,9 @@ def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line, bat
     assert run.main([*_INLINE.split(), *line.split(), _STOPPED, f"hydra.run.dir={folder}"]) == 130
     assert resume.main([str(folder), "checkpoint.keep=3"]) == 0
     files = RunFolder(folder)
-    assert json.loads(files.meta.read_text())["argv"] == ["collectx", "resume", str(folder), "checkpoint.keep=3"]
+    assert files.read_meta()["argv"] == ["collectx", "resume", str(folder), "checkpoint.keep=3"]
+    assert "numerics" in files.read_meta()
+    assert files.read_meta(files.meta)["argv"][1] == "run"
     kept = [OmegaConf.load(path).checkpoint.keep for _, path in files.configs]
     assert (kept, files.configs[-1][0]) == ([2, 3], batches)
     execute(composed(f"{_INLINE} {line}"), tmp_path / "uncut", [])

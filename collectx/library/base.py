@@ -360,10 +360,11 @@ class BaseCollector(ReadableCollector):
 
         Args:
             policy_or_weights: the weights: a module with the policy's architecture, a state dict, or a TensorDict of
-                parameters. They are copied into `collector.policy` and sent to all workers. None: the current weights
-                of `collector.policy`, or those that `weight_updater` returns. A dict from worker indices to any of
-                these sets weights of single workers, which act with them until you publish newer weights for them or
-                for all; the other workers and `collector.policy` keep theirs.
+                parameters. They are copied into `collector.policy` and sent to all workers: by name, or those of a
+                module with other names in the order of its layers. None: the current weights of `collector.policy`, or
+                those that `weight_updater` returns. A dict from worker indices to any of these sets weights of single
+                workers, which act with them until you publish newer weights for them or for all; the other workers and
+                `collector.policy` keep theirs.
             weights, policy_weights, policy: the same as `policy_or_weights`.
             weights_dict: weights by the model ids that `model_id` lists; only the policy's weights may be None.
             model_id: what the weights belong to. None or "policy": the policy. A path such as
@@ -371,7 +372,7 @@ class BaseCollector(ReadableCollector):
                 blocks until then. A path such as "replay_buffer.transform[0].module": that module in this process.
             worker_ids: indices of the workers that get the weights, like the keys of a dict; None: all.
             wait: ignored (accepted for TorchRL compatibility).
-            strict: whether weights whose names the policy lacks raise an error.
+            strict: whether weights whose names the policy lacks raise an error, also those of a module.
 
         Names of weights may contain the prefixes of wrappers: `_orig_mod.` (`torch.compile`) and `module.` (data
         parallelism). If the call raises one of these errors, it publishes and changes nothing.

@@ -15,6 +15,7 @@ import copy
 import numbers
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -647,9 +648,9 @@ class BaseCollector(ReadableCollector):
         state lacks keep them.
 
         Envs continue within their episodes if their state can be saved: by their own `state_dict` and
-        `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
-        Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
-        batches, which are dropped.
+        `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds,
+        and a warning says why. Pickles execute code: load only states that you trust. Blocks until the workers have
+        completed their granted batches, which are dropped.
 
         If the weights do not fit, the policy keeps its own.
 
@@ -718,7 +719,15 @@ class BaseCollector(ReadableCollector):
             }
             if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
                 saved_state["settings"] = settings
-            self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
+            reasons = self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
+        self._warn_of_new_episodes(reasons)
+
+    def _warn_of_new_episodes(self, reasons: Mapping[int, str]) -> None:
+        """Warns of each reason once; `reasons` are by worker."""
+        for reason, num_workers in Counter(reasons.values()).items():
+            workers = "one worker begins" if num_workers == 1 else f"{num_workers} workers begin"
+            who = workers if self._keywords.has_workers else "the envs begin"
+            warnings.warn(f"{who} new episodes after load_state_dict(): {reason}", stacklevel=_level_of_user())
 
     def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Publishes the policy's weights, and to some workers the individual ones of their saved states."""

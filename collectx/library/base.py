@@ -43,7 +43,7 @@ from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
 from collectx.library.configuration import fit_frames, named_in_python, to_config
 from collectx.library.keyword_fields import language_of
-from collectx.library.keywords import Keywords, WorkerKeywords
+from collectx.library.keywords import BY_CLASS, Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.overrides import overrides_of_workers, trainers_policy
 from collectx.library.parse import parse, takes_keywords
@@ -131,7 +131,7 @@ class BaseCollector(ReadableCollector):
         """Sets the keywords, the configuration, and the overrides of each worker. Raises `ConfigError` with all
         problems."""
         passed, conflicts = lift_shared(passed)
-        keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
+        keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed, BY_CLASS)
         problems += conflicts
         cfg = to_config(keywords, problems)
         check_arguments(keywords, cfg, problems)

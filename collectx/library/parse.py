@@ -45,7 +45,7 @@ def parse(
     keywords_class: type[Dataclass],
     arguments: tuple,
     keywords: dict[str, Any],
-    by_class: Mapping[str, type] = MappingProxyType({}),
+    by_class: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Dataclass, list[str]]:
     """Returns an object of `keywords_class` with these arguments, and messages about values of a wrong type or out of
     range, which defaults replace. Raises `TypeError`, which calls the function `name`, if an argument is missing or
@@ -95,7 +95,7 @@ def _violated(field: dataclasses.Field, value: Any) -> str | None:
         return str(error)
 
 
-def _unknown(name: str, known: list[str], others: list[str], by_class: Mapping[str, type]) -> str:
+def _unknown(name: str, known: list[str], others: list[str], by_class: Mapping[str, Any]) -> str:
     """Returns a message about the keywords `others`; an empty text if there are none."""
     if not others:
         return ""
@@ -105,7 +105,7 @@ def _unknown(name: str, known: list[str], others: list[str], by_class: Mapping[s
     return f"{name}() got {arguments} {', '.join(unknown)}; {listed}"
 
 
-def _hint(key: str, known: list[str], by_class: Mapping[str, type]) -> str:
+def _hint(key: str, known: list[str], by_class: Mapping[str, Any]) -> str:
     """Returns what an unknown keyword may be: one of other classes, or a misspelled one."""
     owners = [owner for owner, keywords in by_class.items() if key in keywords.__dataclass_fields__]
     if owners and nearest(key, known, 0.8) is None:

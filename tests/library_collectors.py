@@ -19,6 +19,8 @@ from collectx import (
 from collectx.config.schema.run import RunConfig
 from collectx.library import configuration
 
+# For tests whose envs cannot continue after `load_state_dict`, over some ways.
+new_episodes = pytest.mark.filterwarnings("ignore:.*new episodes after load_state_dict")
 CLASSES = {
     "single": Collector,
     "multi_sync": MultiSyncCollector,

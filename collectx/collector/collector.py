@@ -472,7 +472,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             if worker.index in ready:
                 self.pool.send_settings(worker, is_restored)
         for index in (ready | starting) & state["incarnations"].keys() - saved_workers.keys():
-            reasons[index] = "the state of its envs was not saved"
+            reasons[index] = "the state of the envs was not saved"
         self._reset_after(state, reset, reasons.keys() - (starting & saved_workers.keys()))
         return reasons
 

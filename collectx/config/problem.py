@@ -104,7 +104,8 @@ def setting(path: str, value: Any = ABSENT) -> str:
     """Returns an option, with its value if there is one, as the user of this process writes it: as in
     `collector.check_finite=false` or `check_finite=False`."""
     language = _spoken[0]
-    name = language.name(path) or path
+    # The newest collector of the library may lack a keyword of the one that this is about.
+    name = language.name(path) or (_keyword(path) if speaks_python() else path)
     return name if value is ABSENT else f"{name}={(_typed if isinstance(value, float) else language.show)(value)}"
 
 

@@ -15,6 +15,7 @@ import copy
 import numbers
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,7 +43,7 @@ from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
 from collectx.library.configuration import fit_frames, named_in_python, to_config
 from collectx.library.keyword_fields import language_of
-from collectx.library.keywords import Keywords, WorkerKeywords
+from collectx.library.keywords import BY_CLASS, Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.overrides import overrides_of_workers, trainers_policy
 from collectx.library.parse import parse, takes_keywords
@@ -130,7 +131,7 @@ class BaseCollector(ReadableCollector):
         """Sets the keywords, the configuration, and the overrides of each worker. Raises `ConfigError` with all
         problems."""
         passed, conflicts = lift_shared(passed)
-        keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
+        keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed, BY_CLASS)
         problems += conflicts
         cfg = to_config(keywords, problems)
         check_arguments(keywords, cfg, problems)
@@ -360,10 +361,11 @@ class BaseCollector(ReadableCollector):
 
         Args:
             policy_or_weights: the weights: a module with the policy's architecture, a state dict, or a TensorDict of
-                parameters. They are copied into `collector.policy` and sent to all workers. None: the current weights
-                of `collector.policy`, or those that `weight_updater` returns. A dict from worker indices to any of
-                these sets weights of single workers, which act with them until you publish newer weights for them or
-                for all; the other workers and `collector.policy` keep theirs.
+                parameters. They are copied into `collector.policy` and sent to all workers: by name, or those of a
+                module with other names in the order of its layers. None: the current weights of `collector.policy`, or
+                those that `weight_updater` returns. A dict from worker indices to any of these sets weights of single
+                workers, which act with them until you publish newer weights for them or for all; the other workers and
+                `collector.policy` keep theirs.
             weights, policy_weights, policy: the same as `policy_or_weights`.
             weights_dict: weights by the model ids that `model_id` lists; only the policy's weights may be None.
             model_id: what the weights belong to. None or "policy": the policy. A path such as
@@ -371,7 +373,7 @@ class BaseCollector(ReadableCollector):
                 blocks until then. A path such as "replay_buffer.transform[0].module": that module in this process.
             worker_ids: indices of the workers that get the weights, like the keys of a dict; None: all.
             wait: ignored (accepted for TorchRL compatibility).
-            strict: whether weights whose names the policy lacks raise an error.
+            strict: whether weights whose names the policy lacks raise an error, also those of a module.
 
         Names of weights may contain the prefixes of wrappers: `_orig_mod.` (`torch.compile`) and `module.` (data
         parallelism). If the call raises one of these errors, it publishes and changes nothing.
@@ -646,9 +648,9 @@ class BaseCollector(ReadableCollector):
         state lacks keep them.
 
         Envs continue within their episodes if their state can be saved: by their own `state_dict` and
-        `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
-        Pickles execute code: load only states that you trust. Blocks until the workers have completed their granted
-        batches, which are dropped.
+        `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds,
+        and a warning says why. Pickles execute code: load only states that you trust. Blocks until the workers have
+        completed their granted batches, which are dropped.
 
         If the weights do not fit, the policy keeps its own.
 
@@ -717,7 +719,15 @@ class BaseCollector(ReadableCollector):
             }
             if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
                 saved_state["settings"] = settings
-            self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
+            reasons = self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
+        self._warn_of_new_episodes(reasons)
+
+    def _warn_of_new_episodes(self, reasons: Mapping[int, str]) -> None:
+        """Warns of each reason once; `reasons` are by worker."""
+        for reason, num_workers in Counter(reasons.values()).items():
+            workers = "one worker begins" if num_workers == 1 else f"{num_workers} workers begin"
+            who = workers if self._keywords.has_workers else "the envs begin"
+            warnings.warn(f"{who} new episodes after load_state_dict(): {reason}", stacklevel=_level_of_user())
 
     def _publish_loaded(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Publishes the policy's weights, and to some workers the individual ones of their saved states."""

@@ -512,3 +512,17 @@ class RayKeywords(RemoteKeywords):
     use_env_creator: bool = ignored(False)
     queue_timeout_s: float = sets("launcher.queue_timeout_s", note="")
     autoscaling: bool = sets("launcher.autoscaling", note="")
+
+
+# The keywords of each class.
+BY_CLASS = {
+    "Collector": SingleKeywords,
+    "MultiSyncCollector": MultiSyncKeywords,
+    "MultiAsyncCollector": MultiAsyncKeywords,
+    "MultiCollector": MultiKeywords,
+    "AsyncBatchedCollector": AsyncBatchedKeywords,
+    "DistributedCollector": DistributedKeywords,
+    "DistributedSyncCollector": DistributedSyncKeywords,
+    "RPCCollector": RpcKeywords,
+    "RayCollector": RayKeywords,
+}

@@ -6,17 +6,18 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from collectx.config.check import check_option
 from collectx.config.convert import out_of_range
-from collectx.config.problem import PYTHON, Problem, nearest
+from collectx.config.problem import PYTHON, Problem, either, nearest
 
 Parameters = ParamSpec("Parameters")
 Dataclass = TypeVar("Dataclass")
-# Keywords that collectors with workers on this machine lack.
-_DISTRIBUTED = ("backend", "launcher", "slurm_kwargs", "tcp_port")
+# A message about a keyword of other classes names this many of them.
+_MAX_OWNERS = 3
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
@@ -40,14 +41,25 @@ def takes_keywords(
 
 
 def parse(
-    name: str, keywords_class: type[Dataclass], arguments: tuple, keywords: dict[str, Any]
+    name: str,
+    keywords_class: type[Dataclass],
+    arguments: tuple,
+    keywords: dict[str, Any],
+    by_class: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Dataclass, list[str]]:
     """Returns an object of `keywords_class` with these arguments, and messages about values of a wrong type or out of
     range, which defaults replace. Raises `TypeError`, which calls the function `name`, if an argument is missing or
-    passed twice; or if one is unknown, with the messages about the others."""
+    passed twice; or if one is unknown, with the messages about the others. `by_class` are the keywords of each class,
+    to say which ones have the unknown one."""
     fields = {field.name: field for field in dataclasses.fields(keywords_class)}  # type: ignore[arg-type]
-    unknown = _unknown(name, [*fields], [key for key in keywords if key not in fields])
+    unknown = _unknown(name, [*fields], [key for key in keywords if key not in fields], by_class)
     signature = inspect.signature(keywords_class)
+    positional = [each.name for each in signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
+    if len(arguments) > len(positional):
+        raise TypeError(
+            f"{name}() takes only {' and '.join(positional)} by position, but got {len(arguments)}. Pass the "
+            "others by keyword."
+        )
     # An unknown keyword may be a misspelled one, which is then not missing.
     bind = signature.bind_partial if unknown else signature.bind
     try:
@@ -83,15 +95,21 @@ def _violated(field: dataclasses.Field, value: Any) -> str | None:
         return str(error)
 
 
-def _unknown(name: str, known: list[str], others: list[str]) -> str:
+def _unknown(name: str, known: list[str], others: list[str], by_class: Mapping[str, Any]) -> str:
     """Returns a message about the keywords `others`; an empty text if there are none."""
     if not others:
         return ""
-    unknown = []
-    for key in others:
-        near = nearest(key, known)
-        hint = f" (did you mean {near!r}?)" if near else " (see DistributedCollector)" if key in _DISTRIBUTED else ""
-        unknown.append(f"{key!r}{hint}")
+    unknown = [f"{key!r}{_hint(key, known, by_class)}" for key in others]
     arguments = "an unexpected keyword argument" if len(unknown) == 1 else "unexpected keyword arguments"
     listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
     return f"{name}() got {arguments} {', '.join(unknown)}; {listed}"
+
+
+def _hint(key: str, known: list[str], by_class: Mapping[str, Any]) -> str:
+    """Returns what an unknown keyword may be: one of other classes, or a misspelled one."""
+    owners = [owner for owner, keywords in by_class.items() if key in keywords.__dataclass_fields__]
+    if owners and nearest(key, known, 0.8) is None:
+        more = ["others"] if len(owners) > _MAX_OWNERS else []
+        return f" (a keyword of {either(owners[:_MAX_OWNERS] + more)})"
+    near = nearest(key, known)
+    return f" (did you mean {near!r}?)" if near else ""

@@ -156,7 +156,7 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
     Raises:
         TypeError: `weights` is of a wrong type, or the policy is not a module.
         ValueError: weights of the policy are missing; shapes differ, or the numbers of weights of the two modules; or,
-            with `strict`, weights have unknown names.
+            with `strict`, weights have unknown names, or the two modules' names differ.
     """
     if not isinstance(policy, nn.Module):
         raise TypeError(
@@ -166,11 +166,7 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
     if weights is policy:
         return
     if isinstance(weights, nn.Module):
-        targets, sources = _tensors_of(policy), [*_tensors_of(weights).values()]
-        if len(targets) != len(sources):
-            raise ValueError(
-                f"the module has {counted(len(sources), 'weight')}, but the policy has {len(targets)}. {_ADVICE}"
-            )
+        targets, sources = _pairs(policy, weights, strict)
     else:
         targets, sources = policy.state_dict(), _values_for(policy, weights, strict)
     _check_shapes(targets, sources)
@@ -191,19 +187,39 @@ def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bo
     return {worker: partial(write, weights) for worker, weights in by_worker.items()}
 
 
-def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns all parameters and buffers, including those outside the state dict."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+def _tensors_of(module: nn.Module, remove_duplicate: bool = True) -> dict[str, torch.Tensor]:
+    """Returns all parameters and buffers, including those outside the state dict. `remove_duplicate`: a shared tensor
+    has the first of its names only."""
+    parameters = module.named_parameters(remove_duplicate=remove_duplicate)
+    return dict(parameters) | dict(module.named_buffers(remove_duplicate=remove_duplicate))
+
+
+def _pairs(policy: nn.Module, module: nn.Module, strict: bool) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Returns the policy's weights by name, and the module's in the same order: matched by name, or by position if
+    their names differ, as those of a wrapped network do."""
+    targets, sources = _tensors_of(policy), [*_tensors_of(module).values()]
+    if len(targets) != len(sources):
+        raise ValueError(
+            f"the module has {counted(len(sources), 'weight')}, but the policy has {len(targets)}. {_ADVICE}"
+        )
+    # A shared tensor has all its names here, as its first one depends on the order of the layers.
+    named, by_name = _without_prefixes(_tensors_of(policy, False), _tensors_of(module, False))
+    if named.keys() == by_name.keys():
+        return named, [by_name[name] for name in named]
+    if strict:
+        example = min(named.keys() ^ by_name.keys())
+        who = "the policy" if example in by_name else "the module"
+        raise ValueError(
+            f"{who} has no weight named {example!r}. Pass a module with the policy's names, or strict=False to match "
+            "weights by position."
+        )
+    return targets, sources
 
 
 def _values_for(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], strict: bool) -> list[Any]:
     if not isinstance(weights, Mapping | TensorDictBase):
         raise TypeError(f"weights={weights!r} must be a module, a state dict or a TensorDict of parameters")
-    weights, names = _without_orig_mod(as_state_dict(weights)), _without_orig_mod(dict.fromkeys(policy.state_dict()))
-    if names.keys() - weights and names.keys() <= _without_module(weights).keys():
-        weights = _without_module(weights)
-    elif names.keys() - weights and _without_module(names).keys() <= weights.keys():
-        names = _without_module(names)
+    names, weights = _without_prefixes(dict.fromkeys(policy.state_dict()), as_state_dict(weights))
     if missing := sorted(names.keys() - weights):
         raise ValueError(f"the weights lack {' and '.join(map(repr, missing))}, which the policy needs. {_ADVICE}")
     if strict and (unexpected := sorted(weights.keys() - names)):
@@ -211,6 +227,17 @@ def _values_for(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], 
         unknown = " or ".join(map(repr, unexpected))
         raise ValueError(f"the policy has no weight named {unknown}. Leave {them} out, or pass strict=False.")
     return [weights[name] for name in names]
+
+
+def _without_prefixes(names: dict[str, Any], weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Removes the prefixes of wrappers from the policy's names and from those of the weights, as far as only one of
+    them has these."""
+    names, weights = _without_orig_mod(names), _without_orig_mod(weights)
+    if names.keys() - weights and names.keys() <= _without_module(weights).keys():
+        weights = _without_module(weights)
+    elif names.keys() - weights and _without_module(names).keys() <= weights.keys():
+        names = _without_module(names)
+    return names, weights
 
 
 def _without_orig_mod(weights: dict[str, Any]) -> dict[str, Any]:

@@ -169,7 +169,9 @@ def test_every_frame_in_which_an_agent_has_ended_is_followed_by_another_id():
     assert torch.equal(batch["collector", "traj_ids"].diff() != 0, ended[:-1])
 
 
-@pytest.mark.difference("`done`, `terminated`, `truncated` at the root, of an env with ends of groups only")
+@pytest.mark.difference(
+    "`done`, `terminated`, `truncated` at the root, of an env that writes ends only for groups of agents"
+)
 def test_there_are_no_ends_at_the_root():
     (batch,) = collect(torchrlenvs.Apart)
     assert not {"done", "terminated", "truncated"} & {*batch.keys(), *batch["next"].keys()}

@@ -111,7 +111,7 @@ def test_workers_that_are_collectors_begin_new_lives():
         state = through_a_file(first.state())
     second, reasons = runs.start(state)
     with second:
-        assert reasons == {0: "the state of its envs was not saved"}
+        assert reasons == {0: "the state of the envs was not saved"}
         assert second.pool.records[0].history.incarnation == 1
         assert not ids & {*next(second)["collector", "traj_ids"].flatten().tolist()}
 

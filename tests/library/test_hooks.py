@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from library_collectors import make
+from library_collectors import make, new_episodes
 from torch import nn
 from user_code.cartpoles import cartpole
 from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
@@ -241,6 +241,7 @@ class Chosen(nn.Module):
         return torch.full(observation.shape[:-1], int(self.action.detach()))
 
 
+@new_episodes
 @over((SINGLE, *SYNC))
 def test_a_state_restores_the_version_of_the_weights_in_this_process_and_in_all_workers(way):
     with make(way, policy=Chosen(0), track_policy_version=True, **FRAMES) as collector:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from library_collectors import by_worker, make
+from library_collectors import by_worker, make, new_episodes
 from torch import nn
 from torch.profiler import ProfilerActivity
 from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
@@ -463,6 +463,7 @@ def test_envs_that_can_be_saved_go_on_where_they_were_with_the_weights_that_were
     assert all(map(same, batches, expected))
 
 
+@new_episodes
 @pytest.mark.difference("resuming from `state_dict`")
 @over(WAYS)
 def test_a_resumed_collector_repeats_nothing_and_ends_in_time(way):

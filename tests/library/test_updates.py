@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from library_collectors import by_worker, make
+from library_collectors import by_worker, make, new_episodes
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -222,6 +222,7 @@ def test_a_worker_that_is_replaced_has_the_weights_of_its_first_life():
         assert collector.policy_version == 0
 
 
+@new_episodes
 @over((INLINE_SYNC, SHARED_SYNC, GLOO_SYNC))
 def test_individual_weights_are_saved_where_workers_can_be_asked(way):
     factories, seen = [made(0.0), made(1.0)], []

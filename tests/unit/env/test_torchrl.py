@@ -209,7 +209,9 @@ def test_compact_batches_have_the_ends_of_agents(make):
 
 
 @pytest.mark.difference("an env of TorchRL with a NonTensor spec")
-@pytest.mark.difference("`done`, `terminated`, `truncated` at the root, of an env with ends of groups only")
+@pytest.mark.difference(
+    "`done`, `terminated`, `truncated` at the root, of an env that writes ends only for groups of agents"
+)
 def test_the_ends_at_the_root_are_those_of_any_agent():
     with Collector(torchrlenvs.Apart, frames_per_batch=30) as collector:
         after = collector.next()["next"]

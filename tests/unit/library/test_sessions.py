@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import threading
 from functools import partial
 
 import gymnasium
@@ -438,10 +439,30 @@ def test_a_passed_env_is_closed_by_shutdown_and_not_by_a_block():
         assert env.num_closes == num_closes
 
 
+class Locked(Count):
+    """An env that cannot be pickled."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(("way", "who"), [(SINGLE, "the envs begin"), (INLINE_SYNC, "2 workers begin")], ids=str)
+def test_envs_that_could_not_be_saved_begin_new_episodes_with_a_warning(way, who):
+    with make(way, Locked, frames_per_batch=4, total_frames=40) as collector:
+        collector.next()
+        state = collector.state_dict()
+        expected = rf"^{who} new episodes after load_state_dict\(\): .*cannot pickle '_thread\.lock'"
+        with pytest.warns(UserWarning, match=expected) as warned:
+            collector.load_state_dict(state)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
 def test_a_state_without_a_count_of_batches_begins_at_none():
     """As one that a script wrote, which has weights and frames alone."""
     with make(SINGLE, Count, frames_per_batch=4, total_frames=40) as collector:
-        collector.load_state_dict({"policy_state_dict": {}, "frames": 8})
+        with pytest.warns(UserWarning, match="the envs begin new episodes .*: the state of the envs was not saved"):
+            collector.load_state_dict({"policy_state_dict": {}, "frames": 8})
         saved = collector.state_dict()
         assert (saved["frames"], saved["iter"]) == (8, 0)
         collector.next()

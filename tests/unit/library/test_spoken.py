@@ -59,6 +59,12 @@ def test_errors_of_python_name_keywords():
     assert setting("env.exclude_keys", ["a"]) == "exclude_keys=['a']"
 
 
+def test_errors_name_keywords_that_the_newest_collector_lacks():
+    """Errors of an earlier collector of another class, after one for evaluation was made."""
+    _collect()
+    assert setting("collector.worker_timeout_s", 3.0) == "worker_timeout_s=3"
+
+
 def test_errors_of_a_command_name_options():
     error = RuntimeError()
     policy = FailurePolicy("restart", max_restarts=1)

@@ -119,6 +119,35 @@ def test_weights_that_do_not_fit_are_refused(given, strict, error, words):
         load_weights(print, given)
 
 
+class Two(nn.Module):
+    """Two layers of one shape, of which the first may have a second name, `tied`; in some order."""
+
+    def __init__(self, order, value):
+        super().__init__()
+        layers = {"a": linear(value), "b": linear(value + 1)}
+        layers["tied"] = layers["a"]
+        for name in order:
+            setattr(self, name, layers[name])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("order", [["a", "b", "tied"], ["b", "a", "tied"], ["tied", "b", "a"]])
+@pytest.mark.parametrize("prefix", ["", "module", "_orig_mod"])
+def test_weights_of_a_module_are_matched_by_name_in_any_order(order, prefix, strict):
+    policy, module = Two(["a", "b", "tied"], 0.0), Two(order, 5.0)
+    load_weights(policy, nn.ModuleDict({prefix: module}) if prefix else module, strict)
+    assert (values(policy.a), values(policy.b)) == ({5.0}, {6.0})
+
+
+def test_weights_with_other_names_are_matched_by_position_unless_strict():
+    policy, module = nn.Sequential(linear(0.0), linear(0.0)), Two(["a", "b"], 5.0)
+    with pytest.raises(ValueError, match=r"the module has no weight named '0\.bias'\. .* or strict=False to match"):
+        load_weights(policy, module, strict=True)
+    assert values(policy) == {0.0}
+    load_weights(policy, module)
+    assert (values(policy[0]), values(policy[1])) == ({5.0}, {6.0})
+
+
 def test_each_worker_has_a_writer_of_its_weights_and_the_policy_stays():
     policy = linear(1.0)
     writers = weight_writers(policy, {0: linear(2.0), 2: None})

@@ -84,7 +84,8 @@ def test_a_crash_of_user_code_is_no_lost_node_where_a_firewall_drops_packets(clu
     wait_until(lambda: not cluster.jobs(), 60, "the job's end on all nodes")
 
 
-@pytest.mark.parametrize("launcher", ["slurm", nightly("submitit"), nightly("submitit_delayed")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
 def test_what_the_site_prints_and_sets_hides_no_job_and_overrides_no_option(cluster, run, tmp_path, launcher):
     _write_env(tmp_path)
     banner = 'echo "*** Welcome to ACME; your project has 1,234 core hours left ***"'

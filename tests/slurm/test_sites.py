@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import COMMAND
 from machines import wait_until
-from running import ENDLESS, LAUNCHERS, SMALL, finish_requeued, nightly
+from running import ENDLESS, LAUNCHERS, SMALL, finish_requeued
 
 from collectx.run import RunFolder
 

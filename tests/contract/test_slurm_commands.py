@@ -344,6 +344,7 @@ def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, mo
         assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
 
 
+@pytest.mark.ci
 def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, command, monkeypatch, wait_until):
     monkeypatch.setattr(nodes, "seems_lost", lambda node: False)
     command("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; [ "$1" = work ] || exec "$@"')

@@ -195,7 +195,7 @@ def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
         assert "raised in step() of env 0 (of " in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("fault", ["sleeps", "locks"])
+@pytest.mark.parametrize("fault", [pytest.param("sleeps", marks=pytest.mark.nightly), "locks"])
 def test_a_worker_that_hangs_has_its_stacks_in_the_error_and_in_its_log(fault, tmp_path):
     shape = {"num_workers": 1, "worker_timeout_s": 2.0, "close_timeout_s": 0.0}
     with start("multi_sync", "local", faulty(fault, at_step=15), log_dir=tmp_path, **shape) as collector:

@@ -20,8 +20,8 @@ from torch import nn
 from collectx.batch import Leaf
 from collectx.errors import SpaceError
 
-# Takes the gradients of a loss by each log-probability, `[B]`, and by each entropy, one number for all; returns that by
-# `raw`, and sets those of the head's parameters.
+# Takes the gradients of a loss with respect to each log-probability, `[B]`, and to each entropy, one number for all.
+# Returns the gradient with respect to `raw`, and sets the gradients of the head's parameters.
 HeadGradient: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
 
 

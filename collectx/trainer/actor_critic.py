@@ -64,8 +64,8 @@ class ActorCriticTrainer(ABC):
         self.device = device
         self.critic = Critic(self.policy, spec, seed).to(device)
         # Policy and critic may share an encoder: each parameter once.
-        self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
-        self._optimizer = Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
+        parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
+        self._optimizer = Adam(parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
         self._networks = networks_of(self.policy, self.critic)
         self._update_statistics = getattr(self.policy, "update_statistics", None)

@@ -1,8 +1,8 @@
 """The networks of an actor-critic trainer, and the gradients of their parameters.
 
 Two small networks spend 40 % of a gradient step on autograd's graph. `MlpNetworks` therefore calls the kernels that
-autograd would call, in the same order. Its gradients are equal to autograd's bit by bit, so runs do not depend on who
-computes them.
+autograd would call, in the same order. Its gradients are equal to autograd's bit by bit, so it does not matter to a run
+which of the two classes computes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collectx.policy.fast_call import hooked
 from collectx.policy.heads import HeadGradient
 from collectx.policy.stochastic import StochasticPolicy
 
-# By layer: the activation, and the gradient of its input by that of its output, and the output.
+# An activation, and the function that returns the gradient of its input, given that of its output, and the output.
 _Activation = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
     nn.Tanh: (torch.tanh, torch.ops.aten.tanh_backward),
@@ -62,8 +62,8 @@ class Networks:
         return log_prob.detach(), entropy.detach(), self._outputs[-1].detach()
 
     def backward(self, d_log_prob: torch.Tensor, d_entropy: float, d_value: torch.Tensor) -> None:
-        """Adds the gradients of a loss to `grad` of all parameters, given the gradients of the loss by the results of
-        `evaluate`: `[B]`, one number for each entropy, and `[B]`."""
+        """Adds the gradients of a loss to `grad` of all parameters, given its gradients with respect to the results of
+        `evaluate`: `[B]`, one number that holds for each entropy, and `[B]`."""
         gradients = (d_log_prob, torch.full_like(self._outputs[1], d_entropy), d_value)
         pairs = [pair for pair in zip(self._outputs, gradients, strict=True) if pair[0].requires_grad]
         self._outputs = ()

@@ -144,23 +144,23 @@ class SlurmLauncherConfig(JobLauncherConfig):
     )
 
 
+def _of_part(name: str, text: str | None = None) -> Any:
+    """Returns the option `name` of `SlurmResources` for one part of a job, for which null means something else."""
+    text = text or SlurmResources.__dataclass_fields__[name].metadata["text"]
+    return like(SlurmResources, name, text.partition(" `null`:")[0])
+
+
 @dataclass(kw_only=True)
 class PartResources(Section):
     """Resources of one part of a heterogeneous job. None: the launcher's option of that name applies."""
 
-    partition: str | None = like(SlurmResources, "partition", "Partition of the component.")
-    mem: str | None = like(SlurmResources, "mem", "Memory per node in the syntax of sbatch, such as 4G.")
-    cpus_per_task: int | None = like(
-        SlurmResources, "cpus_per_task", "Cores per task; more than 1 for envs that use threads."
-    )
-    gpus: int | None = like(SlurmResources, "gpus", "GPUs per node.")
-    constraint: str | None = like(
-        SlurmResources, "constraint", """Required features of the nodes, such as "intel&ib"."""
-    )
+    partition: str | None = _of_part("partition", "Partition of the component.")
+    mem: str | None = _of_part("mem")
+    cpus_per_task: int | None = _of_part("cpus_per_task")
+    gpus: int | None = _of_part("gpus")
+    constraint: str | None = _of_part("constraint")
     exclusive: bool | None = like(SlurmResources, "exclusive", default=None)
-    container: str | None = like(
-        SlurmResources, "container", "OCI bundle in which srun starts the tasks (srun --container)."
-    )
+    container: str | None = _of_part("container")
     sbatch: dict[str, Any] = like(SlurmResources, "sbatch")
 
 

@@ -23,18 +23,13 @@ _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name code to execute"),
 }
 
-_MISSING = "which is not installed here"
-
 
 def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints which code a run of `cfg`, the configuration in `run_folder`, imports and executes, and where it comes
     from. Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
     began = run_folder.read_meta(run_folder.meta).get("cwd")
-    for key, value, origin in references(cfg):
-        # The working directory is on the import path.
-        is_elsewhere = origin.endswith(_MISSING) and began not in (None, os.getcwd())
-        advice = f". The run began in {began}: start from there, or add it to PYTHONPATH."
-        printing.note(f"{key}={value} {origin}{advice * is_elsewhere}")
+    for key, value, origin in references(cfg, began):
+        printing.note(f"{key}={value} {origin}")
     owner = other_owner(run_folder)
     if owner is not None and not trusted:
         raise ConfigError(
@@ -63,10 +58,11 @@ def check_checkpoints(run_folder: RunFolder) -> None:
             )
 
 
-def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yields option, value and origin of every reference to code in a configuration."""
+def references(cfg: RunConfig, began: str | None = None) -> Iterator[tuple[str, Any, str]]:
+    """Yields option, value and origin of every reference to code in a configuration. `began` is the folder in which the
+    run was started, if it is known."""
     for target in sources.targets(cfg):
-        yield target.key, target.name, _origin(target.name)
+        yield target.key, target.name, _origin(target.name, began)
     parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
     for path, part in {"launcher": cfg.launcher, **parts}.items():
         for name, origin in _EXECUTED_BY_LAUNCHER.items():
@@ -74,7 +70,7 @@ def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
                 yield f"{path}.{name}", value, origin
 
 
-def _origin(target: str) -> str:
+def _origin(target: str, began: str | None) -> str:
     """Returns where an import path's first package comes from, as a part of a sentence. Only the first: finding a
     submodule would execute the packages above it."""
     package = target.partition(":")[0].partition(".")[0]
@@ -83,7 +79,10 @@ def _origin(target: str) -> str:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        return f"names the package '{package}', {_MISSING}"
+        # The working directory is on the import path.
+        is_elsewhere = began not in (None, os.getcwd())
+        advice = f". The run began in {began}: start from there, or add it to PYTHONPATH." if is_elsewhere else ""
+        return f"names the package '{package}', which is not installed here{advice}"
     return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
 
 

@@ -39,9 +39,10 @@ define venv
 	$(BIN)/pip install --quiet --upgrade pip
 endef
 
-# `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python.
+# `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python. setuptools warns
+# of every editable installation.
 define installed
-	$(BIN)/pip install --no-compile --constraint constraints.txt --editable $(1)
+	PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile --constraint constraints.txt --editable $(1)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib 2>/dev/null || true
 endef
 

@@ -22,7 +22,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not inst
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """As a user has it: the command is on PATH, and the number of torch's threads is not set."""
+    """Returns a user's environment: the command is on PATH, and the number of torch's threads is not set."""
     return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PATH": _PATH} | changes
 
 
@@ -41,8 +41,9 @@ def _forking() -> Any:
 
 
 def forked(*argv: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """As `collectx`, in less time: the process is forked from one that has imported what commands import
-    (`forked_commands.py`). For a test's further commands, and where it is not the question how a command starts."""
+    """Runs a command as `collectx` does, in less time: the process is forked from one that has imported what commands
+    import (`forked_commands.py`). Use it for a test's further commands, unless the test is about how a command
+    starts."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = Path(folder, "stdout"), Path(folder, "stderr")
         ended = _forking().run(argv, cwd, outputs)

@@ -74,7 +74,7 @@ def examine(line: str = "") -> tuple[RunConfig, list[str]]:
 
 
 def composed(line: str = "") -> RunConfig:
-    """As `examine`, of a configuration without problems."""
+    """Examines a configuration as `examine` does, and asserts that it has no problems."""
     cfg, problems = examine(line)
     assert not problems, problems
     return cfg

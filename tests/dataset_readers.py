@@ -69,7 +69,7 @@ def kind(column):
 
 
 def read_minari(path):
-    """By MinariDataset."""
+    """Reads a data set with MinariDataset."""
     return [
         Episode(
             each.observations[:-1],
@@ -89,8 +89,8 @@ LEROBOT_NAMES = ("observation.state", "action", "next.reward", "next.terminated"
 
 
 def read_lerobot(path):
-    """As LeRobot's documents describe the layout v3.0: the frames of an episode by its indices into all files. Where
-    LeRobot is installed (`tests/installs.py`), its own reader gives the same."""
+    """Reads a data set as LeRobot's documents describe the layout v3.0: the frames of an episode by its indices into
+    all files. LeRobot's own reader gives the same where it is installed (`tests/installs.py`)."""
     info = json.loads((path / "meta" / "info.json").read_text())
     assert info["codebase_version"] == "v3.0"
     rows = pq.read_table(path / "meta" / "episodes").to_pylist()[: info["total_episodes"]]
@@ -123,7 +123,7 @@ def read_lerobot(path):
 
 
 def read_by_lerobot(path):
-    """By LeRobotDataset."""
+    """Reads a data set with LeRobotDataset."""
     # LeRobot imports torchvision, for images alone. The wheel has kernels that torch for CPUs cannot load, and this
     # module needs them.
     sys.modules.setdefault("torchvision._meta_registrations", ModuleType("no kernels"))

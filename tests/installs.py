@@ -62,13 +62,13 @@ def runs(python: Path, words: str) -> tuple[int, str]:
 
 
 def works(python: Path) -> list[str]:
-    """What fails of that which needs no extra."""
+    """Runs the commands that need no extra; returns those that fail."""
     outcomes = {words: runs(python, words) for words in ("list", "--version", f"run {TINY} env=cartpole", PPO)}
     return [f"collectx {words}: exit status {status}\n{text}" for words, (status, text) in outcomes.items() if status]
 
 
 def refuses(python: Path, extra: str, words: str) -> list[str]:
-    """What is wrong with the message of a command that needs an extra."""
+    """Returns what is wrong with the message of a command that needs an extra."""
     status, text = runs(python, f"{words} {TINY}")
     problems = [line for line in text.splitlines() if line.startswith("  - ")]
     is_good = status == 2 and len(problems) == 1 and f"pip install 'collectx[{extra}]'" in problems[0]
@@ -82,7 +82,7 @@ def install(python: Path, *words: str) -> None:
 
 
 def fails(python: Path, *words: str | Path, cwd: Path = ROOT, env: Mapping[str, str | Path] | None = None) -> list[str]:
-    """What is wrong if `python` with these arguments fails."""
+    """Returns what went wrong when `python` ran with these arguments; None if nothing did."""
     done = subprocess.run([python, *words], cwd=cwd, env=env, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
     return [f"{' '.join(map(str, words))}: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []
 

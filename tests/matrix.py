@@ -544,7 +544,7 @@ def _show_stacks(job: Job) -> None:
 
 
 def fault(words: Sequence[str], outcome: Outcome, frames: Frames | None) -> str | None:
-    """What is wrong with the end of a command; None if it is right."""
+    """Returns what is wrong with the end of a command; None if nothing is."""
     said = outcome.said
     if outcome.status is None:
         return f"hangs for {outcome.wall_s:.0f} s, or starts more than {MOST_PROCESSES} processes"
@@ -909,7 +909,7 @@ def _shared(members: Sequence[Value]) -> Pack:
 
 
 def _merged(packs: list[Pack]) -> list[Pack]:
-    """As few runs as possible, each with the values of several of these runs."""
+    """Returns as few runs as possible, each with the values of several of these runs."""
     merged: list[Pack] = []
     for pack in sorted(packs, key=lambda pack: -len(pack[2])):
         for nth, (_, frames, members) in enumerate(merged):
@@ -926,7 +926,7 @@ def _merged(packs: list[Pack]) -> list[Pack]:
 
 
 def _bounded(value: Value) -> tuple[str, ...]:
-    """Its words; where it has more frames than a test can wait for, with two batches."""
+    """Returns the words of a run, with two batches if it has more frames than a test can wait for."""
     return (*value.words, "run.max_batches=2") if value.word in _BOUNDED else value.words
 
 
@@ -961,7 +961,7 @@ def _together(picked: Sequence[Value]) -> tuple[str, ...] | None:
 
 
 def in_child(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns in a forked process, so that this one imports and keeps nothing of it."""
+    """Returns what a function returns in a forked process, so that this process imports and keeps nothing."""
     sys.stdout.flush()
     read, write = os.pipe()
     if (pid := os.fork()) == 0:

@@ -143,7 +143,7 @@ class Coverage:
 
 
 def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """What may stand in the place of a part of `node`: that part, and what replaces it."""
+    """Yields each part of `node` that may change, with what replaces it."""
 
     def other(**fields: object) -> ast.AST:
         return type(node)(**{name: getattr(node, name, None) for name in node._fields} | fields)
@@ -173,7 +173,7 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def name_of(node: ast.AST) -> str | None:
-    """Of a definition, or of what is called."""
+    """Returns the name of a definition, or of what is called."""
     called = getattr(node, "func", None)
     return getattr(called, "attr", getattr(called, "id", getattr(node, "name", None)))
 
@@ -221,7 +221,7 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def chosen(seed: int) -> list[Mutant]:
-    """Of every target as many mutants as it is to have."""
+    """Returns the mutants of each target, as many as it is to have."""
     draw = random.Random(seed)
     pools = [
         ([mutant for file in modules(target) for mutant in mutants(file)], size) for target, size in TARGETS.items()
@@ -329,7 +329,7 @@ def pytest(root: Path, options: Sequence[str], limit_s: float, **variables: str)
 
 
 def first_failure(root: Path, tests: list[str]) -> str | None:
-    """What fails first of some tests of the copy in `root`; None if nothing does."""
+    """Returns the first of these tests that fails in the copy in `root`; None if none does."""
     names = root / ".tests"
     names.write_text("\n".join(tests))
     # A test that hangs with a mutant is ended after two minutes, unless it has a limit of its own.
@@ -341,7 +341,7 @@ def first_failure(root: Path, tests: list[str]) -> str | None:
 
 
 def killer_of(root: Path, mutant: Mutant, tests: list[str]) -> str | None:
-    """What fails first of these tests with the mutant in the copy in `root`; None if nothing does. A test that fails
+    """Returns the first of these tests that fails with the mutant in the copy in `root`, or None. A test that fails
     without the mutant as well is left out."""
     tests = list(tests)
     while tests:

@@ -88,8 +88,8 @@ class Queue:
         return "\n".join(lines)
 
     def scancel(self, command: Sequence[str]) -> str:
-        """As SLURM 22.05: with a state or a signal, it fails without a message for a job that has ended, and acts on
-        the others; a state means all pending tasks of an array; a signal is for jobs that run."""
+        """Behaves as SLURM 22.05: with a state or a signal, it fails without a message for a job that has ended, and
+        acts on the others; a state means all pending tasks of an array; a signal is for jobs that run."""
         named = {job: state for job, state in self.states.items() if job in command}
         states = [word.removeprefix("--state=") for word in command if word.startswith("--state=")]
         is_signal = "--signal=INT" in command

@@ -46,7 +46,7 @@ class Leftovers:
         return found
 
     def problems(self, run: Path, keep: int) -> list[str]:
-        """What is left of a run that has ended, in the folder `run` and elsewhere; `keep` checkpoints may be."""
+        """Returns what a run left behind, in the folder `run` and elsewhere; with `keep`, checkpoints may be left."""
         found = [f"process {each.pid}: {' '.join(each.cmdline())[:100]}" for each in self.processes()]
         found += [str(path) for folder in (self._temporary, self._shared) for path in folder.rglob("*")]
         # The cache of torch, for all processes of a user.

@@ -337,7 +337,7 @@ class Run:
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """In order of their ids. Costs less than psutil's, which reads about all processes of the machine."""
+    """Returns the child processes in the order of their ids. Costs less than psutil, which reads all processes."""
     found: list[psutil.Process] = []
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):

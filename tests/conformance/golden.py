@@ -99,7 +99,7 @@ def assert_same(case, theirs, ours, ours_alone=frozenset({OURS_ALONE}), names=Tr
 
 
 def _ids(batch):
-    """Of its frames, without what a split batch is padded with."""
+    """Returns the trajectory ids of the frames of a batch, without the padding of a split batch."""
     ids = batch[TRAJ_IDS].reshape(-1)
     return ids[batch[MASK].reshape(-1)] if MASK in keys(batch) else ids
 

@@ -121,7 +121,7 @@ def test_the_keyword_counts_and_not_the_context_around():
 @pytest.mark.parametrize("extend", [True, False])
 @pytest.mark.parametrize("name", ["walk", "serial"])
 def test_a_replay_buffer_holds_the_frames_of_the_batches(name, extend):
-    """As it does at TorchRL's collectors: of TorchRL's own by its dimensions, of ours one frame after the other."""
+    """TorchRL's collectors fill a buffer by their batches' dimensions, ours one frame after the other."""
     batches = [batch.to("cpu") for batch in recorded(name)]
     rows = [(batch if extend else batch.transpose(0, -1)).reshape(-1) for batch in batches]
     whole, flat = torch.cat(batches, -1), torch.cat(rows)

@@ -107,7 +107,7 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
 @over([*HERE, ways.RAY_ASYNC])
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_batch_is_the_users_own_memory(way, zero_copy):
-    """With zero copy, until the next one is asked for. Ray shares only large objects."""
+    """A zero-copy batch is the user's until the next one is requested. Ray shares only large objects."""
     checker, kept, frames = StreamChecker(), [], 3000 if way is ways.RAY_ASYNC else 30
     with collect(way, zero_copy=zero_copy, frames_per_batch=frames, total_frames=10 * frames) as collector:
         for index, batch in enumerate(collector):
@@ -242,7 +242,7 @@ def test_weights_taken_between_steps_are_told_frame_by_frame(way, autoreset):
 @over([ways.SHARED_ASYNC, ways.GLOO_ASYNC])
 @pytest.mark.parametrize("limit", [None, 0, 2])
 def test_workers_wait_rather_than_exceed_max_policy_lag(way, limit):
-    """Without it, they are as many batches ahead as they have slots."""
+    """The workers would otherwise be as many batches ahead as they have slots."""
     theirs, mine = telling(1000)
     shape, lags, deadline = {"num_slots": 3, "total_frames": -1}, [], time.monotonic() + 200
     with collect(way, counting(), theirs, max_policy_lag=limit, **shape) as collector:
@@ -365,7 +365,7 @@ def test_envs_that_reset_by_themselves_are_refused_before_anything_starts(way):
 
 
 def is_closed_with_python(finalizer):
-    """Before Python ends the processes that are still children of this one."""
+    """Returns whether Python calls the finalizer at its exit before it ends the remaining child processes."""
     early = [each for (priority, _), each in util._finalizer_registry.items() if priority is not None and priority >= 0]
     return finalizer in early
 

@@ -93,7 +93,7 @@ LATE = [ways.case(way, tier=way.tier if way.place == "ray" else way.smoke) for w
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("way", LATE)
 def test_a_run_begins_with_few_loses_one_and_gains_one(way, gates):
-    """With one of the two that it needs, it waits for the one that is late."""
+    """The run has one of the two workers that it needs, so it waits for the late one."""
     gates.open(0, 2)
     checker = StreamChecker()
     with Runs(way, gates, 2).start() as run:

@@ -88,7 +88,7 @@ def test_spec_is_read_without_building_the_group(cfg, env):
 
 @pytest.mark.sample(4)
 def test_frames_follow_one_another_and_equal_seeds_and_actions_give_the_same(cfg, env):
-    """Where envs can be cut, one is restarted before its episode ends."""
+    """One env is restarted before its episode ends, if its episodes can be cut."""
     steps, cut_at = 45, 1 if env.spec.can_reset_early else None
     torch.manual_seed(7)
     actor, other = RandomActor(env.spec), build(cfg)
@@ -163,7 +163,7 @@ ACTIONS = np.random.default_rng(0).integers(0, 2, (3, 120))
 
 
 def cartpole_frames(length: int, cut_every: int | None) -> list[list[tuple]]:
-    """Of three CartPoles stepped by hand, of which the first is also reset after each `cut_every` frames."""
+    """Returns the frames of three CartPoles stepped by hand. The first is also reset after each `cut_every` frames."""
     streams = []
     for e, seed in enumerate(SEEDS):
         env, frames = gymnasium.make("CartPole-v1"), []

@@ -106,7 +106,7 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
     lives, is_told, now = [], threading.Event(), [0.0]
 
     def spec_of(incarnation):
-        """In a thread of the trainer."""
+        """Returns the spec of a worker that is a thread of the trainer."""
         lives.append(incarnation)
         if incarnation == 0:
             assert is_told.wait(60)

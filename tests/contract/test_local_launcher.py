@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ci
 
 
 def reports(launcher, count):
-    """What each of `count` workers finds around it."""
+    """Returns what each of `count` workers finds around it."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
         processes = [launcher.start(worker, (launched.report, (theirs, worker))) for worker in range(count)]

@@ -202,7 +202,7 @@ def test_frames_of_an_env_that_returns_tensors_there(options):
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle")
 def test_no_frame_of_such_an_env_leaves_the_device(tmp_path):
-    """By torch's profiler: what leaves are a return and a length for each episode that has ended, and a few flags."""
+    """torch's profiler shows that only returns and lengths of ended episodes leave the device, and a few flags."""
     make = partial(TensorCountingEnv, 256, DEVICE, length=30)
     with library.Collector(make, tensor_policy(), frames_per_batch=256 * 16, device=DEVICE) as made:
         next(made)

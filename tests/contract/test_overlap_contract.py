@@ -56,7 +56,7 @@ def test_batches_do_not_depend_on_time(way):
 @pytest.mark.sample(1)
 @over([ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RPC_SYNC], smoke=True)
 def test_a_killed_worker_is_replaced_with_the_same_batches(way):
-    """Its replacements act with the versions of the batches that they fill. A part that is lost with its worker is
+    """Replacements act with the versions of the batches that they fill. A part that is lost with its worker is
     collected again by the replacement, in other episodes, so the worker dies only when its last part has left."""
     env = {name: faulty(name, at_step=75, num_envs=2) for name in ("raises", "killed_after_sending")}
     knobs = {"on_worker_failure": "restart", "max_restarts": 20}

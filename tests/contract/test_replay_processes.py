@@ -100,7 +100,7 @@ def test_a_writer_that_is_killed_in_the_midst(kind, where):
     ("kind", "capacity"), [("prioritized", 40), ("uniform", 16), nightly("uniform", 40), nightly("slices", 40)]
 )
 def test_a_writer_that_is_killed_while_others_sample(kind, capacity, monkeypatch):
-    """With room for its batch alone no frame is left."""
+    """The buffer has room for one batch only, so no earlier frame is left."""
     buffer = ReplayBuffer(capacity, sampler=SAMPLERS[kind]())
     buffer.extend(Stream(1, 5).take(50))
     barrier = replay_buffer.barrier

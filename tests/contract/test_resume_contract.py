@@ -70,8 +70,8 @@ _ORDER = [RecordedBatch(worker, 0, 0) for worker in (0, 0, 1, 1, 1, 0, 1, 0, 0, 
 @pytest.mark.parametrize("recorded", [None, _ORDER], ids=["free", "recorded"])
 @pytest.mark.parametrize("cut", [1, 4, 7])
 def test_async_delivers_every_frame_once(cut, recorded):
-    """Also frames that were in flight at the cut. The observation of the counting env is the index of the env, the
-    episode and the step."""
+    """Frames that were in flight at the cut are delivered too. The observation of the counting env is the index of the
+    env, the episode and the step."""
     runs = Runs(_ASYNC)
     frames = []
     first, _ = runs.start(recorded=recorded)

@@ -225,7 +225,7 @@ def play(folder, rank, python):
 
 @pytest.fixture
 def workers(folder, monkeypatch, command):
-    """Of a job on three nodes."""
+    """Returns the specs of the workers of a job on three nodes."""
     command("srun", "exit 1")
     monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}

@@ -78,7 +78,7 @@ class Case:
 
     @property
     def frames(self) -> list[int]:
-        """Of each part of a batch."""
+        """Yields the frames of each part of a batch."""
         each = [self.rows * steps for steps in self.steps]
         return each if self.way.is_sync else [sum(each) if len(set(each)) > 1 else each[0]]
 

@@ -125,7 +125,7 @@ def test_close_is_idempotent_and_ends_busy_and_idle_workers(connect, num_started
 @over(PROCESSES)
 @pytest.mark.parametrize("publishes", [False, True])
 def test_a_lost_worker_is_granted_nothing_more(connect, publishes):
-    """Its end is noticed together with its last batch, or while weights are published, and received afterwards."""
+    """The end of a worker is noticed with its last batch, or while weights are published, and received afterwards."""
     toys = connect(1, num_slots=2, fails_at=2)
     toys.deliver()
     for slot in range(2):

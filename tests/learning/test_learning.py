@@ -81,7 +81,7 @@ def test_learns(name, target_return, overrides, tmp_path):
     ids=["ppo", "impala", "dqn", "dqn with uniform sampling"],
 )
 def test_solves(name, target_return, overrides, tmp_path):
-    """With most of five seeds."""
+    """Most of five seeds solve the env."""
     returns = []
     for seed in range(5):
         collection = learn(name, target_return, tmp_path / str(seed), f"seed={seed}", *overrides)

@@ -106,7 +106,7 @@ def forked(function):
 
 
 def in_a_fork(function):
-    """What `function` returns in a forked process, as plain data."""
+    """Returns what `function` returns in a forked process, as plain data."""
     reading, writing = os.pipe()
 
     def write():
@@ -125,7 +125,7 @@ def in_a_fork(function):
 
 
 def _errors(collector):
-    """By method, what its call raises."""
+    """Returns the error that each method raises, by the method's name."""
     errors = {}
     for name, call in (CALLS | OF_RAY).items():
         try:

@@ -249,7 +249,7 @@ def test_stats_count_parts_that_ended_early():
 
 
 def test_added_workers_count():
-    """As `RayCollector.add_collectors` adds them; without its process."""
+    """`RayCollector.add_collectors` adds workers in this way; this test adds no process."""
     with make(INLINE_SYNC, LevelEnv, frames_per_batch=20) as collector:
         collector._overrides.append(collector._overrides[0])
         assert collector.stats()["workers"] == collector.num_workers == 3
@@ -414,7 +414,7 @@ def test_a_batch_of_zeros_has_no_part_of_a_dropped_worker(keywords):
 @pytest.mark.parametrize("batches", [2, 50])
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_a_profile_of_the_first_worker_is_written(way, batches, tmp_path):
-    """After so many batches, or when it is disabled."""
+    """The profile is written after the requested number of batches, or when profiling is disabled."""
     with make(way, policy=Coin(), frames_per_batch=20) as collector:
         collector.enable_profile(num_rollouts=batches, save_path=tmp_path / "{worker_idx}.json", activities=["cpu"])
         assert (collector.profile_config.num_rollouts, collector.profile_config.workers) == (batches, [0])

@@ -65,7 +65,7 @@ def test_of_envs_that_spend_steps_on_resets():
 
 @pytest.mark.parametrize("frames", [3, 12])
 def test_a_reset_of_such_envs_delivers_no_frame_from_before_it(frames):
-    """Of an env that is faster than the others, more is stepped than was delivered."""
+    """The fast env has stepped ahead of what was delivered; a reset must drop these frames."""
     lengths = (5, 1, 9)
     envs = [partial(SpaceEnv, Box(0, 9), Discrete(2), length) for length in lengths]
     create = partial(gymnasium.vector.SyncVectorEnv, envs, autoreset_mode=AutoresetMode.NEXT_STEP)

@@ -49,7 +49,7 @@ class Notebook:
         self.kernel = psutil.Process(self._manager.provisioner.pid)
 
     def run(self, code, interrupt=False, on_message=lambda message: None):
-        """What the cell prints, and the name of its exception or None.
+        """Returns what the cell prints, and the name of its exception or None.
 
         Args:
             on_message: called with each message of the kernel.

@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 def test_a_policy_draws_other_numbers_in_each_episode_of_an_env_that_seeds_the_global_generators(script):
-    """And each episode of the env draws the same."""
+    """The env itself draws the same numbers in each episode."""
     # In a batch of random actions, the policy's other outputs are zeros.
     assert script(APART) == ["1 12 12 12"] * 3 + ["1 12", "1 12 7 7"]
 

@@ -45,7 +45,7 @@ def collect(policy, create=short_cartpole, way=SINGLE, frames=12, num_batches=4,
 
 
 def rows_of(batches, way=SINGLE):
-    """For each env, its frames in order. A batch is `[time]`, or has a dimension of envs before, or one of workers."""
+    """Returns the frames of each env in order. A batch is `[time]`, or has a dimension of envs or workers before it."""
     workers: dict = {}
     for batch in batches:
         for worker, part in by_worker(way, batch):

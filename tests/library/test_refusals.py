@@ -87,7 +87,7 @@ def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way)
 
 @pytest.mark.parametrize("name", keywords.CLASSES)
 def test_a_value_that_the_limits_of_an_option_do_not_allow_is_refused(name):
-    """Also 0 where None stands for the default."""
+    """0 is refused too where None stands for the default."""
     required = keywords.CLASSES[name][1]
     wrong = [(keyword, value) for keyword, value, is_right in keywords.values(name) if not is_right]
     assert ("num_envs", 0) in wrong

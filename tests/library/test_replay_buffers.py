@@ -143,7 +143,7 @@ def test_a_started_collector_fills_its_buffer_in_the_background(way, kind, wait_
 @pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
 @over((*INLINE, *SHARED, GLOO_ASYNC))
 def test_a_pause_holds_as_long_as_its_block(way, kind, wait_until):
-    """As long as another collector takes for many batches, which is not paused."""
+    """The pause lasts as long as another collector, which is not paused, takes for many batches."""
     buffer, others = kind(), kind()
     with (
         make(way, frames_per_batch=20, replay_buffer=buffer) as collector,

@@ -221,7 +221,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_workers_inherit_what_any_process_inherits_that_is_started_at_that_moment(script, tmp_path, monkeypatch):
-    """Also what their imports read."""
+    """Workers inherit what their imports read, too."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "surroundings.py").write_text(SURROUNDINGS)
     run = script(INHERITS)

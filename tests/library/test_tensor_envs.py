@@ -48,7 +48,7 @@ def test_frames_are_whole(final, options):
 
 
 def test_ids_returns_and_lengths_are_those_of_arrays():
-    """Also where batches end within episodes, and after a reset."""
+    """This holds where batches end within episodes, and after a reset."""
     from collectx.rollout.episodes import Episodes
     from collectx.rollout.tensors import TensorEpisodes
 

@@ -144,7 +144,7 @@ def made(action):
 
 @over(SYNC, smoke=True)
 def test_workers_act_with_individual_weights_until_newer_ones_come_for_all(way):
-    """Those of their factories first; a policy of the trainer's own process is the first worker's."""
+    """Workers act with their factories' weights first; the trainer's own policy is the first worker's."""
     with make(way, policy_factory=[made(0.0), made(1.0)], frames_per_batch=20) as collector:
 
         def acting():

@@ -86,7 +86,7 @@ def frames_of(collector: Any) -> int:
 
 
 def problem(cls: str, name: str, value: Any, is_right: bool) -> str | None:
-    """What is wrong with one value; None if it is right."""
+    """Returns what is wrong with one value; None if nothing is."""
     given = {"frames_per_batch": BATCH, "total_frames": FRAMES} | CLASSES[cls][1] | {name: value}
     envs = make_env if cls == "Collector" or name == "num_workers" else [make_env] * 2
     try:

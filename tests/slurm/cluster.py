@@ -142,17 +142,17 @@ class Cluster(Machines):
         wait_until(lambda: all(self._is_back(node) and self.state(node) == "idle" for node in self.nodes), 60, "idle")
 
     def state(self, node: str) -> str:
-        """Of a node, in SLURM's word, as in `idle` or `down*` (the star: it does not answer)."""
+        """Returns the state of a node in SLURM's word, such as `idle` or `down*` (the star: it does not answer)."""
         # SLURM 22.05 counts a node's free cores anew for scontrol, but not always for sinfo.
         self.login(["scontrol", "show", "nodes"])
         return self.login(["sinfo", "--noheader", "--partition=train", f"--nodes={node}", "--format=%T"]).strip()
 
     def squeue(self, *words: str) -> list[str]:
-        """What it prints, word by word."""
+        """Returns the words that squeue prints."""
         return self.login(["squeue", "--noheader", *words]).split()
 
     def job_states(self, job: str) -> list[str]:
-        """Of a job that is or was, as in `RUNNING` or `NODE_FAIL`; one for each part or task of an array."""
+        """Returns the states of a job, such as `RUNNING` or `NODE_FAIL`, one for each part or task of an array."""
         return self.squeue("--states=all", f"--jobs={job}", "--format=%T")
 
     def jobs(self) -> list[str]:

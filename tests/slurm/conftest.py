@@ -66,7 +66,7 @@ def run(cluster, tmp_path):
 
 @pytest.fixture(scope="session")
 def digest(tmp_path_factory):
-    """Of the batches of `SMALL`, recorded once by workers in this process."""
+    """Returns the digest of the batches of `SMALL`, recorded once by workers in this process."""
     folder = RunFolder(tmp_path_factory.mktemp("local"))
     with pytest.raises(SystemExit) as end:
         main(["run", *SMALL, "launcher=inline", f"hydra.run.dir={folder.path}"])

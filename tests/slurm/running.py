@@ -87,7 +87,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the command has printed so far."""
+        """Returns what the command has printed so far."""
         return (self.cwd / "output.txt").read_text()
 
     @property
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def num_batches(self) -> int:
-        """Of those that have been delivered so far."""
+        """Returns the number of batches that have been delivered so far."""
         return len(list(self.files.read_metrics()))
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ class Run:
         return [state for job in jobs or self.jobs for state in self.cluster.job_states(job)]
 
     def status(self) -> list[str]:
-        """What `collectx status` says of each run of a sweep."""
+        """Returns what `collectx status` says of each run of a sweep."""
         table = self.cluster.login([COMMAND, "status", "sweep"], cwd=self.cwd)
         rows = [line.split() for line in table.splitlines() if line.startswith(("collector.", "seed="))]
         return [row[1] for row in rows if not row[0].endswith(":")]

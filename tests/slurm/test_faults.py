@@ -142,7 +142,7 @@ def test_a_run_begins_while_a_job_waits_and_its_worker_joins(cluster, run):
     started = run(*ENDLESS, *LAUNCHERS["submitit"], "collector=multi_sync", *members, "collector.worker_timeout_s=60")
 
     def taking_part():
-        """In each batch, how many of the five; None: all."""
+        """Returns how many of the five workers took part in each batch; None: all of them did."""
         return [line.get("taking_part") for line in started.files.read_metrics()]
 
     started.wait_until(lambda: [4, 5] in taking_part(), "a batch of four workers")

@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def _play(cluster, folder, script, **values):
-    """What the script prints; when it has ended, so have its jobs."""
+    """Runs the script and returns what it prints. When it has ended, so have its jobs."""
     for name, value in values.items():
         script = script.replace(name, str(value))
     (folder / "script.py").write_text(script)

@@ -20,13 +20,13 @@ def _time_limit(started):
 
 
 def _crash(started):
-    """Of the trainer's node: SLURM takes it out of the job, and a worker requeues the job."""
+    """Crashes the trainer's node: SLURM takes it out of the job, and a worker requeues the job."""
     started.wait_for("checkpoint", 2)
     started.cluster.crash("n1")
 
 
 def _crash_worker(started):
-    """Its node, without which the run cannot continue: the trainer requeues the job."""
+    """Crashes a worker's node, without which the run cannot continue: the trainer requeues the job."""
     started.wait_for("checkpoint", 1)
     started.cluster.crash("n3")
 

@@ -71,7 +71,7 @@ SMALL = ["tune.minutes=0.1", "tune.seconds=0.2", "tune.warmup_s=0.1"]
 
 
 def last_command(done):
-    """What `collectx tune` says at its end."""
+    """Returns what `collectx tune` says at its end."""
     return shlex.split(re.search(r"run it: (collectx run .*)$", done.stdout, re.MULTILINE)[1])
 
 

@@ -90,7 +90,7 @@ def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch
 
 
 def kinds(notebook):
-    """What each cell of code shows: names of streams and types of data."""
+    """Returns what each code cell shows: names of streams and types of data."""
     outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     return [{kind for each in cell for kind in each.get("data", [each.get("name")])} for cell in outputs]
 

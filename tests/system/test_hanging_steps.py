@@ -51,7 +51,7 @@ class Dies(gymnasium.Wrapper):
 
 @pytest.mark.ci
 def test_the_steps_of_a_lost_worker_are_not_those_of_its_replacement(tmp_path):
-    """Which is still being made when `worker_timeout_s` is over."""
+    """The replacement is still being made when `worker_timeout_s` is over."""
     (tmp_path / "dies.py").write_text(SLOW_REPLACEMENT)
     options = ["collector=multi_sync", "collector.on_worker_failure=restart", "collector.worker_timeout_s=2"]
     collectx("run", *WORDS, "env.entry_point=dies:Dies", *options, cwd=tmp_path)

@@ -49,7 +49,7 @@ def test_resolvers_of_the_working_directory_are_known_to_every_command(tmp_path)
 
 @pytest.mark.parametrize("collector", [pytest.param("multi_sync", marks=pytest.mark.nightly), "distributed_sync"])
 def test_the_workers_of_each_point_have_its_environment_variables(tmp_path, collector):
-    """Also those of workers that are collectors."""
+    """Workers that are collectors pass the variables on to their own workers."""
     (tmp_path / "levels.py").write_text(
         textwrap.dedent("""
             import os

@@ -15,7 +15,7 @@ NUM_BATCHES = 3000
 
 
 def usage(processes):
-    """Of all processes together; the objects of this one."""
+    """Returns what all processes together use, and the number of objects of this one."""
     gc.collect()
     return {
         "memory_mb": sum(each.memory_info().rss for each in processes) / 1e6,

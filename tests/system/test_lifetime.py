@@ -143,14 +143,14 @@ def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, las
 
 @over([GLOO_ASYNC, RPC_ASYNC])
 def test_workers_that_have_not_joined_end_in_silence(way):
-    """With status 1 they would have said why they did not find a trainer."""
+    """If they had ended with status 1, they would have said why they found no trainer."""
     with start(way.kind, way.place, counting(1)) as collector:
         first, second = collector.handles().values()
     assert {first.exitcode, second.exitcode} <= {0, -signal.SIGKILL}
 
 
 def test_the_processes_of_an_env_end_with_its_worker(wait_until):
-    """Of one that is killed, and of one that is closed."""
+    """The test kills one worker and closes another."""
     with start("multi_sync", "local", gym_vector(2, vectorization="async"), frames_per_batch=40) as collector:
         next(collector)
         pids = worker_pids(collector)

@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.nightly
 def test_a_worker_that_is_added_is_as_the_others_are():
-    """Of the user's own class, and with the hooks of all."""
+    """The added worker runs the user's own class, with the same hooks."""
 
     calls = []
 

@@ -38,13 +38,13 @@ class Simulators:
         self.folder, self._wait_until, self._all = folder, wait_until, {}
 
     def pid(self, index):
-        """That of env `index`."""
+        """Returns the process id of the simulator of env `index`."""
         path = self.folder / f"{first_port() + 1 + index}.pid"
         self._wait_until(lambda: path.exists() and path.read_text(), 200, str(path))
         return int(path.read_text())
 
     def __call__(self, index):
-        """That of env `index`, which runs."""
+        """Returns the process id of the simulator of env `index`, which runs."""
         pid = self.pid(index)
         return self._all.setdefault(pid, psutil.Process(pid))
 

@@ -36,7 +36,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(params=["disk", "http"])
 def address(site, request):
-    """Where a browser finds the site."""
+    """Serves the site and returns its address."""
     if request.param == "disk":
         yield site.as_uri()
         return

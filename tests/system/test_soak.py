@@ -22,7 +22,7 @@ def _usage(process):
 
 
 def _batches(folder):
-    """Of the newest checkpoint."""
+    """Returns the number of batches of the newest checkpoint."""
     return int(max((path.name for path in folder.glob("checkpoints/[0-9]*")), default="0"))
 
 

@@ -170,7 +170,7 @@ def shown(name):
 
 
 def test_whole_findings(expected, monkeypatch, within, queue, tmp_path):
-    """What the checks say about machines of every kind, at the limits too."""
+    """The checks describe machines of every kind, at the limits too."""
     text = []
 
     def say(case, name, **hidden):

@@ -20,7 +20,7 @@ from collectx.errors import (
 
 
 def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
-    """What the trainer gets of an exception raised in a worker: pickled, or as plain data as between hosts."""
+    """Returns what the trainer gets of a worker's exception: pickled, or as plain data as between hosts."""
 
     def deep_inside():
         raise error

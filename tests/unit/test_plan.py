@@ -60,7 +60,7 @@ WHOLE = [
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    """On eight cores, a step of an env takes a quarter of a second."""
+    """Returns a plan for eight cores, where a step of an env takes a quarter of a second."""
     monkeypatch.setattr(cores, "num_cores", lambda: 8)
     monkeypatch.setattr(cores, "trainer_threads", lambda cfg: 5)
     monkeypatch.setattr(planning, "step_s", lambda group: 0.25)
@@ -83,7 +83,7 @@ def test_whole_plans(expected, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("eight_cores")
 def test_whole_plans_of_sweeps(expected):
-    """Of three points, the last one never ends."""
+    """The last of the three points never ends."""
     points = ["collector.num_workers=1", "collector.num_workers=4", "collector.total_frames=-1 env.num_envs=4"]
     text = []
     for line, num_parallel in (
@@ -113,7 +113,7 @@ def test_the_replay_buffer(alpha, tmp_path):
 
 
 def test_how_long_the_envs_take(tmp_path):
-    """Of an async run, two workers deliver batches at the same time."""
+    """Two workers of an async run deliver batches at the same time."""
     for schedule, steps, workers in (("multi_sync", 16, 1), ("multi_async", 32, 2)):
         time = planned(f"env.step_s=0.02 collector={schedule} trainer=meter", tmp_path)["time"]
         assert 0.019 < time["each_step_of_a_worker_s"] < 1.0

@@ -13,7 +13,7 @@ def ours(signum, frame):
 
 
 def theirs(signum, frame):
-    """Of an env."""
+    """Stands in for the handler of an env."""
 
 
 @pytest.fixture

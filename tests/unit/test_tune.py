@@ -225,7 +225,7 @@ def test_whole_spaces(num_cores, expected, monkeypatch):
 
 
 def test_whole_searches(expected):
-    """What is said about each measurement, in its order, and the result."""
+    """The test compares what is said about each measurement, in its order, and the result."""
     grid = [{"collector.num_workers": workers, "env.num_envs": envs} for workers in (2, 1, 4) for envs in (8, 4, 16)]
 
     def slow(values):

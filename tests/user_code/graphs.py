@@ -38,7 +38,7 @@ def closures(count):
 
 
 def references():
-    """Of an object that lives, of one that is gone, and by keys and values."""
+    """Returns references to a live object and to one that is gone, and references by keys and values."""
     kept, gone = Slots([1]), Slots(None)
     found = {
         "kept": kept,

@@ -67,5 +67,5 @@ def counted():
 
 
 def scaled():
-    """With a transform for which the wrapper's own `_step` is called."""
+    """Returns an env with a transform for which the wrapper's own `_step` is called."""
     return envs.TransformedEnv(wrapped(), envs.RewardScaling(0, 1))

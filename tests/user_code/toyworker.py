@@ -115,7 +115,7 @@ class Toys:
         return event.error
 
     def numbers(self, arrival, copy=False):
-        """What the worker has written: (worker, count) for each frame."""
+        """Returns what the worker has written: (worker, count) for each frame."""
         layout = Layout(self.spec.leaves, self.spec.rows, self.spec.steps)
         return layout.slot(self.transport.gather([arrival], copy)).tensors[NUMBER].reshape(-1, 2)
 

@@ -195,7 +195,7 @@ def test_whole_overrides(expected):
 
 
 def test_of_two_choices_of_a_group_the_first_has_no_effect():
-    """As on Hydra's own command line, so that a script may append to its defaults."""
+    """Hydra's own command line does the same, so a script may append to its defaults."""
     groups = Composer().choices([])
     checked = overrides.check_overrides(["env=pendulum", "env=cartpole", "env=cartpole", "seed=1", "seed=2"], groups)
     assert (checked.problems, checked.notes) == (

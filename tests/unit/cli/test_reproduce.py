@@ -159,7 +159,7 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
 
 @pytest.mark.ci
 def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
-    """Which of them were ready for which batch is not recorded."""
+    """The log does not record which workers were ready for which batch."""
     old("collector.min_workers=1 collector.on_worker_failure=drop")
     stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1

@@ -157,7 +157,7 @@ ON_DEVICES = [
 
 
 def refusal(check, *arguments):
-    """What a check says; None if it lets pass."""
+    """Returns what a check says; None if it finds nothing."""
     try:
         check(*arguments)
     except ConfigError as error:

@@ -131,7 +131,7 @@ class Story:
         return {name: each for name, each in plain.items() if name not in ("weights", "memory")}
 
     def __getitem__(self, name):
-        """What a step calls: a method of this class, or of the collector."""
+        """Returns what a step calls: a method of this class, or of the collector."""
         for holder in (self, self.core):
             if hasattr(holder, name):
                 return getattr(holder, name)

@@ -83,7 +83,7 @@ class Story:
         self.pool.handle_joined(Joined(worker, {"host": "here", "pid": 1}))
 
     def loaded(self, worker):
-        """Its state contains all settings."""
+        """Loads a pool's state, which contains all settings."""
         self.pool.records[worker].settings_version = self.pool.settings.version
 
     def reset(self, worker, seed=None):

@@ -39,7 +39,7 @@ def shown(value):
 
 
 def test_whole_conversions(expected):
-    """Of each type, what is accepted; all other values are refused."""
+    """The table shows the accepted values of each type; all other values are refused."""
     text = []
     for (name, hint), language in itertools.product(HINTS.items(), (YAML, PYTHON)):
         text.append(f"{name} in {'YAML' if language is YAML else 'Python'}: {describe(hint, language)}")

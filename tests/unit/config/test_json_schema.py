@@ -93,7 +93,7 @@ def test_a_whole_section(expected):
 
 
 def test_the_options_of_each_group(expected):
-    """And what takes the place of a value in a file that others complete."""
+    """The schema also accepts what stands for a value in a file that others complete."""
     groups = {group: [each["title"] for each in json_schema.group_schema(group)["anyOf"]] for group in GROUPS}
     loggers = {name: [*each] for name, each in json_schema.loggers().items()}
     whole = {name: each for name, each in run_schema().items() if name != "properties"}

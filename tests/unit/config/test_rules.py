@@ -209,7 +209,7 @@ LINES = {
 
 @pytest.fixture
 def every_backend(monkeypatch):
-    """As on a machine on which all backends work."""
+    """Pretends that all backends work on this machine."""
     monkeypatch.setattr(registry, "why_not", lambda *kind: None)
 
 

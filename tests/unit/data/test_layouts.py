@@ -40,7 +40,7 @@ RUN = RecordedRun(
 
 
 def episode(number, length, is_truncated=False):
-    """Its frame t has the numbers number + t / 4."""
+    """Returns an episode whose frame t has the numbers number + t / 4."""
     times = number + torch.arange(length + 1) / 4
     ends = torch.arange(length) == length - 1
     terminated, truncated = ends & (not is_truncated), ends & is_truncated
@@ -93,7 +93,7 @@ def content(path):
 
 @pytest.mark.parametrize("format", data.FORMATS)
 def test_the_files_of_a_data_set(tmp_path, within, expected, format):
-    """Of three flushes, the last of which is taken back."""
+    """The data set was flushed three times; the last flush was taken back."""
     within(folder, "time", time=lambda: 7.0)
     run, path = replace(RUN, format=format), tmp_path / "set"
     writer, positions = data.open_writer(path, run), []

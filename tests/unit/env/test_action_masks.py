@@ -27,7 +27,7 @@ def spec(action_space, *observation, **fields):
 
 
 def choices():
-    """Of one and of three values, and of two."""
+    """Returns masks of one value, of three values, and of two."""
     return spaces.MultiDiscrete([1, 3, 2], start=[0, 5, -1])
 
 

@@ -102,7 +102,7 @@ def stepped(create):
 
 @pytest.mark.parametrize(("reward", "expected"), REWARDS, ids=lambda value: repr(value)[:30])
 def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
-    """Of a single env, and of env 1 of a vector env."""
+    """The test makes a single env, and env 1 of a vector env."""
     several = [0.0, reward]
     with_bound = partial(SyncVectorEnv, [Paying, partial(Paying, reward)], autoreset_mode=AutoresetMode.DISABLED)
     if isinstance(expected, str):

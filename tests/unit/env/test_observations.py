@@ -121,7 +121,7 @@ VALUES = {
 
 
 def test_values(expected):
-    """As one value of env 1 of 2, and as the values of both envs."""
+    """Each value is given as the value of env 1 of 2, and as the values of both envs."""
 
     def stored(dtype, value):
         leaf = Leaf(("a", "b"), (), torch_dtype(np.dtype(dtype)))

@@ -22,7 +22,7 @@ def files(tmp_path):
 
 
 def test_a_worker_finds_the_trainer_of_its_attempt(files, within):
-    """Not that of an earlier attempt, nor an address of which only a part was written."""
+    """An address of an earlier attempt, or one that is only partly written, is ignored."""
     old, new = (Endpoint(("127.0.0.1",), port, secret) for port, secret in ((7, b"old"), (8, b"new")))
     now, written = (
         [0.0],

@@ -32,7 +32,7 @@ def test_timeouts_may_be_infinite(wait_until):
 
 
 def test_the_thread_ends_at_pythons_exit(monkeypatch):
-    """Also while it calls a function again and again; finalizers do nothing then."""
+    """It ends even while it calls a function again and again; finalizers do nothing then."""
     thread, called = StepThread(), []
     background = Background(thread)
     background.start(lambda: None)

@@ -80,7 +80,7 @@ MODULE = torch.nn.Linear(4, 2)
 
 
 def shown(value):
-    """Without what differs between machines: addresses of objects."""
+    """Returns a configuration without what differs between machines: addresses of objects."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {shown(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):

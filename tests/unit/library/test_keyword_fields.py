@@ -81,7 +81,7 @@ class _More(_Some):
 
 
 def test_whole_docstrings(expected):
-    """Of the dataclasses, and of methods that take their fields."""
+    """The docstrings are those of the dataclasses, and of methods that take their fields."""
 
     class Made:
         @takes_keywords(_More)

@@ -403,7 +403,7 @@ def test_a_state_with_batches_of_another_size_is_refused_before_anything_is_load
 
 @pytest.mark.parametrize("worker", [None, 1])
 def test_weights_that_do_not_fit_leave_the_policy_as_it_was(worker):
-    """Also those of a single worker."""
+    """Weights of a single worker are checked too."""
     policy = nn.Linear(1, 1)
     with make(INLINE_SYNC, Count, policy, frames_per_batch=4, total_frames=40) as collector:
         state = collector.state_dict()
@@ -459,7 +459,7 @@ def test_envs_that_could_not_be_saved_begin_new_episodes_with_a_warning(way, who
 
 
 def test_a_state_without_a_count_of_batches_begins_at_none():
-    """As one that a script wrote, which has weights and frames alone."""
+    """A script may have written such a state, with weights and frames alone."""
     with make(SINGLE, Count, frames_per_batch=4, total_frames=40) as collector:
         with pytest.warns(UserWarning, match="the envs begin new episodes .*: the state of the envs was not saved"):
             collector.load_state_dict({"policy_state_dict": {}, "frames": 8})

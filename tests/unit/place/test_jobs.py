@@ -173,7 +173,7 @@ def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried
 
 
 def test_slurm_is_asked_less_and_less_often_while_nothing_changes(tmp_path, monkeypatch, within, wait_until):
-    """Also while replacements are refused; at once again after a change."""
+    """SLURM is asked less often while replacements are refused, too, and at once again after a change."""
     pauses = []
 
     class Condition(threading.Condition):

@@ -15,7 +15,7 @@ from collectx.place.local_launcher import LocalLauncher, leave_signals_to_traine
 
 @pytest.fixture
 def calls(monkeypatch, within):
-    """What is asked of the operating system."""
+    """Records the calls of the operating system."""
     made = []
 
     def note(name, result=None):

@@ -93,7 +93,7 @@ MODULES = {
 
 
 def test_calls_of_torch(expected):
-    """Of one row without a batch dimension, of such a row where these are known, and of two rows."""
+    """The calls act on one row without a batch dimension, on one whose shape is known, and on two rows."""
     table, numbers = {}, torch.tensor([[0.5, -0.25], [1.0, 2.0]])
     for name, module in MODULES.items():
         row = []

@@ -53,7 +53,7 @@ class Case:
 
     @property
     def inputs(self):
-        """What a trainer passes to the policy."""
+        """Returns what a trainer passes to the policy."""
         return [self.values[key] for key in self.module.observation_keys]
 
 

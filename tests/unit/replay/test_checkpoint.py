@@ -31,7 +31,7 @@ def make(kind, seed=0):
 @pytest.mark.parametrize("frames", [0, 12, 53])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_there_and_back(kind, frames, is_dumped, tmp_path):
-    """In place of what the other buffer had, also where nothing was saved."""
+    """A restored buffer replaces what the other buffer had, even if nothing was saved."""
     buffer, other, stream, path = make(kind, 1), make(kind, 2), Stream(1), tmp_path / "saved"
     other.extend(Stream(1, 7).take(30))
     prioritize(other)
@@ -270,7 +270,7 @@ def test_the_same_calls_draw_the_same_frames_in_every_version(kind, expected):
 
 @pytest.mark.parametrize(("capacity", "count"), [(5, 5), (5, 6), (4, 9), (9000, 4096), (9000, 4097), (9000, 9001)])
 def test_frames_are_restored_in_parts(capacity, count):
-    """Of some thousand frames each, also from a ring that began again."""
+    """Each part has some thousand frames, also those of a ring that began again."""
     buffer, other = ReplayBuffer(capacity), ReplayBuffer(capacity)
     values = torch.arange(count)
     buffer.extend(TensorDict({"a": values}, [count]))

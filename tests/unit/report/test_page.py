@@ -214,7 +214,7 @@ def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_pa
 
 
 def made_run(folder, number, status, mean_return, **options):
-    """With an option for each run but those of the same group."""
+    """Makes a run folder. Each run has an option of its own, except those of the same group."""
     files = RunFolder(folder / f"run{number:02d}")
     files.begin()
     options = {"env.id": "CartPole-v1", "trainer.size": number // 2, "seed": number % 2, **options}

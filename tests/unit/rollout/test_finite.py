@@ -116,7 +116,7 @@ def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite(steps)
 
 @pytest.mark.parametrize(("ragged", "step"), [(False, 0), (True, 2)])
 def test_an_action_of_an_earlier_batch_explains_no_error(ragged, step, steps):
-    """Its consumer may have changed it, and a ragged group writes the slot at the end of its batch."""
+    """The consumer may have changed the action, and a ragged group writes the slot when its batch ends."""
     checked, arrays = check(OBSERVATION, ragged=ragged)
     arrays[ACTION][0, 1:] = np.nan
     steps(step)

@@ -294,7 +294,7 @@ def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_
     ],
 )
 def test_how_batches_begin_and_end_follows_from_the_configuration(options, incarnation, expected):
-    """With two workers; a sync batch has 12 frames, an async one too, but of one worker."""
+    """There are two workers. Sync and async batches have 12 frames; an async batch is of one worker."""
     made = RolloutOptions.of(config(**options).collector, incarnation)
     assert made == replace(RolloutOptions(True), **expected)
     assert RolloutOptions.of(config().collector, has_interruptor=True).may_end_early
@@ -328,7 +328,7 @@ def test_a_reset_is_progress_and_begins_new_trajectories():
 
 @pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED, TENSORS], ids=["one env", "lockstep", "ragged", "tensors"])
 def test_an_env_is_stepped_with_flags_that_are_not_set(cfg, monkeypatch):
-    """As `StepArrays` says; episodes end, and the slot of an earlier batch is filled again."""
+    """`StepArrays` promises this. Episodes end, and the slot of an earlier batch is filled again."""
     rollout, _, rows = make(cfg, None, 30)
     step, seen = rollout._env.step, []
 

@@ -38,7 +38,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def statistics(batch_info):
-    """Of one batch of 100 frames out of 1000."""
+    """Returns the statistics after 100 of 1,000 frames, which were one batch."""
     made = Statistics(1000)
     made.add(batch_info(0, {"frames": 100, "returns": [20.0]}, version=3), 0.0)
     return made
@@ -102,7 +102,7 @@ def drawn(statistics, now_s, width=120):
 
 
 def numbers(total=1000, target=None, **fields):
-    """Of two batches of 100 frames, the second one a second after the first."""
+    """Returns the numbers of two batches of 100 frames, one second apart."""
     made = Statistics(total, target)
     sums = {"frames": 200, "batches": 2, "first_s": 0.0, "last_s": 1.0, "started": (0.0, 0.0), "_first_frames": 100}
     vars(made).update(sums | fields)
@@ -110,7 +110,7 @@ def numbers(total=1000, target=None, **fields):
 
 
 def rates(*waits):
-    """Of a worker for each share of the time in which it waits."""
+    """Returns the rates of workers that wait for these shares of the time, one worker for each."""
     parts = ((wait, (1 - wait) / 2, (1 - wait) / 4) for wait in waits)
     return tuple(
         PartRates(i, 50.0 * (i + 1), (most, less, wait, less), i) for i, (wait, most, less) in enumerate(parts)

@@ -149,7 +149,7 @@ def test_without_moviepy_the_extra_is_named(run, evaluate, monkeypatch):
 
 
 def counted(num_envs, episodes, shortest=3, limit="null"):
-    """What is found of counters, whose episodes in env e end after `shortest` + e frames; and what is said."""
+    """Evaluates counters whose episodes in env e end after `shortest` + e frames; returns result and messages."""
     options = "policy=random trainer=meter collector=single collector.frames_per_batch=12"
     sizes = f"env.episode_length={shortest} env.num_envs={num_envs} eval.episodes={episodes}"
     cfg, said = composed(f"env=counting {options} {sizes} eval.max_frames_per_episode={limit}"), []

@@ -25,7 +25,7 @@ _STOPPED = "trainer.kwargs.stop_at=3"
 
 
 def check_equal(*folders):
-    """Of two completed runs: digests, what the trainer logged with each batch, and its last state."""
+    """Asserts that two completed runs have equal digests, logged values and last states."""
     files = [RunFolder(folder) for folder in folders]
     one, other = ([(each["batch"], each["digest"], each.get("scalars")) for each in it.read_metrics()] for it in files)
     assert one == other

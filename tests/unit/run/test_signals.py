@@ -89,7 +89,7 @@ def test_requests_never_end_the_process_and_count_during_a_run():
 
 @pytest.mark.parametrize(("earlier", "expected"), [(None, True), (signal.SIGTERM, False)])
 def test_a_signal_for_which_the_process_has_a_handler_ends_the_run_before_it(earlier, expected):
-    """As submitit has one that requeues its job. A run that is ending already is not hurried."""
+    """submitit has such a handler, which requeues its job. A run that is ending already is not hurried."""
     requeued = []
     before = signal.signal(signal.SIGUSR2, lambda signum, frame: requeued.append(signum))
     try:

@@ -26,7 +26,7 @@ def batch_info(*parts, version=0, waited_s=0.0):
 
 
 def rounded(value):
-    """Without the last digits of floats."""
+    """Returns the values without the last digits of floats."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def shown(numbers):
 
 
 def test_a_run_of_two_processes_batch_by_batch(expected):
-    """Of two workers, that end many episodes or none, with pauses in which no batch comes."""
+    """The two workers end many episodes or none, with pauses in which no batch comes."""
     draw, now_s = random.Random(1), 10.0
     one = Statistics(4000, 50.0, ("success", "speed"))
     rows, sampler = [shown(one), rounded(one.state())], RateWindow(one, 8.0)

@@ -294,7 +294,7 @@ def test_where_all_workers_of_a_batch_are_dropped_those_that_are_joining_begin_a
 
 
 def record(text):
-    """Of "worker:acted/newest" for each batch."""
+    """Returns "worker:acted/newest" for each batch."""
     return [RecordedBatch(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
 
 

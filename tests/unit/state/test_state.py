@@ -368,7 +368,7 @@ def round_trip(value):
 
 
 def overlaps(arrays):
-    """Which of them share memory, by pairs."""
+    """Returns the pairs of tensors that share memory."""
     return {(i, j) for i in range(len(arrays)) for j in range(i) if np.shares_memory(arrays[i], arrays[j])}
 
 

@@ -144,7 +144,7 @@ def trained(name, **fields):
     ("num_epochs", "minibatch_size", "is_normalized"), [(1, 64, True), (2, 24, False), (1, 200, True)]
 )
 def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_normalized):
-    """By the formulas of Schulman et al. 2017, for episodes of one frame."""
+    """The expected steps follow the formulas of Schulman et al. 2017, for episodes of one frame."""
     fields = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "normalize_advantage": is_normalized}
     fields |= {"clip_epsilon": 0.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9}
     learner, expected, critic, collection, batch = trained("ppo", **fields, anneal=False)
@@ -173,7 +173,7 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
 
 
 def test_the_step_of_impala_is_that_of_the_paper():
-    """By the formulas of Espeholt et al. 2018, for episodes of one frame."""
+    """The expected step follows the formulas of Espeholt et al. 2018, for episodes of one frame."""
     fields = {"rho_clip": 1.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9, "anneal": False}
     learner, expected, critic, collection, batch = trained("impala", **fields)
     observation, action, old, reward = rows(batch)
@@ -195,7 +195,7 @@ def test_the_step_of_impala_is_that_of_the_paper():
 
 @pytest.mark.parametrize("name", ["dqn", "uniform dqn"])
 def test_the_steps_of_dqn_are_those_of_the_paper(name, monkeypatch):
-    """By the formulas of van Hasselt et al. 2016, and the weights of Schaul et al. 2016."""
+    """The expected steps follow van Hasselt et al. 2016, with the weights of Schaul et al. 2016."""
     fields = {"updates_per_frame": 2.5 / 64, "batch_size": 8, "max_grad_norm": 1e9, "target_rate": 0.5, "gamma": 0.9}
     learner, module = made(name, **fields, anneal=False)
     expected = copy.deepcopy(module)
@@ -324,7 +324,7 @@ def test_a_diverged_trainer_stops_before_it_publishes(name):
 
 
 def test_the_first_value_that_is_not_finite_is_named_with_its_step():
-    """Of modules one of which had gradients in fewer steps."""
+    """One of the modules had gradients in fewer steps."""
     cfg = config("ppo").trainer
     modules = {"policy": torch.nn.Linear(1, 1), "critic": torch.nn.Linear(1, 1, bias=False)}
     optimizer = torch.optim.Adam([weight for module in modules.values() for weight in module.parameters()])

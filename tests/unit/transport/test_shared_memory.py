@@ -120,7 +120,7 @@ class Walk:
         self.start(index)
 
     def receive(self, count=0):
-        """What is there, and at least `count` events."""
+        """Receives the events that are there, and waits for at least `count` of them."""
         while count or any(self.told.values()):
             event, count = self.transport.receive(), max(0, count - 1)
             expected = self.told[event.worker].popleft()

@@ -201,7 +201,7 @@ def test_a_walk_of_named_weights(seed):
 
 @pytest.mark.parametrize(("stacked", "shared"), [(False, False), (True, False), (False, True)])
 def test_a_walk_of_leased_batches(stacked, shared):
-    """What a consumer keeps stays as it was; there are as many leases as spare regions, and the others are copies."""
+    """Kept batches do not change. As many batches are leased as regions are spare; the others are copies."""
     draw, lacks = random.Random(0), []
     slab = Slab(replace(batch_spec(2, 2), stacked=stacked, num_spare=2), shared)
     slab.leases.on_lack = lambda: lacks.append(1)

@@ -267,7 +267,7 @@ def test_a_message_to_a_dead_worker_is_no_error(supervisor):
 
 
 def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
-    """By another thread, as the shutdown of a collector with a background thread does."""
+    """Another thread removes it, as the shutdown of a collector with a background thread does."""
     supervisor = supervisor()
     job = supervisor.run(3)
     during, worker = [], supervisor.worker(3)

@@ -30,7 +30,7 @@ def drawn(*names):
 
 
 def of_seed(seed, *names, skip=0):
-    """What is drawn after seeding, without the first `skip` draws of each."""
+    """Returns the numbers drawn after seeding, without the first `skip` draws of each generator."""
     with preserve_random_state():
         seed_generators(seed)
         for _ in range(skip):
@@ -46,7 +46,7 @@ class Rollout:
         self.held = held
 
     def drawn(self, *names):
-        """What the envs draw."""
+        """Returns what the envs draw."""
         with self.held.in_use():
             return drawn(*names)
 

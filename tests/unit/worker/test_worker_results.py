@@ -30,7 +30,7 @@ PLACEMENTS = [Placement(0, 0, 2), Placement(1, 1, 2), Placement(0, 0, 2, 1), Pla
 
 
 def test_the_seeds_of_envs_and_policies(expected):
-    """Which seed a run gives to what, as runs are reproduced by other versions."""
+    """Other versions reproduce runs by the seeds that a run gives to envs and policies."""
     maker = SpecMaker(config(env=counting(2), seed=5), (), 2)
     result = {f"env {index}.{life}": env_seed(5, index, life) for index in range(3) for life in (0, 1, 2)}
     for each in PLACEMENTS:

@@ -33,7 +33,7 @@ def test_user_objects_travel_another_way():
 
 
 def test_where_workers_stand_in_the_run(expected):
-    """Of workers that are collectors, also an added one and the processes of that; and of an inference server."""
+    """The cases are workers that are collectors, an added one with its processes, and an inference server."""
     cfg = replace(
         config("rpc", env=counting(2), num_workers_per_collector=3),
         backend=RpcBackendConfig(kind="rpc", visible_devices=["cpu", "cuda:1"]),
@@ -56,7 +56,7 @@ def test_where_workers_stand_in_the_run(expected):
 
 
 def test_what_a_worker_is_told_of_the_configuration(expected):
-    """Of a run's options, those of a worker; and what replaces them in some."""
+    """A worker gets the options that concern it, some with other values."""
     knobs = {"num_threads": 3, "pin_cores": True, "policy_device": "cuda:1", "storing_device": "cpu"}
     cfg = config("distributed", env=gym(2), policy=mlp(), seed=7, **knobs)
     cfg.trainer = TrainerConfig(kind="ppo", digest=True)

@@ -164,7 +164,7 @@ def _load_request(path, secret):
 
 
 def _acquire_and_unpickle(link):
-    """What a worker does with the envs of a request."""
+    """Does what a worker does with the envs of a request."""
     request = link.acquire()
     assert isinstance(request, Request)
     with contextlib.suppress(NotRestorableError):

@@ -27,7 +27,7 @@ from collectx.transport.peer import JoinState
 
 @pytest.fixture
 def listening(within):
-    """What is listened on; `taken` are the places that are not free."""
+    """Returns the listening places; `taken` are the occupied ones."""
     calls, taken = [], []
 
     class Server:

@@ -40,7 +40,8 @@ class SweepStopped(KeyboardInterrupt):
 
 
 class Task:
-    """Runs what the command line `argv` asks for. A copy in another process knows the command line only.
+    """Runs what the command line `argv` asks for. It pickles as its command line, which the other process
+    composes again.
 
     Attributes:
         checked: the points that the command has composed and checked, by their overrides.

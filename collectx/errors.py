@@ -128,7 +128,7 @@ class JobEnded(LauncherError):
     """A scheduler ended a worker's job: it was preempted, cancelled or at its time limit."""
 
 
-# Their names until 0.1.
+# Deprecated aliases, from before 0.1.
 NotRestorable, TrainingDiverged = NotRestorableError, TrainingDivergedError
 
 

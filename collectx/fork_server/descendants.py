@@ -38,8 +38,8 @@ _LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
 _system_call: Any = ctypes.CDLL(None).syscall if _HAS_MARKS else None
 _prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
-# Each process chooses a range of this many marks at random. It gives even ones to its workers, and odd ones to envs
-# that run within it, beside other threads.
+# Each process chooses a range of this many marks at random. Even marks: worker processes. Odd marks: envs in a
+# thread of this process.
 _NUM_MARKS = 1 << 20
 # The numbers of ioprio_get(2) and ioprio_set(2), for which the C library has no functions. An I/O priority has a class,
 # in the bits from 13 on, and a level. A thread that runs envs has level 5 of the class "best effort", one below the

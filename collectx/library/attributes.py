@@ -362,7 +362,7 @@ class ReadableCollector(EnvMethods):
             timeout: ignored (accepted for TorchRL compatibility).
 
         Raises:
-            ValueError: `workers` is none of the three.
+            ValueError: `workers` has another value than these three.
         """
         if wrong := out_of_range(workers, {"choices": ("aggregate", "per_worker", "both")}, PYTHON):
             raise ValueError(f"workers={workers!r} {wrong}")

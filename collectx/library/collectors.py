@@ -76,7 +76,7 @@ class Collector(BaseCollector):
             keywords: not supported.
 
         Raises:
-            TypeError: `index` is none.
+            TypeError: `index` is not a mask, an index or a slice.
             ValueError: keywords were passed; or `index` selects some envs with `trajs_per_batch`, or of a vector env
                 that resets its envs itself.
             IndexError: `index` selects an env that does not exist.

@@ -35,7 +35,7 @@ class Place:
     Attributes:
         is_local: whether every worker runs on the machine of the trainer.
         is_job: whether the trainer, too, runs in a scheduler's job, instead of the command's process.
-        can_be_step: whether such a job can be a step of the allocation in which the command runs.
+        can_be_step: whether a command inside `salloc` starts the run with `srun` instead of `sbatch`.
         has_worker_jobs: whether the trainer submits a job for each worker.
         needs_workers: whether `collector=single`, which starts no workers, is refused.
     """

@@ -1,6 +1,6 @@
 """Turns SIGINT, SIGTERM and SIGHUP into one exception in the main thread, and protects blocks that must finish. SIGUSR1
-and SIGUSR2 request a checkpoint. If one of these two already has a Python handler, it is submitit's, which requeues the
-job: this signal then ends the run as SIGINT does, and the handler is called when the run has ended.
+and SIGUSR2 request a checkpoint. If one of these two already has a Python handler, such as submitit's, which requeues
+the job, the signal ends the run as SIGINT does, and the handler is called when the run has ended.
 
     running      the first signal raises `RunStopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait

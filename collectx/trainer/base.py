@@ -103,7 +103,7 @@ def check_trainable(
 
     Args:
         attributes: names of attributes that the policy must have.
-        advice: what a policy without them lacks, and what to do about it.
+        advice: the end of the error message, such as "it has no value head. Use policy=mlp."
 
     Raises:
         ConfigError: the policy lacks an attribute, the env does not return exactly one float32 reward, or batches

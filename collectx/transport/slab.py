@@ -2,8 +2,8 @@
 
     | header: newest versions, stop, preempted | progress | shared weights | weights of worker 0 | ... | region 0 |
 
-Weights have two buffers and a pointer: twice the version, plus the index of the buffer that contains it. The trainer
-writes a newer version into the other buffer and then stores the pointer. A reader that finds the pointer unchanged
+Weights are double-buffered. The pointer is `version << 1 | buffer`. The trainer writes a newer version into the other
+buffer and then stores the pointer. A reader that finds the pointer unchanged
 after its copy has read a single version. A worker acts with the shared weights or its individual ones, whichever are
 newer. Pages that were never written take no memory.
 """

@@ -87,7 +87,7 @@ class RolloutSource:
             self._generators.trust()
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
-        # Follows changes of the policy object, which the trainer may make between two batches.
+        # Inline only: reads the weights again that the trainer changed in place.
         self._follow: Callable[[], None] = lambda: None
         if spec.served is None:
             self._build_rollout(first_env, total_envs)

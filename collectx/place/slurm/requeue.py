@@ -7,7 +7,7 @@ SIGTERM as failed, so an interrupted run requeues its own job.
 
     a worker's node is lost and the run fails: `requeue`, as above, from the last checkpoint
 
-    the trainer's node is lost: if the job may lose nodes, it continues without this one
+    the trainer's node is lost: the job continues without the node, if it may lose nodes (--no-kill)
         the first worker that loses its connection: `end_after_loss` -> the job is pending, or cancelled
 """
 

@@ -40,7 +40,8 @@ def split(num_envs: int, num_groups: int) -> list[slice]:
 
 @dataclass
 class ServedActor(Actor):
-    """Describes the outputs of the server's policy for a worker, which only steps envs. Nobody calls `act`."""
+    """Describes the outputs of the server's policy for a worker, which only steps envs. The server computes
+    the actions."""
 
     leaves: tuple[Leaf, ...]
     states: tuple[StateSpec, ...]

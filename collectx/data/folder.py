@@ -41,7 +41,7 @@ class RecordedRun:
     """A run that records to a data set.
 
     Attributes:
-        name: the name of its file in `_runs`, and the beginning of the names of its shards.
+        name: the identity of the run: the name of its file in `_runs`, and the beginning of the names of its shards.
         seed: the seed of the run; with the trajectory id, it identifies an episode.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
@@ -194,8 +194,15 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     elsewhere = f"Choose another folder with {run.folder_option}."
     if names and not names & {"_runs", "_new", "_lock"}:
         raise ConfigError(f"{path} contains files that do not belong to a data set. {elsewhere}")
+    earlier = known.get(run.name)
+    if earlier is not None and earlier.folder != run.folder and _run_id(Path(earlier.folder)) == run.name:
+        # Continuing both would remove what the other has recorded since.
+        raise ConfigError(
+            f"{run.folder} is a copy of {earlier.folder}, whose episodes are in {path}. Resume {earlier.folder}, or start "
+            "a new run."
+        )
     if position is None and [*known] == [run.name]:
-        # The data set only contains an earlier run of the same run folder.
+        # The data set only contains episodes of this run, which starts over.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
             _remove(each)
         known = {}
@@ -231,6 +238,14 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
         writer.close()
         raise
     return writer
+
+
+def _run_id(folder: Path) -> str | None:
+    """Returns the identity of the run in a run folder; None if it contains none."""
+    try:
+        return json.loads((folder / "snapshot" / "meta.json").read_bytes()).get("id")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:

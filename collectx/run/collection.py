@@ -74,6 +74,7 @@ class RunCollection(EnvMethods):
         """
         self.statistics = statistics
         self.folder = folder.path
+        self.run_id = folder.run_id or ""
         self.total_frames = statistics.total_frames = stream.core.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return

@@ -32,7 +32,7 @@ class Batches:
     """A collection over batches, which it keeps."""
 
     def __init__(self, batches, path):
-        self._batches, self.folder, self.taken = iter(batches), path, []
+        self._batches, self.folder, self.run_id, self.taken = iter(batches), path, path.name, []
 
     def __iter__(self):
         return self

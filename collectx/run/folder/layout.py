@@ -31,6 +31,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.job_files import JobFiles
@@ -77,6 +79,14 @@ class RunFolder(JobFiles):
     def has_run(self) -> bool:
         """Whether the folder contains a run, active or ended."""
         return any(path.exists() for path in (self.config, self.metrics, self.result))
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run, which resumes keep, and a run that replaces it (`run.overwrite`); None without a
+        snapshot. Runs of collectx 0.1 are identified by the path of their folder."""
+        if not self.meta.exists():
+            return None
+        return self.read_meta(self.meta).get("id") or xxhash.xxh3_64_hexdigest(str(self.path.resolve()).encode())
 
     @property
     def configs(self) -> list[tuple[int, Path]]:

@@ -55,7 +55,7 @@ def record(tmp_path, monkeypatch):
             def __iter__(self):
                 return batches()
 
-        trainer.train(Collection(folder=tmp_path / "run"))
+        trainer.train(Collection(folder=tmp_path / "run", run_id="run"))
         return calls, trainer, opened[-1]
 
     return run

@@ -198,8 +198,8 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     if earlier is not None and earlier.folder != run.folder and _run_id(Path(earlier.folder)) == run.name:
         # Continuing both would remove what the other has recorded since.
         raise ConfigError(
-            f"{run.folder} is a copy of {earlier.folder}, whose episodes are in {path}. Resume {earlier.folder}, or start "
-            "a new run."
+            f"{run.folder} is a copy of {earlier.folder}, whose episodes are in {path}. Resume {earlier.folder}, or "
+            "start a new run."
         )
     if position is None and [*known] == [run.name]:
         # The data set only contains episodes of this run, which starts over.

@@ -3,8 +3,8 @@
     before each batch   if a checkpoint is due, or a signal has stopped the run
     at the end          unless the run has failed
 
-    state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, and the
-                        random generators of the trainer's process
+    state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, the
+                        random generators of the trainer's process, and the evaluations without a result
     replay-<name>.pt    one for each of the trainer's `replay_buffers`
 
 collectx/run/resume.py continues a run from a checkpoint.
@@ -45,7 +45,11 @@ _LARGE_ENVS = 64 << 20
 
 
 class Checkpointer:
-    """Writes checkpoints. The event log `events` receives each one, and the seconds that it took."""
+    """Writes checkpoints. The event log `events` receives each one, and the seconds that it took.
+
+    Attributes:
+        evaluations: returns the evaluations without a result, see `collectx.run.evaluator.Evaluator.state`.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Checkpointer:
         self._record = record
         self._signals = signals
         self._events = events
+        self.evaluations: Callable[[], list[dict[str, Any]]] = list
         self._last_batches = record.statistics.batches
         self._said_size = False
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
@@ -173,6 +178,7 @@ class Checkpointer:
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": states.save_generators(),
+            "evaluations": self.evaluations(),
         }
 
 

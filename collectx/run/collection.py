@@ -111,9 +111,11 @@ class RunCollection(EnvMethods):
 
     def _collect(self) -> Any:
         self._core.exclusive_use.check_process()
+        if self._evaluator is not None:
+            self._evaluator.request()
         self._check(self._write_line)
         if self._evaluator is not None:
-            self._evaluator.before_batch()
+            self._evaluator.make_room()
         statistics = self.statistics
         if statistics.batches == self._max_batches:
             raise StopIteration

@@ -293,8 +293,16 @@ class _Execution:
         if self._cfg.eval.every_batches is not None:
             from collectx.run.evaluator import Evaluator
 
-            weights = collector.transport.newest_weights
-            self._evaluator = Evaluator(self._cfg, self._run_folder, self._record.statistics, weights, self._add_event)
+            self._evaluator = Evaluator(
+                self._cfg,
+                self._run_folder,
+                self._record.statistics,
+                collector.transport.newest_weights,
+                self._add_event,
+                self._event_log.show,
+                None if self._point is None else self._point.state.get("evaluations"),
+            )
+            checkpointer.evaluations = self._evaluator.state
         collection = RunCollection(
             stream,
             self._run_folder,
@@ -357,8 +365,10 @@ class _Execution:
             self._add_event("not_saved", batches=self._record.statistics.batches)
             return
         try:
-            if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
-                self._evaluator.wait()
+            if self._evaluator is not None and not self._record.errors:
+                self._evaluator.request()
+                if not self._record.is_interrupted:
+                    self._evaluator.wait()
             collection.close()
             statistics = self._record.statistics
             missing = [name for name in getattr(self._cfg.env, "metrics", ()) if name not in statistics.metrics]

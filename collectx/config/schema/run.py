@@ -68,9 +68,9 @@ class EvalOptions(Section):
 
     every_batches: int | None = option(
         None,
-        """Batches between evaluations of the policy during a run, by a separate process in separate envs. If an
-        evaluation is still running, the next one is skipped. `null`: no evaluations during the run. `collectx eval
-        RUN_DIR` evaluates a run that has ended.""",
+        """Batches between evaluations of the policy during a run, by a separate process in separate envs. Each one that
+        is due is made: the trainer waits if a third one is due before the first one ends. `null`: no evaluations during
+        the run. `collectx eval RUN_DIR` evaluates a run that has ended.""",
         minimum=1,
     )
     episodes: int = option(10, "Complete episodes per evaluation.", minimum=1)
@@ -99,8 +99,14 @@ class EvalOptions(Section):
         choices=("newest", "best"),
     )
     video: bool = option(False, "`true`: `collectx eval` saves a video of each episode in RUN_DIR/videos/.")
+    timeout_s: float = option(
+        600.0,
+        """Maximum seconds that the trainer waits for an evaluation during the run. After that, the run continues
+        without evaluations.""",
+        minimum=0,
+    )
     close_timeout_s: float = option(
-        60.0, "Maximum seconds that the run waits at its end for a running evaluation.", minimum=0
+        60.0, "Maximum seconds that the run waits at its end for its evaluations.", minimum=0
     )
 
 

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import signal
+import time
 
 import pytest
-from commands import collectx, forked, result
+from commands import collectx, forked, result, start
 
 RUN = [
     "collector.frames_per_batch=128",
@@ -26,6 +28,20 @@ def env():
     if os.nice(0) == 10:
         time.sleep(1e6)
     return gymnasium.make("CartPole-v1")
+"""
+# Its evaluations take a while, until there is a file `fast`.
+SLOW = """
+import time
+from pathlib import Path
+import gymnasium
+class Slow(gymnasium.Wrapper):
+    def step(self, action):
+        while not Path("fast").exists():
+            time.sleep(0.1)
+        return super().step(action)
+def env(worker_index):
+    env = gymnasium.make("CartPole-v1")
+    return Slow(env) if worker_index == -2 else env
 """
 
 
@@ -53,6 +69,27 @@ def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
     last = next(each for each in events(folder, "evaluated") if each["batches"] == 12)
     forked("eval", "run", cwd=tmp_path)
     assert json.loads((folder / "eval.json").read_text())["mean_return"] == pytest.approx(last["mean_return"])
+
+
+@pytest.mark.ci
+def test_an_evaluation_without_a_result_is_made_after_a_resume(tmp_path, wait_until):
+    """One was running when the run was stopped, one waited, and one was due at the batch at which it stopped."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = ["env=gym", "env.entry_point=slow:env", "debug=tiny", "collector.total_frames=100_000", "trainer=meter"]
+    folder = tmp_path / "run"
+    stopped = start("run", *words, "policy=random", "eval.every_batches=2", "hydra.run.dir=run", cwd=tmp_path)
+    lines = folder / "metrics.jsonl"
+    wait_until(lambda: lines.exists() and lines.read_text().count("\n") >= 4, 100, "batches")
+    time.sleep(1)  # the trainer waits for the first of three evaluations
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.wait(60) == 130, (tmp_path / "said.txt").read_text()
+    assert "waiting for the evaluation after" in (tmp_path / "said.txt").read_text()
+    assert not events(folder, "evaluated")
+    (tmp_path / "fast").touch()
+    batches = result(folder)["batches"]
+    forked("resume", "run", f"run.max_batches={batches + 2}", cwd=tmp_path)
+    due = [*range(2, batches + 3, 2)]
+    assert [each["batches"] for each in events(folder, "evaluated")] == due
 
 
 @pytest.mark.ci

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
-import torch
 from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
@@ -62,9 +61,9 @@ class Keywords:
             keyword arguments. The first batch includes the compilation: see `start_timeout_s`.
         cudagraph_policy: whether to record the policy's calls as CUDA graphs with tensordict's `CudaGraphModule`: True,
             or a dict of its keyword arguments. For policies on GPUs.
-        seed: seed of the envs and of the policies' random numbers. None: `torch.initial_seed()`, which is the seed that
-            you passed to `torch.manual_seed`. Without one, recent versions of torch use another seed in each process,
-            so two runs of a script collect different batches.
+        seed: seed of the envs and of the policies' random numbers. None: a number that the constructor draws from
+            torch's global generator, so each collector has another seed. After `torch.manual_seed`, a script collects
+            the same batches each time that you run it.
         num_envs: envs per worker: `create_env_fn`, which must return a single env, is called `num_envs` times, and a
             worker's part of a batch is `[envs, time]`, even with 1. None: it is called once; the part is `[time]` if it
             returns a single env.
@@ -141,7 +140,7 @@ class Keywords:
     auto_register_policy_transforms: bool | None = None
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
-    seed: int | None = sets("seed", None, lambda seed: torch.initial_seed() % 2**61 if seed is None else seed)
+    seed: int | None = sets("seed", None)
     num_envs: int | None = sets("env.num_envs", None)
     info_keys: Sequence[str | Mapping[str, Any]] = ()
     exclude_keys: Sequence[str] = ()

@@ -422,8 +422,8 @@ def test_collectors_without_a_seed_draw_theirs_from_torchs_generator(way):
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
         starts = []
-        for keywords in ({}, {"seed": None}, {}):
-            with make(way, frames_per_batch=20, **keywords) as collector:
+        for _ in range(3):
+            with make(way, frames_per_batch=20, seed=None) as collector:
                 starts.append(tuple(collector.next()["observation"].flatten().tolist()))
         assert len({*starts}) == 3
         scripts.append(starts)

@@ -218,8 +218,6 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("single", {"interruptor": object()}, "interruptor= object collection_stopped()"),
         ("single", {"interruptor": BELL, "return_same_td": True}, "return_same_td=True interruptor"),
         ("async", PREEMPTIVE, "preemptive_threshold=0.5 async"),
-        ("sync", PREEMPTIVE | {"split_trajs": True}, "split_trajs preemptive_threshold=0.5 cat_results=-1"),
-        ("sync", PREEMPTIVE | {"replay_buffer": ReplayBuffer(9)}, "replay_buffer preemptive_threshold=0.5"),
         ("sync", PREEMPTIVE | {"return_same_td": True, "cat_results": 0}, "return_same_td=True cat_results='stack'"),
         # Batches of whole trajectories.
         ("single", {"traj_format": "cat"}, "traj_format='cat' trajs_per_batch"),

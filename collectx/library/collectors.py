@@ -161,9 +161,6 @@ class AsyncBatchedCollector(BaseCollector):
     from the next call of the policy on, so `("collector", "policy_version")` may differ between the frames of a
     batch."""
 
-    # TorchRL's class has this attribute, not only its instances.
-    policy: Any = None
-
     @takes_keywords(AsyncBatchedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         self._open(AsyncBatchedKeywords, arguments, keywords)

@@ -17,7 +17,15 @@ from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
 from collectx.library.keyword_fields import documented, fixed, ignored, only, sets
-from collectx.library.values import exploration_name, first_device, only_device, port_number, positive, visible_names
+from collectx.library.values import (
+    exploration_name,
+    first_device,
+    frames_limit,
+    only_device,
+    port_number,
+    positive,
+    visible_names,
+)
 from collectx.place.base import NETWORKS
 from collectx.user_objects import Hooks
 
@@ -74,11 +82,11 @@ class Keywords:
         exclude_keys: names of observation parts, such as texts, that neither batches nor the policy get; "inner.text"
             for a nested part, "observation" for an observation without parts.
         worker_idx: value of the attribute `worker_idx`: a number that you give this collector, if you have several.
-        frames_per_batch: frames of one batch, rounded up to a multiple of its envs. `MultiSyncCollector` with
-            `cat_results=-1` also takes a list with the frames of each worker. For `MultiAsyncCollector`, a list means
-            its sum.
-        total_frames: the collector ends with the batch that reaches this number of frames; -1 or None: never. The
-            constructor warns if it is not a multiple of `frames_per_batch`.
+        frames_per_batch: frames of one batch; the constructor warns if it rounds them up to whole steps of all envs.
+            `MultiSyncCollector` with `cat_results=-1` also takes a list with the frames of each worker. For
+            `MultiAsyncCollector`, a list means its sum.
+        total_frames: the collector ends with the batch that reaches this number of frames; -1, None or infinity: never.
+            The constructor warns if it is not a multiple of `frames_per_batch`.
         device: default of the three devices below. With workers, each of the four but `storing_device` may be a list
             with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices
             must equal its device.
@@ -147,7 +155,7 @@ class Keywords:
     worker_idx: int | None = None
 
     frames_per_batch: int | Sequence[int] = sets("collector.frames_per_batch", 200)
-    total_frames: int | None = sets("collector.total_frames", -1, lambda total: -1 if total is None else total)
+    total_frames: float | None = sets("collector.total_frames", -1, frames_limit)
     max_frames_per_traj: int | None = sets(
         "collector.max_frames_per_traj", convert=positive, note="0 or less: no maximum."
     )

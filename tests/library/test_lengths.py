@@ -44,6 +44,7 @@ def check_goes_on(rows, env, num_envs):
     assert torch.equal(rows["collector", "traj_ids"], env + num_envs * (steps // 7).long())
 
 
+@pytest.mark.filterwarnings("ignore:frames_per_batch=.* was rounded up")
 def test_of_several_envs_rounded_up_and_with_random_frames_first():
     policy = TensorDictModule(lambda seen: torch.full(seen.shape[:-1], 1), ["observation"], ["action"])
     frames = {"frames_per_batch": [5, 10], "total_frames": 30, "init_random_frames": 15}

@@ -151,6 +151,7 @@ NEXT_STEP = partial(cartpoles, mode="NEXT_STEP")
 MIN_WORKERS = {"min_workers": 1, "on_worker_failure": "drop"}
 INNER_ASYNC = {"num_workers_per_collector": 2, "collector_class": "async"}
 PREEMPTIVE = {"preemptive_threshold": 0.5}
+LIMITED = {"max_frames_per_traj": 5, "frames_per_batch": 9}
 BELL = SimpleNamespace(collection_stopped=lambda: False)
 OTHER_TASKS = {"slurm_additional_parameters": {"ntasks": 2}}
 OTHER_REQUEUE = {"slurm_additional_parameters": {"requeue": True}}
@@ -252,9 +253,9 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
         ("sync", cartpole, {"cat_results": 1}, "cat_results=1 -1 0 'stack'"),
         ("sync", cartpoles, {"cat_results": 0, "frames_per_batch": [3, 6]}, "cat_results=0 cat_results=-1"),
         ("sync", cartpoles, {"cat_results": 0} | PREEMPTIVE, "cat_results=0 cat_results=-1"),
-        ("single", NEXT_STEP, {"interruptor": BELL}, "autoreset_mode disabled same_step"),
-        ("single", NEXT_STEP, {"max_frames_per_traj": 5}, "max_frames_per_traj=5 autoreset_mode disabled same_step"),
-        ("served", NEXT_STEP, {"policy": Argmax()}, "AsyncBatchedCollector MultiAsyncCollector"),
+        ("single", NEXT_STEP, {"interruptor": BELL, "frames_per_batch": 9}, "autoreset_mode disabled same_step"),
+        ("single", NEXT_STEP, LIMITED, "max_frames_per_traj=5 autoreset_mode disabled same_step"),
+        ("served", NEXT_STEP, {"policy": Argmax(), "frames_per_batch": 9}, "AsyncBatchedCollector MultiAsyncCollector"),
         ("single", Counted, {"max_frames_per_traj": 5}, "max_frames_per_traj=5 step_count"),
         ("sync", cartpole, {"env_device": "meta"}, "env_device='meta' None"),
         ("async", cartpole, {"frames_per_batch": 10**12}, "frames_per_batch=1000000000000 num_slots"),

@@ -36,8 +36,8 @@ class Collector(BaseCollector):
     acts with the policy object itself, so you don't have to publish its weights.
 
     With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` creates a collector of
-    another class. That object is not an instance of `Collector`, so test with `BaseCollector`; type checkers take it for
-    a `Collector`.
+    another class. That object is not an instance of `Collector`, so test with `BaseCollector`. Type checkers take it
+    for a `Collector`.
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")

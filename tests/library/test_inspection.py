@@ -187,10 +187,53 @@ def test_a_question_waits_for_min_workers():
             pids = collector.get_attr("pid")
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-            with pytest.raises(WorkerDied):
-                collector.get_attr("pid")
             assert ask() == 9.8
             assert len({*collector.get_attr("pid"), *pids}) == 4
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"on_worker_failure": "restart"},
+        {"on_worker_failure": "drop"},
+        {"on_worker_failure": "restart", "min_workers": 2},
+    ],
+    ids=["restart", "drop", "restart of min_workers"],
+)
+def test_a_state_is_saved_although_a_worker_was_lost(keywords):
+    """As `next` replaces or drops the worker."""
+    with make(SHARED_SYNC, with_pid, frames_per_batch=20, **keywords) as collector:
+        collector.next()
+        pids = collector.get_attr("pid")
+        os.kill(pids[0], signal.SIGKILL)
+        state = collector.state_dict()
+        left = [name for name in state if name.startswith("worker")]
+        assert left == ["worker1"] if keywords["on_worker_failure"] == "drop" else ["worker0", "worker1"]
+        assert len(collector.get_attr("pid")) == len(left)
+        os.kill(pids[1], signal.SIGKILL)
+        if len(left) == 2:
+            assert collector.getattr_env("gravity") == 9.8
+            collector.load_state_dict(state)
+            assert collector.next().shape == (2, 10)
+
+
+class Deadly(CartPoleEnv):
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_call_that_kills_each_worker_is_named():
+    """Its replacement applies it too, and is killed by it: once is enough."""
+    with make(SHARED_SYNC, Deadly, frames_per_batch=20, on_worker_failure="restart", max_restarts=50) as collector:
+        collector.set_attr("gravity", 9.0)
+        assert collector.call("end") == (None, None)
+        with pytest.raises(WorkerDied, match="SIGKILL") as caught:
+            collector.next()
+        assert "settings that every new process gets: set_attr('gravity', ...) and call('end', ...)" in "".join(
+            caught.value.__notes__
+        )
+        assert collector.stats()["workers"] == 2
+        assert max(worker.history.num_restarts for worker in collector._core.pool.records) == 1
 
 
 @over([GLOO_SYNC])

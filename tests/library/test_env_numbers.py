@@ -43,7 +43,8 @@ def test_the_envs_that_show_their_spaces_have_numbers_of_no_other():
         made.append((env_index, worker_index))
         return Numbered(env_index, worker_index)
 
-    with make(SINGLE, create, num_envs=3, frames_per_batch=3):
+    with make(SINGLE, create, num_envs=3, frames_per_batch=3) as collector:
+        collector.next()
         assert made == [(-1, -1), (-2, -1), (-3, -1), (0, 0), (1, 0), (2, 0)]
 
 

@@ -27,10 +27,11 @@ def split_trajectories(
     done_key: str | Key | None = None,
     as_nested: bool = False,
 ) -> TensorDictBase:
-    """Splits a batch into trajectories, in the order of their ids.
+    """Splits a batch into trajectories, in the order of their ids. Leaves out padding: frames whose mask is False, or
+    without a mask, whose trajectory id is negative.
 
     Args:
-        batch: `[*, time]`, a batch whose last dimension is time.
+        batch: `[*, time]`, a batch whose last dimension is time; it may be padded.
         prefix: the key above "traj_ids" and "mask"; None: "collector" if the batch contains it, otherwise the root.
         trajectory_key: the key of the trajectory ids, instead of `prefix`; the mask is stored beside them.
         done_key: the flag below "next" that ends a trajectory, for a batch without trajectory ids; None: "done". The
@@ -69,12 +70,24 @@ def split_trajectories(
                 f"{names}. Pass a batch of a collector."
             )
         frames = frames.copy().set(key, _count_ends(batch[done], batch.shape))
+    if (is_filled := filled(frames, key)) is not None:
+        frames = frames[is_filled]
     _, lengths, order = _order(frames[key])
-    frames = frames[order]
+    frames, mask_key = frames[order], (*key[:-1], "mask")
     if not as_nested:
-        return _pad(frames, lengths, (*key[:-1], "mask"))
-    sizes = lengths.tolist()
+        return _pad(frames, lengths, mask_key)
+    sizes, frames = lengths.tolist(), frames.exclude(mask_key)
     return frames.apply(lambda leaf: torch.nested.as_nested_tensor([*leaf.split(sizes)]), batch_size=[len(sizes), -1])
+
+
+def filled(batch: TensorDictBase, trajectory_key: Key = TRAJ_IDS) -> torch.Tensor | None:
+    """Returns which frames of a batch are not padding, bool of the batch's shape; None: all of them. The mask is beside
+    the trajectory ids; without one, padding has negative ids."""
+    keys, mask_key = batch.keys(include_nested=True), (*trajectory_key[:-1], "mask")
+    mask = batch[mask_key] if mask_key in keys else None
+    if mask is None or mask.dtype != torch.bool or mask.shape != batch.shape:
+        mask = batch[trajectory_key] >= 0 if trajectory_key in keys else None
+    return None if mask is None or bool(mask.all()) else mask
 
 
 def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -195,15 +208,16 @@ class Assembler:
             self._drop_earlier(index)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Copies the frames of a batch, `[*, time]`. The frames of an env must arrive in order of time."""
+        """Copies the frames of a batch, `[*, time]`, without padding. The frames of an env must arrive in order of
+        time."""
         frames = batch.reshape(-1)
+        if (is_filled := filled(frames)) is not None:
+            frames = frames[is_filled]
         if not self._has_settings and SETTINGS_VERSION in frames.keys(include_nested=True):
             self._has_settings = True
             self._add_settings_version()
         ids, lengths, order = _order(frames[TRAJ_IDS])
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
-            if index < 0:
-                continue  # not filled
             self._drop_earlier(index)
             has_ended = bool(frames["next", "done"][places[-1]].all())
             if has_ended and self._env_of is not None:

@@ -211,8 +211,8 @@ def language():
 
 @pytest.fixture(autouse=True)
 def torchs_seed_and_threads():
-    """Collectors without a seed have torch's: the same one in every test, whichever ran before. Runs and TorchRL's
-    ParallelEnv change the number of torch's threads; several of them wait for one another on a busy machine."""
+    """Seeds torch's generator, from which collectors without a seed draw theirs. Resets the number of torch's threads,
+    which runs and TorchRL's ParallelEnv change; several of them wait for one another on a busy machine."""
     import torch
 
     # `torch.manual_seed` takes milliseconds without a GPU: it keeps the stack of each call for when one is used.

@@ -36,7 +36,9 @@ CLASSES = {
 
 def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords: Any):
     """A collector of the library: `create` makes the env of each of `num_workers` workers, which may also be a list of
-    as many. Over inline transport the workers are the same code in this process, where they start at once."""
+    as many. Its seed is 0 by default. Over inline transport the workers are the same code in this process, where they
+    start at once."""
+    keywords.setdefault("seed", 0)
     if way.place == "ray":
         keywords.setdefault("remote_configs", {"num_cpus": 0.1})
         keywords.setdefault("ray_init_config", RAY)

@@ -335,6 +335,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             setting = self.settings.add(kind, name, contents)
             self._schedule.changed(setting.version)
             arguments = {worker: ([setting.of(worker)],) for worker in self.pool.ready}
+            # A replacement gets the setting in any case.
             self._ask_and_wait("change", arguments, setting)
             replies = self.pool.replies()
             self.settings.confirm(setting)
@@ -497,7 +498,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
         """Calls a method in workers; returns the results by worker. Blocks until the workers have filled the slots that
-        were granted before, and have replied.
+        were granted before, and have replied. Asks the replacement of a worker that is lost meanwhile, once, and leaves
+        out workers that are dropped.
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
@@ -515,16 +517,23 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 self._wait_for_workers()
                 per_worker = dict.fromkeys(self.pool.ready, arguments)
             self._ask_and_wait(name, per_worker)
-            return self.pool.replies()
+            replies = self.pool.replies()
+            if lost := self.pool.lost.keys():
+                self._wait_for_workers()
+                self._ask_and_wait(name, {index: per_worker[index] for index in lost & self.pool.ready})
+                replies |= self.pool.replies()
+                for error in self.pool.lost.values():
+                    raise error  # the request may be what ends the process
+            return dict(sorted(replies.items()))
 
     def ask_first(self, name: str, *arguments: Any) -> Any:
         """Returns the result of the first worker that is ready. Blocks and raises like `ask`."""
-        self.check_can_ask(name)
-        self.check_usable()
-        with self.exclusive_use:
-            self._wait_for_workers()
-            self._ask_and_wait(name, {min(self.pool.ready): arguments})
-            return next(iter(self.pool.replies().values()))
+        replies: dict[int, Any] = {}
+        while not replies:  # the first worker may be dropped
+            self.check_usable()
+            self.wait_for_workers()
+            replies = self.ask(name, per_worker={min(self.pool.ready): arguments})
+        return next(iter(replies.values()))
 
     def wait_for_workers(self) -> None:
         """Blocks until as many workers are ready as the next batch needs. Raises the errors of `next`."""

@@ -39,6 +39,8 @@ class WorkerPool:
         records: the records of all workers that were ever started, by index, and of the inference server.
         server: the record of the inference server; None without one.
         num_awaited: number of missing replies to the last `request`.
+        lost: the errors of the workers that were lost before they replied to the last `request`, and that were replaced
+            or dropped.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class WorkerPool:
         self._min_workers = min_workers
         self._histories = histories
         self._first_requests = first_requests
-        self._is_setting = False
+        self.lost: dict[int, Exception] = {}
 
     def start_all(self) -> None:
         """Starts the workers with which the run begins. Does not wait for them."""
@@ -226,6 +228,8 @@ class WorkerPool:
         worker, error = self.records[departure.worker], departure.error
         if worker is not self.server:
             set_worker(error, worker.index)
+        died_of_settings = worker.has_replied and worker.num_settings > 0
+        is_awaited = worker.num_until_reply > 0
         worker.num_granted = worker.num_settings = 0
         worker.pending.clear()
         self._finish_request(worker, Reply(worker.index, None, error))
@@ -234,10 +238,17 @@ class WorkerPool:
             raise error
         num_restarts = sum(record.history.num_restarts for record in self.records)
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
+        if action is FailureAction.RESTART and died_of_settings:
+            names = " and ".join(map(str, self.settings.in_force))
+            error.add_note(
+                f"{worker.name} was not restarted again: its process had made its envs, and ended while it applied the "
+                f"settings that every new process gets: {names}. Leave out the one that ends it."
+            )
+            raise error
         if action is FailureAction.END_RUN:
             raise error
-        if self._is_setting:
-            worker.reply = None
+        if is_awaited:
+            worker.reply, self.lost[worker.index] = None, error
         if action is FailureAction.DROP:
             self._leave(worker)
             self._set_state(worker, WorkerState.DROPPED)
@@ -268,6 +279,10 @@ class WorkerPool:
         unless they were restored. Does not wait for the reply."""
         settings = self.settings
         if changes := settings.since(worker.settings_version, worker.index):
+            if not worker.has_replied:
+                # Its reply tells a process that ends while it makes its envs from one that a setting ends.
+                self._workers.request(worker.index, Request("ready"))
+                worker.num_settings += 1
             self._workers.request(worker.index, Request("change", (changes,)))
             worker.num_settings += 1
             if not is_restored:
@@ -310,15 +325,14 @@ class WorkerPool:
                 worker.saved = states[index]
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], setting: Setting | None = None) -> None:
-        """Sends a request to workers. `num_awaited` is 0 when all of them have replied, or have failed.
+        """Sends a request to workers. `num_awaited` is 0 when all of them have replied, or have failed (`lost`).
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
             arguments: the arguments by worker; workers that do not take part in batches are not asked.
-            setting: the newest setting, if the request makes it. The loss of a worker is then no error of the request,
-                because its replacement gets the setting.
+            setting: the newest setting, if the request makes it.
         """
-        self._is_setting = setting is not None
+        self.lost = {}
         for worker in self.records:
             worker.num_until_reply, worker.reply = 0, None
         self.num_awaited = 0
@@ -332,8 +346,8 @@ class WorkerPool:
             self.num_awaited += 1
 
     def replies(self) -> dict[int, Any]:
-        """Returns the results of the last `request`, by worker. Raises the first error of a method or of a lost
-        worker."""
+        """Returns the results of the last `request`, by worker, without workers that were lost. Raises the first error
+        of a method."""
         replies = [worker.reply for worker in self.records if worker.reply is not None]
         for reply in replies:
             if reply.error is not None:

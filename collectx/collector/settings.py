@@ -28,6 +28,10 @@ class Setting(NamedTuple):
     contents: Sequence[Any]
     version: int
 
+    def __str__(self) -> str:
+        """Returns the call that made the setting, without its values."""
+        return "set_reset_options(...)" if self.kind == "reset_options" else f"{self.kind}({self.name!r}, ...)"
+
     def of(self, worker: int) -> tuple[str, str, Any]:
         """Returns the setting as a worker gets it, in plain data: kind, name, content. An added worker gets the content
         of one of the others."""

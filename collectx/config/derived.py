@@ -19,15 +19,16 @@ def acts_in_fixed_order(cfg: RunConfig) -> bool:
     return order == "fixed" or (order == "auto" and cfg.collector.schedule != "async")
 
 
-def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
+def surplus_note(total: int, frames: int, collected_frames: int | None = None, prefix: str = "") -> str | None:
     """Returns a warning if `total` (`total_frames`) is not a multiple of `frames` (`frames_per_batch`); otherwise None.
-    `prefix` stands before both keys in the message."""
+    `collected_frames` are those of a batch, by default `frames`. `prefix` stands before both keys in the message."""
     if total <= 0 or total % frames == 0:
         return None
-    batches = -(-total // frames)
-    collected = f"{batches} batches ({batches * frames:,} frames) are"
+    each = collected_frames or frames
+    batches = -(-total // each)
+    collected = f"{batches} batches ({batches * each:,} frames) are"
     if batches == 1:
-        collected = f"1 batch ({frames:,} frames) is"
+        collected = f"1 batch ({each:,} frames) is"
     return (
         f"{prefix}total_frames={total} is not a multiple of {prefix}frames_per_batch={frames}, so {collected} "
         "collected."

@@ -25,12 +25,12 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class EnvNumbers:
-    """The numbers of one env. At any time, no two envs of a run have the same `env_index`. The envs of a replaced or
-    resumed worker keep their index.
+    """The numbers of one env. At any time, no two envs of the workers have the same `env_index`. The envs of a replaced
+    or resumed worker keep their index.
 
     Attributes:
-        env_index: from 0 over all workers of the run; -1 for the env that is made to read its spaces; below -1 for envs
-            of an evaluation.
+        env_index: from 0 over all workers of the run; -1 for the env that is made to read its spaces, and -2, ... for
+            further ones; below -1 for envs of an evaluation.
         worker_index: from 0 over all worker processes of the run; negative in the same cases.
         restart_count: number of earlier processes of the worker, over the whole run. Each restart of the worker and
             each resume of the run adds one.
@@ -42,7 +42,7 @@ class EnvNumbers:
 
     def of(self, e: int) -> EnvNumbers:
         """Returns the numbers of env `e` of the group whose first env has these."""
-        return replace(self, env_index=self.env_index + e)
+        return replace(self, env_index=self.env_index + (-e if self == SPACES else e))
 
     def filled(self, value: Any) -> Any:
         """Returns `value` with the numbers in place of the names in its strings. Raises `ConfigError` if Python cannot

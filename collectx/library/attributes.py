@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,26 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.env_methods import EnvMethods
 from collectx.collector.stream import Stream
 from collectx.config.convert import out_of_range
 from collectx.config.derived import frames_per_part, resolve_devices
-from collectx.config.problem import PYTHON
+from collectx.config.problem import PYTHON, counted
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.batch_converter import BatchConverter
+from collectx.library.configuration import to_config
 from collectx.library.keywords import Keywords, RemoteKeywords
+from collectx.library.parse import parse
+from collectx.library.rules import check_arguments
 from collectx.library.values import for_each, kwargs_of, numbered_workers, within
 from collectx.policy.random import RandomPolicy
 from collectx.worker.env_settings import resolve
+from collectx.worker.profiling import ProfileConfig
 from collectx.worker.spec import ConfigOverrides
 
 
@@ -43,12 +49,30 @@ def _passed(name: str) -> Any:
     return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
 
 
+def _assignable(name: str) -> Any:
+    """Returns a property for a keyword's value that may be assigned."""
+    return property(
+        lambda collector: getattr(collector._keywords, name),
+        lambda collector, value: collector._change(name, value),
+        doc="As passed to the constructor, or assigned since then. An assignment acts from the next batch on.",
+    )
+
+
+# How to change what cannot be assigned; without an entry, by another collector.
+_INSTEAD = {
+    "policy": "To act with other weights, call update_policy_weights_(policy)",
+    "weight_updater": "To publish other weights, call update_policy_weights_(weights)",
+    "init_fn": "Workers have called it already",
+}
+
+
 class ReadableCollector(EnvMethods):
     """The attributes of a collector, and queries of its workers.
 
     A device property is one device without workers, a tuple with a device per worker for workers of this machine, and a
     list for workers on other hosts. Every other keyword of the constructor is an attribute too: its value as passed, or
-    its default.
+    its default. `postproc`, `split_trajs`, `worker_idx` and the hooks may be assigned; an assignment to another keyword
+    raises `AttributeError`.
 
     Workers answer queries between two of their batches, so a query blocks until then; an async worker first completes
     its granted batches. Workers over a network (torch.distributed, RPC and Ray) cannot be queried: these calls raise
@@ -64,20 +88,22 @@ class ReadableCollector(EnvMethods):
     _frames_per_batch: int
     _spec: EnvSpec
     _converter: BatchConverter
-    policy: Any
-    # Whether `shutdown` was called.
-    closed: bool = False
+    _policy: Any
+    _profile_config: ProfileConfig | None = None
+    _is_closed = False
     # TorchRL's attributes whose values are constant here.
-    get_weights_fn = None
-    local_init_rb = True
-    verbose = False
+    get_weights_fn = property(lambda collector: None)
+    local_init_rb = property(lambda collector: True)
+    verbose = property(lambda collector: False)
 
+    postproc = _assignable("postproc")
+    split_trajs = _assignable("split_trajs")
+    worker_idx = _assignable("worker_idx")
     interruptor = _passed("interruptor")
     replay_buffer = _passed("replay_buffer")
     trajs_per_batch = _passed("trajs_per_batch")
     trajs_per_write = _passed("trajs_per_write")
     weight_updater = _passed("weight_updater")
-    worker_idx = _passed("worker_idx")
 
     if not TYPE_CHECKING:
 
@@ -87,6 +113,41 @@ class ReadableCollector(EnvMethods):
             reasons = refused.ATTRIBUTES | refused.OF_ONE_PROCESS
             why = f". {reasons[name]}." if name in reasons else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not name.startswith("_") and name in _keywords(self):
+                known = getattr(type(self), name, None)
+                if not isinstance(known, property) or known.fset is None:
+                    instead = _INSTEAD.get(name, f"Create a collector with {name}={value!r}")
+                    raise AttributeError(f"{type(self).__name__}.{name} cannot be changed. {instead}.")
+            super().__setattr__(name, value)
+
+    def _change(self, name: str, value: Any) -> None:
+        """Changes a keyword from the next batch on. Raises `ConfigError` with the problems of the constructor."""
+        passed = {field.name: getattr(self._keywords, field.name) for field in dataclasses.fields(self._keywords)}
+        keywords, problems = parse(type(self).__name__, type(self._keywords), (), passed | {name: value})
+        if workers_write(self._overrides) and keywords.changes_batches:
+            problems.append(
+                f"{name} cannot be changed, because the workers write their batches to the replay buffer. Pass {name} "
+                "to the constructor."
+            )
+        cfg = to_config(dataclasses.replace(keywords, seed=self._cfg.seed), problems)
+        check_arguments(keywords, cfg, problems)
+        with self._exclusive():
+            self._keywords = self._converter.keywords = keywords
+
+    def __repr__(self) -> str:
+        if "_converter" not in vars(self):  # the constructor has not ended
+            return object.__repr__(self)
+        total, frames = self._cfg.collector.total_frames, self._stream.core.num_frames
+        parts = [
+            counted(self.num_workers, "worker") if self._keywords.has_workers else "no workers",
+            counted(self.n_env, "env") + (" each" if self._keywords.has_workers else ""),
+            "random actions" if self.policy is None else f"policy {type(self.policy).__name__}",
+            f"{self.frames_per_batch:,} frames per batch",
+            f"{frames:,} {'' if total < 0 else f'of {total:,} '}frames delivered",
+        ]
+        return f"<{type(self).__name__}: {', '.join(parts)}{', closed' if self.closed else ''}>"
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_keywords(self)})
@@ -114,6 +175,21 @@ class ReadableCollector(EnvMethods):
     def _with_core(self, use: Callable[[CollectorCore], Any]) -> Any:
         with self._exclusive():
             return use(self._core)
+
+    @property
+    def policy(self) -> Any:
+        """The policy in this process, whose weights are published; None for random actions of workers."""
+        return self._policy
+
+    @property
+    def closed(self) -> bool:
+        """Whether `shutdown` was called."""
+        return self._is_closed
+
+    @property
+    def profile_config(self) -> ProfileConfig | None:
+        """The configuration of the last `enable_profile`; None before it, and after `disable_profile`."""
+        return self._profile_config
 
     @property
     def device(self) -> Any:
@@ -184,9 +260,10 @@ class ReadableCollector(EnvMethods):
         return self._keywords.requested_frames
 
     @property
-    def total_frames(self) -> int:
-        """Frames after which the collector ends; -1: never."""
-        return self._cfg.collector.total_frames
+    def total_frames(self) -> float:
+        """Frames after which the collector ends, an int; `math.inf`: never."""
+        total = self._cfg.collector.total_frames
+        return math.inf if total < 0 else total
 
     @property
     def init_random_frames(self) -> int:
@@ -282,9 +359,9 @@ class ReadableCollector(EnvMethods):
         """Returns the number of batches until `total_frames`, including delivered ones.
 
         Raises:
-            TypeError: `total_frames` is -1, or batches consist of whole trajectories.
+            TypeError: `total_frames` is infinite, or batches consist of whole trajectories.
         """
-        total, frames = self.total_frames, self.frames_per_batch
+        total, frames = self._cfg.collector.total_frames, self.frames_per_batch
         if total < 0 or self.trajs_per_batch is not None:
             why = "total_frames=-1" if total < 0 else f"trajs_per_batch={self.trajs_per_batch}"
             raise TypeError(f"this collector has no length, because {why}.")
@@ -353,7 +430,7 @@ class ReadableCollector(EnvMethods):
         - `workers`, including lost ones, and `workers_alive`
         - `frames` and `batches` that were delivered, `worker_frames` (the sum of `frames` over the workers),
           `completed` (whether `total_frames` are delivered), `requested_frames_per_batch`, `policy_version`, and
-          `total_frames` unless it is -1
+          `total_frames` unless it is infinite
         - for each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch`: the frames,
           number and size of its parts of delivered batches
 

@@ -38,6 +38,7 @@ from collectx.config.problem import counted, setting, speak
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
+from collectx.errors import ConfigError
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
@@ -82,18 +83,14 @@ class BaseCollector(ReadableCollector):
     The constructor blocks, for up to `start_timeout_s`, until the worker processes of this machine have made their envs
     and policies. SLURM jobs and Ray actors start in the background; the first batch waits for them.
 
-    Attributes:
-        policy: the policy in this process, whose weights are published; None for random actions of workers.
-        closed: whether `shutdown` was called.
-        profile_config: the configuration of the last `enable_profile`; None before it, and after `disable_profile`.
-
     Raises:
         ConfigError: the constructor's arguments are wrong. The message lists all problems; nothing was started.
         TypeError: the constructor does not take a keyword.
         Exception: an env or a policy raised this in a worker; from the constructor or from `next`.
     """
 
-    profile_config: ProfileConfig | None = None
+    # Whether `next` was called after the last batch.
+    _has_ended = False
     # The batch that a cancelled `async for` was waiting for. It belongs to no event loop, as the task's may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
@@ -109,10 +106,7 @@ class BaseCollector(ReadableCollector):
         with named_in_python(self._keywords), self._limited_start():
             self._spec = self._read_spec()
         self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
-        # Rounding up collects more frames.
-        is_rounded = self.total_frames % self._keywords.requested_frames
-        if is_rounded and (note := surplus_note(self.total_frames, self._frames_per_batch)) is not None:
-            warnings.warn(note, stacklevel=_level_of_user())
+        self._warn_of_lengths()
         policy = self._make_policy()
         with named_in_python(self._keywords):
             core = self._start_core(policy)
@@ -126,6 +120,19 @@ class BaseCollector(ReadableCollector):
         self._weights = WeightPublisher(core, keywords, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
             self._weights.updater.register_collector(self)
+
+    def _warn_of_lengths(self) -> None:
+        """Warns if a batch, or all batches together, have more frames than requested."""
+        keywords, frames, total = self._keywords, self._frames_per_batch, self._cfg.collector.total_frames
+        notes: list[str | None] = []
+        if frames != keywords.requested_frames:
+            is_shared = self._cfg.collector.schedule == "sync" and keywords.frames_per_worker is None
+            envs = counted(self._spec.num_envs * (self.num_workers if is_shared else 1), "env")
+            given = f"frames_per_batch={keywords.frames_per_batch}"
+            notes.append(f"{given} was rounded up to {frames:,}, whole steps of {envs}.")
+        notes.append(surplus_note(total, keywords.requested_frames, frames))
+        for note in filter(None, notes):
+            warnings.warn(note, stacklevel=_level_of_user())
 
     def _configure(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
         """Sets the keywords, the configuration, and the overrides of each worker. Raises `ConfigError` with all
@@ -159,10 +166,10 @@ class BaseCollector(ReadableCollector):
         return envs.read_spec(env, has_users_policy)
 
     def _make_policy(self) -> Any:
-        """Sets `self.policy`; returns the policy to publish, None for random actions."""
+        """Sets `self._policy`; returns the policy to publish, None for random actions."""
         spec = self._spec
         policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
-        self.policy = RandomPolicy() if policy is None and not self._keywords.has_workers else policy
+        self._policy = RandomPolicy() if policy is None and not self._keywords.has_workers else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         return policy
@@ -192,6 +199,9 @@ class BaseCollector(ReadableCollector):
     # --- batches ---
 
     def __iter__(self) -> Iterator[TensorDictBase]:
+        """Returns the collector. Warns after the last batch, as a loop would be empty."""
+        if self._has_ended:
+            warnings.warn(f"there are no more batches: {self._delivered()}", stacklevel=2)
         return self
 
     def __next__(self) -> TensorDictBase:
@@ -272,8 +282,11 @@ class BaseCollector(ReadableCollector):
                 "batches. Catch it in that function."
             ) from error
         except AllDelivered:
-            text = f"all {self.total_frames} frames (total_frames) were delivered. Create a new collector."
-            raise StopIteration(text) from None
+            self._has_ended = True
+            raise StopIteration(self._delivered()) from None
+
+    def _delivered(self) -> str:
+        return f"all {self.total_frames} frames (total_frames) were delivered. Create a new collector."
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.
@@ -562,6 +575,8 @@ class BaseCollector(ReadableCollector):
         self.post_collect_hook = hook
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
+        if hook is not None and not callable(hook):
+            raise ConfigError(f"{name}={hook!r} cannot be called. Pass a function or another callable.")
         if name == "post_collect_hook" and not self._keywords.has_workers:
             with self._exclusive():
                 self._converter.post_collect_hook = hook
@@ -593,12 +608,12 @@ class BaseCollector(ReadableCollector):
         if problems := config.problems(self._core.worker_indices):
             raise ValueError(" ".join(problems))
         self._ask("profile", per_worker=dict.fromkeys(config.workers or (), (config,)))
-        self.profile_config = config
+        self._profile_config = config
 
     def disable_profile(self) -> None:
         """Ends profiling, and writes the trace if a batch after the warm-up was recorded. Does nothing before
         `enable_profile`."""
-        config, self.profile_config = self.profile_config, None
+        config, self._profile_config = self._profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
 
@@ -720,6 +735,7 @@ class BaseCollector(ReadableCollector):
             if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
                 saved_state["settings"] = settings
             reasons = self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
+            self._has_ended = False
         self._warn_of_new_episodes(reasons)
 
     def _warn_of_new_episodes(self, reasons: Mapping[int, str]) -> None:
@@ -771,7 +787,7 @@ class BaseCollector(ReadableCollector):
         self._stream.core.exclusive_use.check_not_within("shutdown")
         background, thread = self._background, self._thread
         self._thread = StepThread()
-        self._background, self.closed, self._ahead = Background(self._thread), True, None
+        self._background, self._is_closed, self._ahead = Background(self._thread), True, None
         limit_s = self._cfg.collector.close_timeout_s
         with contextlib.ExitStack() as ends:
             ends.callback(self._close, thread, background, close_env)

@@ -31,7 +31,7 @@ class BatchConverter:
         self.num_collected = 0
         # Called with every delivered batch; None if the worker processes call the hook.
         self.post_collect_hook = None if keywords.has_workers else keywords.post_collect_hook
-        self._keywords = keywords
+        self.keywords = keywords
         self._stream, self._core = stream, stream.core
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
         # Whether a batch is `[workers, ...]`.
@@ -42,7 +42,7 @@ class BatchConverter:
     def next(self) -> Any:
         """Collects a batch, and returns it in the requested form; None if it went to the replay buffer. Blocks. Raises
         `AllDelivered` after `total_frames`."""
-        keywords = self._keywords
+        keywords = self.keywords
         if keywords.replay_buffer is not None:
             self._write(self._collect())
             return None
@@ -81,7 +81,7 @@ class BatchConverter:
         """Returns a batch of zeros in the form of `next`; the workers that take part fill these numbers of steps, None:
         all."""
         batch = self._core.zeros(len(steps_of_workers))
-        if self._keywords.set_truncated:
+        if self.keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
         if self._core.settings.version:
@@ -92,7 +92,7 @@ class BatchConverter:
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:
         """Returns the batch, `[workers, ...]` if `stacked`, in the requested form; `steps` of each part are filled."""
-        keywords = self._keywords
+        keywords = self.keywords
         if not stacked and steps[0] < batch.shape[-1]:
             batch = batch[..., : steps[0]]
         if keywords.track_policy_version:
@@ -118,10 +118,10 @@ class BatchConverter:
             return
         # The first batch fixes the keys of a buffer, and only batches after a setting contain a version.
         batch.pop(SETTINGS_VERSION, None)
-        buffer, steps = self._keywords.replay_buffer, self._core.filled_steps
+        buffer, steps = self.keywords.replay_buffer, self._core.filled_steps
         if (assembler := self._stream.assembler) is not None:
             assembler.add(self.convert(batch, steps, self._stacked))
-            for frames in assembler.writes(self._keywords.trajs_per_write):
+            for frames in assembler.writes(self.keywords.trajs_per_write):
                 buffer.extend(_on_device_of(buffer, frames))
             return
         parts = batch.unbind(0) if self._stacked else (batch,)
@@ -130,7 +130,7 @@ class BatchConverter:
             if _is_shared_and_filled(buffer):
                 # Shared memory takes no new keys.
                 delivered = delivered.select(*buffer.storage[:0].keys(True, True), strict=False)
-            if self._keywords.extend_buffer:
+            if self.keywords.extend_buffer:
                 buffer.extend(delivered)
                 continue
             for step in delivered.unbind(-1):

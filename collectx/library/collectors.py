@@ -36,7 +36,8 @@ class Collector(BaseCollector):
     acts with the policy object itself, so you don't have to publish its weights.
 
     With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` creates a collector of
-    another class. That object is not an instance of `Collector`, so test with `BaseCollector`.
+    another class. That object is not an instance of `Collector`, so test with `BaseCollector`. Type checkers take it
+    for a `Collector`.
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")
@@ -160,9 +161,6 @@ class AsyncBatchedCollector(BaseCollector):
     of the observations that are waiting for actions. Batches are those of `MultiAsyncCollector`. Published weights act
     from the next call of the policy on, so `("collector", "policy_version")` may differ between the frames of a
     batch."""
-
-    # TorchRL's class has this attribute, not only its instances.
-    policy: Any = None
 
     @takes_keywords(AsyncBatchedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from collectx.collector.batch_info import part_shape
 from collectx.config.problem import ABSENT, Problem, Refusal
 from collectx.config.registry import KINDS, field_of
@@ -64,8 +66,13 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
         inference=_group("inference", keywords.inference, options),
         devices=DevicesConfig(**options["devices"]),
         trainer=_group("trainer", "meter", {}),
-        seed=options[""]["seed"],
+        seed=_drawn_seed() if keywords.seed is None else keywords.seed,
     )
+
+
+def _drawn_seed() -> int:
+    """Draws a seed from torch's global generator, as a DataLoader does."""
+    return int(torch.randint(2**61, (), device="cpu"))
 
 
 def as_message(problem: Problem, keywords: Keywords) -> str:

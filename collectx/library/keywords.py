@@ -13,12 +13,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
-import torch
 from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
 from collectx.library.keyword_fields import documented, fixed, ignored, only, sets
-from collectx.library.values import exploration_name, first_device, only_device, port_number, positive, visible_names
+from collectx.library.values import (
+    exploration_name,
+    first_device,
+    frames_limit,
+    only_device,
+    port_number,
+    positive,
+    visible_names,
+)
 from collectx.place.base import NETWORKS
 from collectx.user_objects import Hooks
 
@@ -62,9 +69,9 @@ class Keywords:
             keyword arguments. The first batch includes the compilation: see `start_timeout_s`.
         cudagraph_policy: whether to record the policy's calls as CUDA graphs with tensordict's `CudaGraphModule`: True,
             or a dict of its keyword arguments. For policies on GPUs.
-        seed: seed of the envs and of the policies' random numbers. None: `torch.initial_seed()`, which is the seed that
-            you passed to `torch.manual_seed`. Without one, recent versions of torch use another seed in each process,
-            so two runs of a script collect different batches.
+        seed: seed of the envs and of the policies' random numbers. None: a number that the constructor draws from
+            torch's global generator, so each collector has another seed. After `torch.manual_seed`, a script collects
+            the same batches each time that you run it.
         num_envs: envs per worker: `create_env_fn`, which must return a single env, is called `num_envs` times, and a
             worker's part of a batch is `[envs, time]`, even with 1. None: it is called once; the part is `[time]` if it
             returns a single env.
@@ -75,11 +82,11 @@ class Keywords:
         exclude_keys: names of observation parts, such as texts, that neither batches nor the policy get; "inner.text"
             for a nested part, "observation" for an observation without parts.
         worker_idx: value of the attribute `worker_idx`: a number that you give this collector, if you have several.
-        frames_per_batch: frames of one batch, rounded up to a multiple of its envs. `MultiSyncCollector` with
-            `cat_results=-1` also takes a list with the frames of each worker. For `MultiAsyncCollector`, a list means
-            its sum.
-        total_frames: the collector ends with the batch that reaches this number of frames; -1 or None: never. The
-            constructor warns if it is not a multiple of `frames_per_batch`.
+        frames_per_batch: frames of one batch; the constructor warns if it rounds them up to whole steps of all envs.
+            `MultiSyncCollector` with `cat_results=-1` also takes a list with the frames of each worker. For
+            `MultiAsyncCollector`, a list means its sum.
+        total_frames: the collector ends with the batch that reaches this number of frames; -1, None or infinity: never.
+            The constructor warns if it is not a multiple of `frames_per_batch`.
         device: default of the three devices below. With workers, each of the four but `storing_device` may be a list
             with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices
             must equal its device.
@@ -141,14 +148,14 @@ class Keywords:
     auto_register_policy_transforms: bool | None = None
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
-    seed: int | None = sets("seed", None, lambda seed: torch.initial_seed() % 2**61 if seed is None else seed)
+    seed: int | None = sets("seed", None)
     num_envs: int | None = sets("env.num_envs", None)
     info_keys: Sequence[str | Mapping[str, Any]] = ()
     exclude_keys: Sequence[str] = ()
     worker_idx: int | None = None
 
     frames_per_batch: int | Sequence[int] = sets("collector.frames_per_batch", 200)
-    total_frames: int | None = sets("collector.total_frames", -1, lambda total: -1 if total is None else total)
+    total_frames: float | None = sets("collector.total_frames", -1, frames_limit)
     max_frames_per_traj: int | None = sets(
         "collector.max_frames_per_traj", convert=positive, note="0 or less: no maximum."
     )

@@ -8,6 +8,7 @@ _WEIGHT_SCHEMES = (
 _PROCESSES = (
     "Unlike TorchRL, collectx does not expose the worker processes and their connections. Use getattr_env() or stats()"
 )
+_TEXTS = "To collect the texts of language models, use TorchRL's"
 
 # Methods and attributes, with the reason or a replacement, in whole sentences.
 ATTRIBUTES = {
@@ -39,6 +40,8 @@ OF_ONE_PROCESS = {"env": "The envs are in the worker processes. Use getattr_env(
 
 # Public names of `torchrl.collectors`, with the reason or a replacement.
 NAMES = {
+    "LLMCollector": _TEXTS,
+    "RayLLMCollector": _TEXTS,
     "Evaluator": "To evaluate a policy, use Collector(..., exploration_type='DETERMINISTIC')",
     "RayEvalWorker": "To evaluate a policy, use RayCollector(..., exploration_type='DETERMINISTIC')",
 }

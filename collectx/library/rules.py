@@ -274,10 +274,6 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
             f"return_same_td=True needs batches of equal length, but they vary with preemptive_threshold={share} and "
             f"cat_results={keywords.cat_results}. Use cat_results='stack'."
         )
-    for name in () if keywords.is_concatenated else ("split_trajs", "replay_buffer"):
-        if getattr(keywords, name) not in (None, False):
-            rule = "a stacked batch has gaps where workers were stopped early"
-            yield f"{name} cannot be used with preemptive_threshold={share}: {rule}. Use cat_results=-1."
 
 
 def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,16 @@ def kwargs_of(value: bool | dict[str, Any] | None) -> dict[str, Any] | None:
 def positive(count: int | None) -> int | None:
     """Returns the number; None for 0 and negative numbers, which mean no limit in TorchRL."""
     return count if count is not None and count > 0 else None
+
+
+def frames_limit(total: float | None) -> int:
+    """Returns `total_frames` as the configuration knows it: -1 for None and infinity. Raises `ValueError` for other
+    floats that are not whole."""
+    if total in (None, math.inf):
+        return -1
+    if total != int(total):
+        raise ValueError("must be a whole number, or infinity.")
+    return int(total)
 
 
 def port_number(port: int | str | None) -> int | None:

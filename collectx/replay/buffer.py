@@ -24,6 +24,7 @@ from collectx.memory import barrier
 from collectx.replay.lock import Lock
 from collectx.replay.ring import Ring, flatten_batch, iter_leaves
 from collectx.replay.sampler import Sampler, UniformSampler
+from collectx.trajectories import filled
 
 # Begins the names of the folders that `dumps` writes.
 _SAVED = "replay-buffer-"
@@ -110,7 +111,8 @@ class ReplayBuffer:
             return len(self._ring)
 
     def extend(self, batch: TensorDictBase) -> torch.Tensor:
-        """Writes the frames of a batch: all of them, or none if it raises.
+        """Writes the frames of a batch: all of them but its padding, whose `("collector", "mask")` is False, or none if
+        it raises.
 
         Args:
             batch: frames with any batch dimensions, which are flattened, such as `[time]` or `[workers, envs, time]`.
@@ -118,8 +120,8 @@ class ReplayBuffer:
                 frames.
 
         Returns:
-            The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0, not
-            positions in a storage as in TorchRL. If the batch has more than `capacity` frames, only the last
+            The indices of the written frames, `[frames]` int64: their numbers among all frames ever written, from 0,
+            not positions in a storage as in TorchRL. If the batch has more than `capacity` frames, only the last
             `capacity` are kept.
 
         Raises:
@@ -128,6 +130,8 @@ class ReplayBuffer:
             TypeError: the batch is not a TensorDict.
         """
         _check_type(batch)
+        if (is_filled := filled(batch)) is not None:
+            batch = batch[is_filled]
         count = batch.batch_size.numel()  # `batch.numel()` is at least 1
         leaves, frames = flatten_batch(batch, count)
         with self._lock:

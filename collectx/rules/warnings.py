@@ -60,7 +60,7 @@ def warnings_of(cfg: RunConfig) -> list[str]:
                 "never acts. Use fewer random frames, or more frames."
             )
     notes += _shared_outputs(cfg)
-    if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
+    if surplus := surplus_note(total, collector.frames_per_batch, prefix="collector."):
         notes.append(surplus)
     return notes
 

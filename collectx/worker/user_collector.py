@@ -231,14 +231,15 @@ class _Trajectories:
         reward, done = (tensors[key][..., 0].numpy() for key in (_REWARD, _DONE))
         slot_ids = tensors[TRAJ_IDS].numpy()
         local_ids = slot_ids.copy() if has_ids else self._ids_by_row(done)
-        slot_ids[:] = local_ids * self._stride + self._offset
-        ids = local_ids.T.ravel()
+        is_filled = (local_ids >= 0).T.ravel()  # padding has the id -1
+        slot_ids[:] = np.where(local_ids < 0, -1, local_ids * self._stride + self._offset)
+        ids, reward, done = (each.T.ravel()[is_filled] for each in (local_ids, reward, done))
         names, places = np.unique(ids, return_inverse=True)
-        totals, counts = np.bincount(places, reward.T.ravel()), np.bincount(places)
+        totals, counts = np.bincount(places, reward), np.bincount(places)
         for name, total, count in zip(names.tolist(), totals.tolist(), counts.tolist(), strict=True):
             before, earlier = self._running.pop(name, (0.0, 0))
             self._running[name] = (before + total, earlier + count)
-        ended = dict.fromkeys(ids[done.T.ravel()].tolist())
+        ended = dict.fromkeys(ids[done].tolist())
         results = [self._running.pop(name) for name in ended]
         while len(self._running) > 4 * len(self._next):
             del self._running[next(iter(self._running))]  # ended by a reset

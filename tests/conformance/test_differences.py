@@ -2,6 +2,7 @@
 elsewhere.
 Rows that need Ray or other hosts have none here."""
 
+import copy
 import math
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.collectors import Collector, MultiSyncCollector, WeightUpdaterBase
 from torchrl.data import Bounded, Composite, Unbounded
-from torchrl.envs import GymWrapper, InitTracker
+from torchrl.envs import GymWrapper, InitTracker, SerialEnv
+from torchrl.envs.llm.transforms.policy_version import PolicyVersion
 from torchrl.envs.utils import ExplorationType
 from user_code import torchrlenvs
 from user_code.walk import walk
@@ -284,6 +286,31 @@ def test_several_workers():
         assert not after["done"][:, -1].all()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.difference("`copy.deepcopy(collector)`", "`cudagraph_policy` of a policy on the CPU")
+def test_a_collector_can_be_copied_and_takes_graphs_of_a_cpu():
+    collector = Collector(torchrlenvs.walking(), acting(outwards), frames_per_batch=4, cudagraph_policy=True)
+    for each in (copy.deepcopy(collector), collector):
+        assert next(iter(each)).shape == (4,)
+        each.shutdown()
+
+
+@pytest.mark.difference("`track_policy_version=PolicyVersion(...)`")
+def test_a_transform_counts_the_versions():
+    (batch,) = collect(torchrlenvs.walking(), acting(outwards), track_policy_version=PolicyVersion("uuid"))
+    assert isinstance(batch["policy_version"][0], str)
+
+
+@pytest.mark.difference(
+    "`collector.frames_per_batch` of batched envs",
+    "an assignment to an attribute, such as `collector.exploration_type`",
+)
+def test_attributes_of_batched_envs():
+    with started(SerialEnv(3, torchrlenvs.walking), acting(outwards)) as collector:
+        assert (collector.frames_per_batch, collector.total_frames) == (4, math.inf)
+        collector.postproc = lambda batch: batch.select("action")
+        assert [*collector.take().keys()] == ["action"]
 
 
 @pytest.mark.difference("`track_traj_ids=False`")

@@ -35,6 +35,19 @@ def test_every_env_has_its_own_number(way):
         assert seen([made.next()]) == (first if way is SINGLE else first | {(2, 1, 2), (3, 1, 3)})
 
 
+def test_the_envs_that_show_their_spaces_have_numbers_of_no_other():
+    """They are made and closed in this process, before those of the workers are made."""
+    made = []
+
+    def create(env_index, worker_index):
+        made.append((env_index, worker_index))
+        return Numbered(env_index, worker_index)
+
+    with make(SINGLE, create, num_envs=3, frames_per_batch=3) as collector:
+        collector.next()
+        assert made == [(-1, -1), (-2, -1), (-3, -1), (0, 0), (1, 0), (2, 0)]
+
+
 def torchrls(env_index, worker_index):
     return GymWrapper(Numbered(env_index, worker_index))
 

@@ -3,11 +3,16 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete, Tuple
+from gymnasium.vector import SyncVectorEnv
 from tensordict.nn import TensorDictModule
 from torchrl.data import Bounded, Composite, Unbounded
+from user_code.spaceenv import SpaceEnv
 from user_code.torchrlenvs import Toy
 
 from collectx import Collector
@@ -152,6 +157,33 @@ class Bytes(Toy):
 
     def _values(self):
         return {"observation": torch.ones(1)}
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+@pytest.mark.parametrize(
+    ("action", "kinds"),
+    [(Discrete(3, dtype=np.int32), int), (Tuple([Discrete(2), Box(-1, 1, (1,))]), (int, np.ndarray))],
+    ids=["Discrete", "Tuple"],
+)
+def test_a_discrete_action_is_an_int_unless_a_vector_env_steps_the_env(action, kinds, num_envs):
+    """As the page on envs says."""
+    passed = []
+
+    class Noting(SpaceEnv):
+        def step(self, action):
+            passed.append(tuple(map(type, action)) if isinstance(action, tuple) else type(action))
+            return super().step(action)
+
+    make_env = partial(Noting, Box(0, 1), action, 5)
+    with Collector(make_env, frames_per_batch=4, num_envs=num_envs) as collector:
+        collector.next()
+    assert {*passed} == {kinds}
+    vector = partial(SyncVectorEnv, [make_env] * 2)
+    if num_envs is None and kinds is int:
+        passed.clear()
+        with Collector(vector, frames_per_batch=4) as collector:
+            collector.next()
+        assert {*passed} == {np.int32}
 
 
 @pytest.mark.difference("an integer action that does not fit the dtype of its spec")

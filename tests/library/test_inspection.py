@@ -1,7 +1,10 @@
 """What a collector says about itself and its workers, what is called around its batches, and its state."""
 
+import inspect
 import json
+import math
 import os
+import re
 import signal
 import threading
 from functools import partial
@@ -21,7 +24,7 @@ from user_code.faulty import FaultyEnv
 from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
 from worlds.levels import LevelEnv
 
-from collectx import ProfileConfig
+from collectx import ProfileConfig, ReplayBuffer
 from collectx.errors import ConfigError, WorkerDied
 
 ASKED = (*INLINE, *SHARED)
@@ -69,6 +72,68 @@ def test_keywords_are_attributes(way):
         with pytest.raises(AttributeError, match=r"procs.*getattr_env"):
             collector.procs  # noqa: B018
     assert collector.closed
+
+
+@pytest.mark.difference("an assignment to an attribute, such as `collector.exploration_type`")
+@over((SINGLE, SHARED_SYNC))
+def test_an_assignment_to_an_attribute_acts_or_raises(way):
+    """`postproc` and `split_trajs` act from the next batch on, as in TorchRL."""
+    with make(way, frames_per_batch=40) as collector:
+        collector.next()
+        collector.split_trajs = True
+        assert collector.next()["collector", "mask"].any(-1).all()
+        collector.split_trajs, collector.postproc = False, lambda batch: batch["action"]
+        assert isinstance(collector.next(), torch.Tensor)
+        acts = {"postproc", "split_trajs", "worker_idx", "pre_collect_hook", "post_collect_hook"}
+        for name in {*dir(collector)} - acts:
+            if not name.startswith("_") and not inspect.isfunction(getattr(type(collector), name, None)):
+                with pytest.raises(AttributeError, match=f"{name}.* (cannot be changed|has no setter)"):
+                    setattr(collector, name, getattr(collector, name))
+        with pytest.raises(AttributeError, match=r"Collector\.policy cannot be changed\. .* update_policy_weights_"):
+            collector.policy = Coin()
+        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+            with pytest.raises(ConfigError, match=f"^{name}=5 cannot be called"):
+                setattr(collector, name, 5)
+        collector.notes = "of the user"
+    with make(way, replay_buffer=ReplayBuffer(100), frames_per_batch=40) as collector:
+        with pytest.raises(ConfigError, match=r"^split_trajs=True cannot be used with a replay buffer"):
+            collector.split_trajs = True
+        if way is not SINGLE:
+            with pytest.raises(ConfigError, match=r"^postproc cannot be changed, because the workers write"):
+                collector.postproc = lambda batch: batch["action"]
+
+
+@pytest.mark.difference("`collector.frames_per_batch` of batched envs")
+def test_the_lengths_of_batches_and_of_the_collector():
+    with pytest.warns(UserWarning, match="rounded|multiple") as warned:
+        short = make(SINGLE, num_envs=3, frames_per_batch=100, total_frames=64)
+    with short:
+        assert (short.frames_per_batch, short.requested_frames_per_batch, short.total_frames) == (102, 100, 64)
+    assert [str(each.message) for each in warned] == [
+        "frames_per_batch=100 was rounded up to 102, whole steps of 3 envs.",
+        "total_frames=64 is not a multiple of frames_per_batch=100, so 1 batch (102 frames) is collected.",
+    ]
+    for endless in (-1, None, math.inf):
+        with make(SINGLE, frames_per_batch=20, total_frames=endless) as collector:
+            assert collector.total_frames == math.inf
+            assert "total_frames" not in collector.stats()
+            assert "0 frames delivered" in repr(collector)
+    with pytest.raises(ConfigError, match=r"^total_frames=2\.5 must be a whole number, or infinity\.$"):
+        make(SINGLE, total_frames=2.5)
+
+
+def test_a_loop_after_the_last_batch_is_warned_of():
+    with make(INLINE_SYNC, frames_per_batch=20, total_frames=40) as collector:
+        state = collector.state_dict()
+        assert repr(collector) == (
+            "<MultiSyncCollector: 2 workers, 1 env each, random actions, 20 frames per batch, 0 of 40 frames delivered>"
+        )
+        assert len([*collector]) == 2
+        with pytest.warns(UserWarning, match=r"^there are no more batches: all 40 frames \(total_frames\) were"):
+            assert [*collector] == []
+        collector.load_state_dict(state)
+        assert len([*collector]) == 2
+    assert repr(collector).endswith("40 of 40 frames delivered, closed>")
 
 
 def test_the_env_of_a_collector_in_this_process():
@@ -122,10 +187,53 @@ def test_a_question_waits_for_min_workers():
             pids = collector.get_attr("pid")
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-            with pytest.raises(WorkerDied):
-                collector.get_attr("pid")
             assert ask() == 9.8
             assert len({*collector.get_attr("pid"), *pids}) == 4
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"on_worker_failure": "restart"},
+        {"on_worker_failure": "drop"},
+        {"on_worker_failure": "restart", "min_workers": 2},
+    ],
+    ids=["restart", "drop", "restart of min_workers"],
+)
+def test_a_state_is_saved_although_a_worker_was_lost(keywords):
+    """As `next` replaces or drops the worker."""
+    with make(SHARED_SYNC, with_pid, frames_per_batch=20, **keywords) as collector:
+        collector.next()
+        pids = collector.get_attr("pid")
+        os.kill(pids[0], signal.SIGKILL)
+        state = collector.state_dict()
+        left = [name for name in state if name.startswith("worker")]
+        assert left == ["worker1"] if keywords["on_worker_failure"] == "drop" else ["worker0", "worker1"]
+        assert len(collector.get_attr("pid")) == len(left)
+        os.kill(pids[1], signal.SIGKILL)
+        if len(left) == 2:
+            assert collector.getattr_env("gravity") == 9.8
+            collector.load_state_dict(state)
+            assert collector.next().shape == (2, 10)
+
+
+class Deadly(CartPoleEnv):
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_call_that_kills_each_worker_is_named():
+    """Its replacement applies it too, and is killed by it: once is enough."""
+    with make(SHARED_SYNC, Deadly, frames_per_batch=20, on_worker_failure="restart", max_restarts=50) as collector:
+        collector.set_attr("gravity", 9.0)
+        assert collector.call("end") == (None, None)
+        with pytest.raises(WorkerDied, match="SIGKILL") as caught:
+            collector.next()
+        assert "settings that every new process gets: set_attr('gravity', ...) and call('end', ...)" in "".join(
+            caught.value.__notes__
+        )
+        assert collector.stats()["workers"] == 2
+        assert max(worker.history.num_restarts for worker in collector._core.pool.records) == 1
 
 
 @over([GLOO_SYNC])
@@ -321,7 +429,9 @@ def test_this_process_keeps_its_number_of_torch_threads_unless_num_threads_sets_
 
 @pytest.mark.parametrize(("frames", "each", "mean"), [(20, [12, 12], 12), ([6, 20], [6, 21], 14)])
 def test_frames_of_one_worker(frames, each, mean):
-    with make(INLINE_SYNC, cartpoles, frames_per_batch=frames, cat_results=-1) as collector:
+    with pytest.warns(UserWarning, match=rf"={re.escape(str(frames))} was rounded up to {sum(each)}, "):
+        made = make(INLINE_SYNC, cartpoles, frames_per_batch=frames, cat_results=-1)
+    with made as collector:
         assert [collector.frames_per_batch_worker(worker_idx=index) for index in range(2)] == each
         assert collector.frames_per_batch_worker() == mean
         assert collector.num_workers == 2
@@ -357,7 +467,7 @@ def test_a_reset_of_some_workers(way):
 
 def test_resets_that_are_refused():
     with (
-        make(SINGLE, partial(cartpoles, mode="NEXT_STEP")) as collector,
+        make(SINGLE, partial(cartpoles, mode="NEXT_STEP"), frames_per_batch=6) as collector,
         pytest.raises(ValueError, match="only resets an env when"),
     ):
         collector.reset([True, False, False])

@@ -20,7 +20,7 @@ from user_code.clocks import Clock, slow_clock
 from user_code.spaceenv import SpaceEnv, read
 from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 
-from collectx import Collector, ReplayBuffer, split_trajectories
+from collectx import Collector, ReplayBuffer, SliceSampler, split_trajectories
 from collectx.trajectories import add_mask
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
@@ -44,6 +44,7 @@ def check_goes_on(rows, env, num_envs):
     assert torch.equal(rows["collector", "traj_ids"], env + num_envs * (steps // 7).long())
 
 
+@pytest.mark.filterwarnings("ignore:frames_per_batch=.* was rounded up")
 def test_of_several_envs_rounded_up_and_with_random_frames_first():
     policy = TensorDictModule(lambda seen: torch.full(seen.shape[:-1], 1), ["observation"], ["action"])
     frames = {"frames_per_batch": [5, 10], "total_frames": 30, "init_random_frames": 15}
@@ -144,11 +145,32 @@ def test_what_a_part_does_not_fill_is_zeros():
     assert batch["collector", "traj_ids"].tolist() == [[1, 1, 1], [1, -1, -1]]
 
 
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_the_gaps_of_a_batch_are_in_no_trajectory(way):
+    """Neither after `split_trajectories`, nor with `split_trajs`, nor in a replay buffer that the script fills."""
+    faster = FASTER | {"total_frames": 80}
+    batch, *_ = collect(way, one_is_slow(way), **faster)
+    mask = batch["collector", "mask"]
+    assert 41 <= mask.sum() < 80
+    split, buffer = split_trajectories(batch), ReplayBuffer(1000, sampler=SliceSampler(2))
+    assert torch.equal(split["collector", "traj_ids"][:, 0], batch["collector", "traj_ids"][mask].unique())
+    assert split["collector", "mask"].sum() == mask.sum()
+    assert (split_trajectories(split) == split).all()
+    for padded in (batch, split):
+        assert len(buffer.extend(padded)) == mask.sum()
+    assert buffer[:]["collector", "mask"].all()
+    assert (buffer.sample(400)["collector", "traj_ids"] >= 0).all()
+    split, *_ = collect(way, one_is_slow(way), split_trajs=True, **faster)
+    assert (split["collector", "traj_ids"] >= 0).all()
+    assert 41 <= split["collector", "mask"].sum() < 80
+
+
 @pytest.mark.parametrize("keywords", [{}, {"postproc": lambda batch: batch}], ids=["by workers", "by the trainer"])
+@pytest.mark.parametrize("dim", ["stack", -1])
 @over(SYNC)
-def test_a_replay_buffer_gets_the_frames_that_there_are(way, keywords):
+def test_a_replay_buffer_gets_the_frames_that_there_are(way, keywords, dim):
     buffer = ReplayBuffer(10_000)
-    with make(way, one_is_slow(way), replay_buffer=buffer, cat_results=-1, **FASTER, **keywords) as collector:
+    with make(way, one_is_slow(way), replay_buffer=buffer, cat_results=dim, **FASTER, **keywords) as collector:
         list(collector)
         assert 160 <= len(buffer) == buffer.write_count == collector.stats()["frames"] < 240
     stored = buffer[torch.arange(len(buffer))]

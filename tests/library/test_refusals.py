@@ -1,6 +1,7 @@
 """Wrong arguments are refused, all at once and before any process starts. A message names the keyword, what is
 wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
 
+import copy
 import os
 import re
 import threading
@@ -151,6 +152,7 @@ NEXT_STEP = partial(cartpoles, mode="NEXT_STEP")
 MIN_WORKERS = {"min_workers": 1, "on_worker_failure": "drop"}
 INNER_ASYNC = {"num_workers_per_collector": 2, "collector_class": "async"}
 PREEMPTIVE = {"preemptive_threshold": 0.5}
+LIMITED = {"max_frames_per_traj": 5, "frames_per_batch": 9}
 BELL = SimpleNamespace(collection_stopped=lambda: False)
 OTHER_TASKS = {"slurm_additional_parameters": {"ntasks": 2}}
 OTHER_REQUEUE = {"slurm_additional_parameters": {"requeue": True}}
@@ -218,8 +220,6 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("single", {"interruptor": object()}, "interruptor= object collection_stopped()"),
         ("single", {"interruptor": BELL, "return_same_td": True}, "return_same_td=True interruptor"),
         ("async", PREEMPTIVE, "preemptive_threshold=0.5 async"),
-        ("sync", PREEMPTIVE | {"split_trajs": True}, "split_trajs preemptive_threshold=0.5 cat_results=-1"),
-        ("sync", PREEMPTIVE | {"replay_buffer": ReplayBuffer(9)}, "replay_buffer preemptive_threshold=0.5"),
         ("sync", PREEMPTIVE | {"return_same_td": True, "cat_results": 0}, "return_same_td=True cat_results='stack'"),
         # Batches of whole trajectories.
         ("single", {"traj_format": "cat"}, "traj_format='cat' trajs_per_batch"),
@@ -254,9 +254,9 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
         ("sync", cartpole, {"cat_results": 1}, "cat_results=1 -1 0 'stack'"),
         ("sync", cartpoles, {"cat_results": 0, "frames_per_batch": [3, 6]}, "cat_results=0 cat_results=-1"),
         ("sync", cartpoles, {"cat_results": 0} | PREEMPTIVE, "cat_results=0 cat_results=-1"),
-        ("single", NEXT_STEP, {"interruptor": BELL}, "autoreset_mode disabled same_step"),
-        ("single", NEXT_STEP, {"max_frames_per_traj": 5}, "max_frames_per_traj=5 autoreset_mode disabled same_step"),
-        ("served", NEXT_STEP, {"policy": Argmax()}, "AsyncBatchedCollector MultiAsyncCollector"),
+        ("single", NEXT_STEP, {"interruptor": BELL, "frames_per_batch": 9}, "autoreset_mode disabled same_step"),
+        ("single", NEXT_STEP, LIMITED, "max_frames_per_traj=5 autoreset_mode disabled same_step"),
+        ("served", NEXT_STEP, {"policy": Argmax(), "frames_per_batch": 9}, "AsyncBatchedCollector MultiAsyncCollector"),
         ("single", Counted, {"max_frames_per_traj": 5}, "max_frames_per_traj=5 step_count"),
         ("sync", cartpole, {"env_device": "meta"}, "env_device='meta' None"),
         ("async", cartpole, {"frames_per_batch": 10**12}, "frames_per_batch=1000000000000 num_slots"),
@@ -314,7 +314,46 @@ def test_workers_with_unequal_envs_are_refused(way, creates, words):
 
 
 @pytest.mark.difference(
+    "`copy.deepcopy(collector)`",
+    "`track_policy_version=PolicyVersion(...)`",
+    "`cudagraph_policy` of a policy on the CPU",
+)
+def test_what_torchrls_collector_takes_and_ours_does_not():
+    with (
+        Collector(cartpole, frames_per_batch=4) as collector,
+        pytest.raises(TypeError, match=r"Save its state_dict\(\)"),
+    ):
+        copy.deepcopy(collector)
+    with pytest.raises(ConfigError, match=r"^track_policy_version=.* must be True or False\.$"):
+        Collector(cartpole, track_policy_version=object())
+    with pytest.raises(ConfigError, match=r"^cudagraph_policy=True needs a GPU, but the policy acts on cpu\."):
+        Collector(cartpole, nn.Linear(4, 2), cudagraph_policy=True)
+
+
+@pytest.mark.difference(
+    '`backend="threading"` of `AsyncBatchedCollector`',
+    "`transport`, `envs_per_worker`, `yield_completed_trajectories`, `weight_sync`, `worker_affinity`, "
+    "`driver_affinity`, `server_config`, `device_config`, `policy_version`, `compile_policy`, `cudagraph_policy` of "
+    "`AsyncBatchedCollector`",
+    "`env_exchange`, `transition_chunk_size`, `weight_sync_model_id`, `policy_version_key`, `verbose` of "
+    "`AsyncBatchedCollector`",
+)
+def test_keywords_of_torchrls_asyncbatchedcollector():
+    fixed = {"transport": "x", "envs_per_worker": 2, "yield_completed_trajectories": True, "policy_version": 1}
+    fixed |= dict.fromkeys(["weight_sync", "worker_affinity", "driver_affinity", "server_config", "device_config"], 3)
+    fixed |= dict.fromkeys(["compile_policy", "cudagraph_policy"], True)
+    given = {"env_exchange": "x", "transition_chunk_size": 3, "weight_sync_model_id": "x", "policy_version_key": "x"}
+    given |= dict.fromkeys(["backend", "env_backend", "policy_backend"], "threading") | {"verbose": True}
+    with pytest.raises(ConfigError) as caught:
+        AsyncBatchedCollector([cartpole], Argmax(), **given, **fixed)
+    named = [text.partition("=")[0] for text in caught.value.problems]
+    assert sorted(named) == sorted(fixed)
+    assert all(". Use " in text or ": " in text for text in caught.value.problems)
+
+
+@pytest.mark.difference(
     "`Evaluator`, `RayEvalWorker`",
+    "`LLMCollector`, `RayLLMCollector`",
     "`cascade_execute`, `register_scheme_receiver`, `init_updater`",
     "`get_cached_weights`",
     "`server_stats` of `AsyncBatchedCollector`",
@@ -327,7 +366,7 @@ def test_names_of_torchrl_that_are_missing():
         for name in methods:
             with pytest.raises(AttributeError, match=f"no attribute {name!r}. [A-Z]"):
                 getattr(collector, name)
-    for name in ("Evaluator", "RayEvalWorker"):
+    for name in ("Evaluator", "RayEvalWorker", "LLMCollector", "RayLLMCollector"):
         with pytest.raises(AttributeError, match=name):
             getattr(collectx, name)
     assert not hasattr(collectx.RandomPolicy, "set_action_spec_from_env")

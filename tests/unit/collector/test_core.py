@@ -231,6 +231,7 @@ STORIES = {
             "next()",
             "save(wait_for_workers=False)",
             "arrive((0, 0))",
+            "reply(1)",  # it has made its envs
             "reply(1)",
             "arrive((1, 0))",
             "reply(0, {'rollout': {}, 'seed': 0})",

@@ -123,7 +123,7 @@ def configured(monkeypatch):
 
     def configure(self, keywords_class, arguments, passed):
         self._configure(keywords_class, arguments, passed)
-        self.policy = self._cfg.policy
+        self._policy = self._cfg.policy
         num_envs = self._keywords.num_envs
         spec = SimpleNamespace(num_envs=num_envs or 1, policy_shape=(num_envs,) if num_envs else ())
         self._spec = spec

@@ -94,13 +94,6 @@ COLLECTOR = {"num_workers": 2, "schedule": "sync", "overlap": 0, "preemptive_thr
             {"preemptive_threshold": 0.5},
             ["return_same_td=True ... preemptive_threshold=0.5"],
         ),
-        (
-            rules._early_ends,
-            {"split_trajs": True, "replay_buffer": BUFFER},
-            {"preemptive_threshold": 0.0},
-            ["split_trajs ... preemptive_threshold=0.0", "replay_buffer ... preemptive_threshold=0.0"],
-        ),
-        (rules._early_ends, {"split_trajs": True, "is_concatenated": True}, {"preemptive_threshold": 0.5}, []),
         (rules._trajectories, {}, {}, []),
         (rules._trajectories, {"trajs_per_write": 0}, {}, ["trajs_per_write=0 ... trajs_per_batch"]),
         (rules._trajectories, {"trajs_per_batch": 2, "trajs_per_write": 1}, {}, []),

@@ -67,6 +67,14 @@ def test_the_collectors_own_ids_are_kept_apart_and_old_trajectories_forgotten():
     assert [trajectories.take(slot([[1]], [[number]]), True)[1].tolist() for number in (9, 10)] == [[1], [2]]
 
 
+def test_padding_of_the_collectors_batch_is_in_no_trajectory():
+    """In a worker that was restarted, whose ids are large."""
+    trajectories = _Trajectories(1, Placement(0, 0, 2, 1))
+    batch = slot([[0, 1, 0, 0]], [[7, 7, -1, -1]])
+    assert [array.tolist() for array in trajectories.take(batch, True)] == [[3.0], [2]]
+    assert batch[TRAJ_IDS].tolist() == [[2**33 + 14] * 2 + [-1, -1]]
+
+
 def test_four_trajectories_of_each_env_are_remembered():
     trajectories = _Trajectories(3, Placement(0, 0, 1, 0))
     for number in range(10):

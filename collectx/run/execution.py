@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.result import Result, ResultBuilder, type_name
 from collectx.run.order import recorded_order
 from collectx.run.resume import ResumePoint, resume_point
-from collectx.run.signals import Signals
+from collectx.run.signals import RunStopped, Signals
 from collectx.run.terminal import display, printing
 
 if TYPE_CHECKING:
@@ -354,13 +355,24 @@ class _Execution:
 
     def _finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
-        before the workers close. A trainer that a signal interrupted within a batch is not saved."""
+        before the workers close. A trainer that a signal interrupted within a batch is not saved. One that raised an
+        error after a signal is: the signal has ended its helper processes, such as those of a DataLoader."""
         from collectx.run.weights import write_weights
 
-        self._signals.shield()
+        error = self._record.error_after_signal
         if self._record.is_interrupted:
             self._add_event("interrupted", reason=self._record.reason)
-        if self._record.is_interrupted and collection.is_learning:
+        if error is not None:
+            # A DataLoader's handler raises when another of its processes dies.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            display.log_errors([error], self._run_folder.log("trainer"))
+            batch = self._record.statistics.batches - 1 if collection.is_learning else None
+            self._add_event("failed_after_signal", type=type_name(error), message=text_of(error), batch=batch)
+            collection.close()
+            with suppress(RunStopped):
+                checkpointer.write()
+        self._signals.shield()
+        if self._record.is_interrupted and collection.is_learning and error is None:
             collection.close()
             self._add_event("not_saved", batches=self._record.statistics.batches)
             return

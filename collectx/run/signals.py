@@ -14,6 +14,7 @@ the job, the signal ends the run as SIGINT does, and the handler is called when 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,9 @@ class Signals:
         self._held = self._is_pending = False
         self._grace_s = 0.0
         self._note: Callable[[], None] = lambda: None
-        self._threads: list[threading.Thread] = []
+        # For the thread that waits for the first deferred signal; None ends it.
+        self._deferred: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self.is_checkpoint_requested = False
         # The signal whose earlier handler is called at the end.
         self._requeue_signal: int | None = None
@@ -94,8 +97,8 @@ class Signals:
 
     def __exit__(self, *error: object) -> None:
         self._end_grace()
-        for thread in self._threads:
-            thread.join(_NOTE_S)
+        if self._thread is not None:
+            self._thread.join(_NOTE_S)
         signal_handlers.keep({}, self._note_replaced)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
@@ -132,7 +135,26 @@ class Signals:
         """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds. When the signal
         comes, `note` is called in another thread. The end of the `with` block waits for that thread, up to 2 s; a
         slower thread ends with the process."""
-        self._grace_s, self._note = grace_s, note
+        self._grace_s, self._note = min(grace_s, LONGEST_WAIT_S), note
+        if grace_s and self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="collectx-grace", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        """Waits for the first deferred signal, calls `note`, and sends the signal again after `grace_s` seconds. A
+        handler must not start threads itself: it may have interrupted the start of another one, or be interrupted by a
+        handler that raises, as a DataLoader's does for SIGCHLD."""
+        signum = self._deferred.get()
+        if signum is None:
+            return
+        note = threading.Thread(target=self._note, name="collectx-note", daemon=True)
+        note.start()
+        try:
+            self._deferred.get(timeout=self._grace_s)
+        except queue.Empty:
+            # To the main thread, which may wait for a worker.
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
+        note.join(_NOTE_S)
 
     def check(self) -> None:
         """Raises `RunStopped` if a signal is pending."""
@@ -152,25 +174,20 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # An env or a trainer forked this process: `terminate()` must end it, and it has no job to requeue.
+            # An env or a trainer forked this process. Ctrl-C and a closed terminal signal such helpers too, but the
+            # trainer needs them to finish its batch; the second signal ends them. So does `terminate()`, a SIGTERM.
+            # A helper has no job to requeue.
             old = self._old_handlers.get(signum, signal.SIG_DFL)
             signal.signal(signum, signal.SIG_IGN if signum in _REQUESTS else old)
-            os.kill(os.getpid(), signum)
+            if signum == signal.SIGTERM:
+                os.kill(os.getpid(), signum)
             return
         self._count += 1
         self.last = signum
         if signum == signal.SIGHUP:
             _drop_output(self._terminals)
         if self._grace_s and self._count == 1:
-            note = threading.Thread(target=self._note, name="collectx-note")
-            # To the main thread, which may wait for a worker.
-            grace_s = min(self._grace_s, LONGEST_WAIT_S)
-            timer = threading.Timer(grace_s, signal.pthread_kill, [threading.main_thread().ident, signum])
-            timer.name = "collectx-grace"
-            self._threads = [note, timer]
-            for thread in self._threads:
-                thread.daemon = True
-                thread.start()
+            self._deferred.put(signum)
             return
         if not self._sealed and self._count >= self._raise_at:
             # The second signal of an impatient user must not interrupt the closing that the first one starts.
@@ -192,9 +209,7 @@ class Signals:
 
     def _end_grace(self) -> None:
         self._grace_s = 0.0
-        for thread in self._threads:
-            if isinstance(thread, threading.Timer):
-                thread.cancel()
+        self._deferred.put(None)
 
 
 def _drop_output(terminals: Sequence[int]) -> None:

@@ -54,6 +54,41 @@ def test_a_signal_ends_a_run_in_order_and_leaves_nothing(tmp_path, wait_until, w
     wait_until(lambda: not psutil.wait_procs(there, 0)[1], what=f"the end of {there}")
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("number", "helpers", "error"),
+    [
+        (signal.SIGTERM, {"start_method": "fork"}, "DataLoader worker"),
+        (signal.SIGINT, {"start_method": "spawn"}, "DataLoader worker"),
+        # Forked helpers survive the first Ctrl-C; a Pool would wait for ever for the task of a process that died.
+        (signal.SIGINT, {"start_method": "fork", "pool": True}, ""),
+    ],
+    ids=["loader-sigterm", "spawned-loader-ctrl_c", "pool-ctrl_c"],
+)
+def test_a_signal_that_ends_a_trainers_helpers_too_leaves_a_checkpoint(tmp_path, wait_until, number, helpers, error):
+    kwargs = ", ".join(f"{name}: {value}" for name, value in helpers.items())
+    words = ["trainer=custom", "trainer.target=user_code.processes:Helped", f"+trainer.kwargs={{{kwargs}}}"]
+    run, tests = tmp_path / "run", str(Path(__file__).parents[1])
+    words += ["env=counting", "policy=random", "collector.total_frames=-1", "hydra.run.dir=run"]
+    with open(tmp_path / "said.txt", "w") as said:
+        streams = {"cwd": tmp_path, "env": environment(PYTHONPATH=tests), "stdout": said, "stderr": said}
+        command = subprocess.Popen([COMMAND, "run", *words], start_new_session=True, **streams)
+    lines, written = run / "metrics.jsonl", (tmp_path / "said.txt").read_text
+    wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, 200, "a batch")
+    known = set(psutil.Process(command.pid).children())
+
+    def has_helpers():
+        return command.poll() is not None or len(set(psutil.Process(command.pid).children()) - known) >= 2
+
+    wait_until(has_helpers, 60, "helpers")
+    os.killpg(command.pid, number)
+    assert command.wait(100) == 130, written()
+    assert [each["event"] for each in RunFolder(run).read_events()].count("checkpoint") == 1, written()
+    assert ("after the signal, the trainer raised RuntimeError: DataLoader worker" in written()) == bool(error)
+    assert not error or error in (run / "logs" / "trainer.log").read_text()
+    assert result(run)["status"] == "interrupted"
+
+
 @pytest.mark.parametrize("collector", ["multi_sync", pytest.param("distributed", marks=pytest.mark.nightly)])
 def test_a_run_that_was_stopped_for_longer_than_its_timeouts_goes_on_with_its_workers(tmp_path, wait_until, collector):
     lines, shape = tmp_path / "run" / "metrics.jsonl", ["collector.worker_timeout_s=2", "collector.total_frames=-1"]

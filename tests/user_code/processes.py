@@ -1,6 +1,7 @@
-"""Envs with threads and processes of their own."""
+"""Envs and a trainer with threads and processes of their own."""
 
 import multiprocessing
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import gymnasium
@@ -44,3 +45,39 @@ def make_with_processes() -> gymnasium.Env:
         assert pool.apply_async(double, [1]).get(timeout=20) == executor.submit(double, 1).result(timeout=20) == 2
         assert manager.list([1])[0] == 1
     return gymnasium.make("CartPole-v1")
+
+
+class Nothing:
+    """A data set whose rows take a while."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.05)
+        return index
+
+
+class Helped:
+    """A trainer that needs the processes of a DataLoader or of a Pool for each batch, about two seconds."""
+
+    def __init__(self, policy, start_method: str, pool: bool = False):
+        self._context, self._has_pool = multiprocessing.get_context(start_method), pool
+        self.num_rows = 0
+
+    def train(self, collection):
+        from torch.utils.data import DataLoader
+
+        for _ in collection:
+            if self._has_pool:
+                with self._context.Pool(2) as pool:
+                    self.num_rows += len(pool.map(time.sleep, [0.4] * 10))
+            else:
+                for _ in DataLoader(Nothing(), num_workers=2, multiprocessing_context=self._context):
+                    self.num_rows += 1
+
+    def state_dict(self):
+        return {"num_rows": self.num_rows}
+
+    def load_state_dict(self, state):
+        self.num_rows = state["num_rows"]

@@ -118,6 +118,11 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"the trainer was interrupted during batch {fields['batches'] - 1}, so neither a checkpoint nor final.pt "
             "was saved. `collectx resume` continues from the newest checkpoint, if there is one"
         )
+    if name == "failed_after_signal":
+        batch = fields["batch"]
+        saved = "" if batch is None else f". Saving what the trainer learned of batch {batch} until then"
+        error = f"{fields['type']}: {fields['message'].removesuffix('.')}"
+        return f"after the signal, the trainer raised {error} (full traceback: logs/trainer.log){saved}"
     if name == "envs_not_saved":
         some = fields.get("workers", ())
         of = f" of worker{'s' * (len(some) > 1)} {' and '.join(map(str, some))}" if some else ""

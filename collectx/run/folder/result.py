@@ -138,6 +138,8 @@ class ResultBuilder:
         digest: hashes the delivered batches; None where batches are not hashed.
         is_unsaved_known: whether an event already said that env states are not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
+        error_after_signal: the error that ended training after a signal had asked for its end; None if it was the
+            signal itself that interrupted training.
     """
 
     def __init__(self, cfg: RunConfig, signals: Signals):
@@ -152,6 +154,7 @@ class ResultBuilder:
         self.errors: list[BaseException] = []
         self.is_unsaved_known = False
         self.config_error: ConfigError | None = None
+        self.error_after_signal: BaseException | None = None
         self._last_loss: Failure | None = None
         self._recovered: list[Failure] = []
         self._max_batches = cfg.run.max_batches
@@ -169,6 +172,8 @@ class ResultBuilder:
             if self._status is None:
                 self._status = Status.INTERRUPTED
                 self._reason = interruption(signum or signal.SIGINT)
+                if error is not None and not _is_interrupt(error):
+                    self.error_after_signal = error
             return
         if error is not None:
             self.errors.append(error)
@@ -235,6 +240,13 @@ class ResultBuilder:
             folder=folder,
             metrics=statistics.metrics,
         )
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Returns whether a signal raised the error, or interrupted the block that raised it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def type_name(error: BaseException) -> str:

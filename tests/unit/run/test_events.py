@@ -77,6 +77,8 @@ EVENTS = [
     ("checkpoint", {"batches": 3, "path": "000000003", "seconds": 0.1}),
     ("checkpoint_failed", {"message": "no space"}),
     ("not_saved", {"batches": 3}),
+    ("failed_after_signal", {"type": "OSError", "message": "a helper died.", "batch": 3}),
+    ("failed_after_signal", {"type": "OSError", "message": "a helper died", "batch": None}),
     ("envs_not_saved", {"reason": "Env is a world"}),
     ("envs_not_saved", {"reason": "Env is a world", "workers": [0, 2]}),
     ("envs_large", {"nbytes": 123_456_789}),

@@ -137,15 +137,17 @@ def test_a_handler_in_c_which_python_cannot_set_again_stays(number, within):
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):
+# How many of these signals end a helper of the trainer: `terminate()` sends one SIGTERM, an impatient user two SIGINTs.
+@pytest.mark.parametrize(("number", "count"), [(signal.SIGTERM, 1), (signal.SIGHUP, 2)])
+def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number, count):
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with Signals() as signals:
             pid = os.fork()
             if pid == 0:
                 with suppress(BaseException):
-                    os.kill(os.getpid(), number)
+                    for _ in range(count):
+                        os.kill(os.getpid(), number)
                 os._exit(7)  # the signal was handled
             _, status = os.waitpid(pid, 0)
             assert signals.last is None
@@ -188,35 +190,7 @@ class Model:
         self.is_shielded = self.is_sealed = True
 
 
-@pytest.fixture
-def started(within):
-    """The threads that are started, which do not run."""
-    found = []
-
-    class Thread:
-        def __init__(self, target, name=""):
-            self.target = target
-
-        def start(self):
-            found.append(self)
-
-        def join(self, timeout):
-            pass
-
-    class Timer(Thread):
-        is_cancelled = False
-
-        def __init__(self, interval, function, args):
-            self.interval, self.function, self.args = interval, function, args
-
-        def cancel(self):
-            self.is_cancelled = True
-
-    within(signals, "threading", Thread=Thread, Timer=Timer)
-    return found
-
-
-def test_any_order_of_signals_and_states_against_a_model(started):
+def test_any_order_of_signals_and_states_against_a_model():
     draw = random.Random(0)
     kinds = ["signal", "signal", "signal", "held", "check", "defer", "shield", "seal"]
     for number in range(400):
@@ -236,27 +210,29 @@ def test_any_order_of_signals_and_states_against_a_model(started):
             done = []
             for _ in range(9):
                 done.append(draw.choice(kinds if number % 4 else kinds[:6]))
-                before, is_first = len(started), model.is_deferred and model.count == 0
                 with pytest.raises(RunStopped) if getattr(model, done[-1])() else nullcontext():
                     do[done[-1]]()
-                # A note and a timer begin with a deferred signal.
-                is_signal = done[-1] in ("signal", "held")
-                assert len(started) - before == (2 if is_signal and is_first else 0), done
 
 
-def test_the_time_of_grace_ends_with_a_signal_to_the_main_thread(started):
-    for grace_s, limit_s in ((7.5, 7.5), (1e12, signals.LONGEST_WAIT_S)):
-        with Signals() as real:
-            real.defer(grace_s, note := lambda: None)
-            assert not raises(signal.SIGTERM)
-            told, timer = started[-2:]
-            assert (told.target, timer.interval, timer.function) == (note, limit_s, signal.pthread_kill)
-            assert timer.args == [threading.main_thread().ident, signal.SIGTERM]
-            assert told.daemon
-            assert timer.daemon
-            assert not timer.is_cancelled
-            real.shield()
-            assert timer.is_cancelled
+def test_the_time_of_grace_ends_with_a_signal_to_the_main_thread(wait_until):
+    notes = []
+    with Signals() as real:
+        real.defer(0.3, lambda: notes.append(threading.current_thread().name))
+        assert not raises(signal.SIGTERM)
+        with pytest.raises(RunStopped, match="SIGTERM"):
+            threading.Event().wait(20)
+    assert notes == ["collectx-note"]
+
+
+@pytest.mark.parametrize("grace_s", [0.1, 1e12])
+def test_the_time_of_grace_may_end_early_or_never(grace_s):
+    is_told = threading.Event()
+    with Signals() as real:
+        real.defer(grace_s, is_told.set)
+        assert not raises(signal.SIGTERM)
+        real.shield()
+        assert is_told.wait(20)
+        assert not threading.Event().wait(2 * min(grace_s, 0.1))  # nothing raises
 
 
 def test_outside_of_the_main_thread_nothing_is_handled():

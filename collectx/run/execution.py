@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -305,6 +306,7 @@ class _Execution:
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,
+            not_finite=partial(self._add_event, "not_finite") if self._cfg.collector.check_finite else None,
         )
         try:
             if self._point is not None:

@@ -75,6 +75,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     is_job = place_of(cfg).is_job
     resumes = cfg.run.resume == "auto" and run_folder.has_run
     with locked(run_folder, cfg.run.overwrite or resumes, force=is_job):
+        if resumes:
+            cfg = saved_config.with_old_scale(run_folder, cfg)
         if resumes and (done := saved_config.completed_result(run_folder, cfg)) is not None:
             display.print_completed(done)
             return done

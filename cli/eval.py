@@ -41,10 +41,13 @@ def _eval(arguments: Arguments) -> int:
     saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
+    import torch
+
+    from collectx.policy.exploration import ExplorationType
     from collectx.run.after import evaluation, trained
 
     recording = evaluation.with_video(cfg, run_folder.videos) if cfg.eval.video else cfg
-    policy, spec, _ = trained.build(cfg, limit=env_limit(cfg))
+    policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
     trained.load_weights(run_folder, policy, cfg.eval.weights)
     if spec.normalizers:
         recording = _with_normalizers(recording, run_folder, spec.normalizers)
@@ -73,6 +76,9 @@ def _eval(arguments: Arguments) -> int:
     print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
     for name, value in result.metrics.items():
         print(f"{name} {value:.6g}")
+    loaded = trained.LoadedPolicy(policy, seen, ExplorationType(cfg.eval.exploration_type), torch.device("cpu"))
+    for text in loaded.warnings():
+        printing.note(text)
     print(f"written to {printing.typed(run_folder.evaluation)}")
     return 0
 

@@ -105,7 +105,7 @@ class ShapeError(CollectxError, ValueError):
 
 
 class TrainingDivergedError(CollectxError):
-    """A loss or a weight is not finite. The message names it, the trainer and the gradient step."""
+    """A loss or a weight is not finite. The message names it; for a built-in trainer, also the gradient step."""
 
 
 class EpisodeTooLongError(CollectxError):

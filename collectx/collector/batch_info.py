@@ -44,6 +44,7 @@ class BatchSpec:
         stacked: whether a batch stacks several parts, `[parts, *shape, steps]`; otherwise it is a single part,
             `[*shape, steps]`.
         total_frames: frames of the whole run; -1: no limit.
+        check_finite: whether publishing weights that are not finite raises an error.
         zero_copy: whether a batch is valid only until the next one is requested; otherwise it is leased or copied
             (`collectx.transport.leases`).
         storing_device: the device of batches; None: the device of the transport's memory, and the TensorDicts name no
@@ -59,6 +60,7 @@ class BatchSpec:
     nested_dims: Mapping[Key, tuple[int, ...]]
     stacked: bool
     total_frames: int
+    check_finite: bool
     zero_copy: bool
     storing_device: torch.device | None
     is_written: bool = False

@@ -22,7 +22,7 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.settings import Setting, Settings
 from collectx.collector.worker_record import WorkerState
-from collectx.policy.flat_weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights, check_finite
 from collectx.rollout.episodes import IDS_PER_INCARNATION
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
@@ -291,7 +291,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Publishes a copy of the policy's current weights as a new version; returns its number, 0 the first time. A
         worker acts with it from its next batch on. With `collector.overlap=1`, it does so from the batch after that. An
         async worker over a network does not wait for new weights before a batch. In the reproduction of an async run,
-        blocks until all batches of the previous version have arrived, and raises the errors of `next`."""
+        blocks until all batches of the previous version have arrived, and raises the errors of `next`. Raises
+        `TrainingDivergedError` if a weight is not finite, unless `collector.check_finite` is false."""
+        if self._spec.check_finite:
+            check_finite(policy)
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: WeightWriters) -> int:

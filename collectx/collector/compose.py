@@ -149,6 +149,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, slots: SlotSpec, overrides: Seque
         nested_dims=nested_dims(spec.nested_dims, slots.leaves),
         stacked=options.schedule == "sync",
         total_frames=options.total_frames,
+        check_finite=options.check_finite,
         zero_copy=options.zero_copy,
         storing_device=None if device is None else torch.device(device),
         is_written=workers_write(overrides),

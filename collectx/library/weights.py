@@ -19,7 +19,7 @@ from collectx.config.problem import counted
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.values import numbered_workers, within
-from collectx.policy.flat_weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights, check_finite
 from collectx.transport.base import WeightWriters
 
 # Ends messages about unknown models.
@@ -59,7 +59,8 @@ class WeightPublisher:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
             if individual and self._keywords.has_workers:
-                version = self._core.publish_weights(weight_writers(policy, individual, strict))
+                writers = weight_writers(policy, individual, strict, self._keywords.check_finite)
+                version = self._core.publish_weights(writers)
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
             else:
@@ -175,13 +176,18 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
             target.copy_(source)
 
 
-def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> WeightWriters:
+def weight_writers(
+    policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False, finite: bool = False
+) -> WeightWriters:
     """Returns, for each worker, a function that writes its weights into a flat buffer. None stands for the weights of
-    `policy`, which stays unchanged. These functions raise the errors of `load_weights`."""
+    `policy`, which stays unchanged. These functions raise the errors of `load_weights`, and with `finite` those of
+    `check_finite`."""
     scratch = copy.deepcopy(policy)
 
     def write(weights: WeightsLike, buffer: torch.Tensor) -> None:
         load_weights(scratch, policy if weights is None else weights, strict)
+        if finite:
+            check_finite(scratch)
         FlatWeights(scratch).write(buffer)
 
     return {worker: partial(write, weights) for worker, weights in by_worker.items()}

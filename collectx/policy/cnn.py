@@ -12,6 +12,7 @@ from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.action_masks import network_inputs
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.policy.spaces import input_space, largest_value
 from collectx.policy.stochastic import StochasticPolicy
 
 
@@ -56,7 +57,8 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
         raise ConfigError(f"policy={cfg.kind} needs a single image, but the env observes {names}. Use policy=custom.")
-    encode = Image(leaves[0].shape, cfg.scale, cfg.kind)
+    scale = cfg.scale if cfg.scale is not None else largest_value(input_space(spec.observation_space, leaves[0].key))
+    encode = Image(leaves[0].shape, scale, cfg.kind)
     layers: list[nn.Module] = []
     channels, height, width = encode.num_channels, encode.height, encode.width
     for out_channels, kernel, stride in zip(cfg.channels, cfg.kernel_sizes, cfg.strides, strict=True):

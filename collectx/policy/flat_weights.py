@@ -9,6 +9,8 @@ memory or not.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 from torch import nn
 
 from collectx.batch import aligned
+from collectx.config.problem import setting
+from collectx.errors import TrainingDivergedError
 
 
 def device_of(policy: Any) -> torch.device:
@@ -32,6 +36,33 @@ def is_on_device(policy: Any, device: torch.device) -> bool:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return all(one == device or one.type == device.type == "cpu" for one in devices)
+
+
+def largest(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the largest absolute value of each of the weights, `[]`; NaN and infinity if a weight contains them."""
+    # Maximum norms, because they do not overflow, and NaN stays NaN.
+    return [*torch._foreach_norm([each.detach() for each in weights if each.numel()], math.inf)]
+
+
+def not_finite(policy: Any) -> str | None:
+    """Returns a text that names the first parameter of a policy with NaN or infinities; None without one. Buffers may
+    contain infinities, as masks of attention do."""
+    parameters = dict(policy.named_parameters()) if isinstance(policy, nn.Module) else {}
+    weights = {name: each for name, each in parameters.items() if each.is_floating_point() and each.numel()}
+    if not weights or torch.stack([each.cpu() for each in largest(weights.values())]).isfinite().all():
+        return None
+    bad = [name for name, each in weights.items() if not each.isfinite().all()]
+    value = weights[bad[0]][~weights[bad[0]].isfinite()][0].item()
+    return f"the policy's weight {bad[0]} contains {value} ({len(bad)} of {len(weights)} weights are not finite)"
+
+
+def check_finite(policy: Any) -> None:
+    """Raises `TrainingDivergedError` if a parameter of a policy that is to be published contains NaN or infinities."""
+    if (what := not_finite(policy)) is not None:
+        raise TrainingDivergedError(
+            f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. To "
+            f"use such weights: {setting('collector.check_finite', False)}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

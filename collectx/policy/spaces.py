@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from gymnasium import Space, spaces
 
 from collectx.batch import Key
+
+# Larger bounds, such as the largest value of a dtype, bound nothing.
+_UNBOUNDED = 1e9
 
 
 def input_space(space: Space, key: Key) -> Space:
@@ -17,6 +21,18 @@ def action_space(space: Space, key: Key) -> Space:
     """Returns the part of an action space that belongs to the leaf `key`: `("action", "arm")` is the entry "arm" of a
     Dict."""
     return _part(space, key[1:])
+
+
+def largest_value(space: Space) -> float:
+    """Returns the largest absolute value in a Box, MultiBinary or MultiDiscrete space; 1 if it has no bound, or is
+    0."""
+    if isinstance(space, spaces.MultiDiscrete):
+        largest = float(np.abs([space.start, space.start + space.nvec - 1]).max())
+    elif isinstance(space, spaces.Box) and space.dtype != bool:
+        largest = float(np.abs([space.low, space.high], dtype=np.float64).max())
+    else:
+        largest = 1.0
+    return largest if 0 < largest < _UNBOUNDED else 1.0
 
 
 def _part(space: Space, path: Key) -> Space:

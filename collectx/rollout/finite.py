@@ -1,4 +1,5 @@
-"""Raises an error for batches with NaN or infinities in observations, actions or rewards."""
+"""Raises an error for batches with NaN or infinities in observations, actions or rewards, or with NaN in
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from collectx.progress import STEPS
 
 
 class FiniteCheck:
-    """Checks all floating-point leaves of an env's observations, actions and rewards. Does not check infos, where NaN
-    often means "no value", or other outputs of the policy, such as the log-probability of a masked action.
+    """Checks all floating-point leaves of an env's observations, actions and rewards, and the log-probabilities of
+    actions, which may be infinite, as a masked action's is. Does not check infos, where NaN often means "no value", or
+    other outputs of the policy.
 
     Args:
         written: keys of the policy's outputs.
@@ -40,11 +42,18 @@ class FiniteCheck:
         observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots: PerSlot[Mapping[Key, Any]] = PerSlot(lambda index: self._values(slots[index]))
+        # NaN in a log-probability means that the policy's weights or outputs are; infinity is that of a masked action.
+        self._may_be_infinite = {key for key in written if key[-1].endswith("log_prob")}
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
         # A ragged group fills its slot at the end of the batch.
         self._fills_slots = not spec.ragged
         # In the order in which the values of a step arise.
-        keys = (*(leaf.key for leaf in observed), *self._actions, *(leaf.key for leaf in produced))
+        keys = (
+            *(leaf.key for leaf in observed),
+            *self._actions,
+            *sorted(self._may_be_infinite),
+            *(leaf.key for leaf in produced),
+        )
         self._keys = [key for key in keys if key in self._slots[0]]
         self._from_policy = {*written, *self._actions}
 
@@ -57,8 +66,11 @@ class FiniteCheck:
                 # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values
                 # may overflow, so the values are checked after all.
                 values = arrays[key][:, :steps]
-                if not math.isfinite(values.sum()) and not np.isfinite(values).all():
+                if not math.isfinite(values.sum()) and self._is_wrong(key, values).any():
                     self._raise(arrays, steps)
+
+    def _is_wrong(self, key: Key, values: np.ndarray) -> np.ndarray:
+        return np.isnan(values) if key in self._may_be_infinite else ~np.isfinite(values)
 
     def explain(self, slot: int, error: Exception) -> None:
         """Raises a `ShapeError` if an action of the batch that `error` ended is not finite, because some envs raise
@@ -84,7 +96,7 @@ class FiniteCheck:
         step, _, row, key = min(self._first_places(arrays, steps))
         env = arrays[TRAJ_IDS][row, step] % self._total_envs - self._first_env
         value = arrays[key][row, step]
-        value = value[~np.isfinite(value)].flat[0]
+        value = value[self._is_wrong(key, value)].flat[0]
         where = f"{env} of worker {self._worker}"
         culprit = "policy" if key in self._from_policy else "env"
         source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
@@ -97,7 +109,7 @@ class FiniteCheck:
         """Yields, for each key with values that are not finite: the step of the first one, the key's order within a
         step, the row, and the key."""
         for order, key in enumerate(self._keys):
-            places = np.argwhere(~np.isfinite(arrays[key][:, :steps]))
+            places = np.argwhere(self._is_wrong(key, arrays[key][:, :steps]))
             if len(places):
                 row, step = places[places[:, 1].argmin(), :2].tolist()
                 yield step, order, row, key

@@ -81,8 +81,8 @@ class TensorFiniteCheck(FiniteCheck):
     finite."""
 
     def __call__(self, slot: int, steps: int) -> None:
-        values = [self._slots[slot][key][:, :steps] for key in self._keys]
-        if values and not torch.stack([value.isfinite().all() for value in values]).all():
+        values = [(key in self._may_be_infinite, self._slots[slot][key][:, :steps]) for key in self._keys]
+        if values and torch.stack([(each.isnan() if nan else ~each.isfinite()).any() for nan, each in values]).any():
             self._raise(self._arrays(slot), steps)
 
     def _values(self, slot: Slot) -> Mapping[Key, Any]:

@@ -59,6 +59,7 @@ class RunCollection(EnvMethods):
         max_batches: int | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
+        not_finite: Callable[..., None] | None = None,
     ):
         """
         Args:
@@ -71,6 +72,8 @@ class RunCollection(EnvMethods):
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
+            not_finite: called with `scalar`, `value` and `batch` for the first NaN or infinity that the trainer logs
+                under each name; None: such values are only logged.
         """
         self.statistics = statistics
         self.folder = folder.path
@@ -90,6 +93,9 @@ class RunCollection(EnvMethods):
         self._lines = JsonLines(folder.metrics)
         self._loggers = loggers
         self._evaluator = evaluator
+        self._not_finite = not_finite
+        # The scalars with which `not_finite` was called.
+        self._said: set[str] = set()
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = self.is_exhausted = False
@@ -153,6 +159,10 @@ class RunCollection(EnvMethods):
     def log(self, **scalars: float) -> None:
         """See `BatchCollection.log`. Also accepts one-element tensors."""
         values = {name: _number(name, value) for name, value in scalars.items()}
+        for name, value in values.items():
+            if not math.isfinite(value) and self._not_finite is not None and name not in self._said:
+                self._said.add(name)
+                self._not_finite(scalar=name, value=str(value), batch=self.statistics.batches - 1)
         self._logged.update(values)
         # A new dict: the display may be iterating over the old one.
         self.statistics.scalars = self.statistics.scalars | values

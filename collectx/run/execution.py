@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -75,6 +76,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     is_job = place_of(cfg).is_job
     resumes = cfg.run.resume == "auto" and run_folder.has_run
     with locked(run_folder, cfg.run.overwrite or resumes, force=is_job):
+        if resumes:
+            cfg = saved_config.with_old_scale(run_folder, cfg)
         if resumes and (done := saved_config.completed_result(run_folder, cfg)) is not None:
             display.print_completed(done)
             return done
@@ -314,6 +317,7 @@ class _Execution:
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,
+            not_finite=partial(self._add_event, "not_finite") if self._cfg.collector.check_finite else None,
         )
         try:
             if self._point is not None:

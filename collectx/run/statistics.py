@@ -296,7 +296,9 @@ class MetricsTail(Statistics):
         if mean_return is not None and mean_return == mean_return:
             self._add_mean(mean_return, episodes)
         self.curve.add(self)
-        self.scalars = self.scalars | line.get("scalars", {})
+        # JSON lacks NaN: a scalar that was one is null.
+        logged = line.get("scalars", {}).items()
+        self.scalars = self.scalars | {name: math.nan if value is None else value for name, value in logged}
         self.taking_part = line.get("taking_part")
         for part in line.get("workers", ()):
             if "frames" in part:  # complete, with the sums since the last complete one

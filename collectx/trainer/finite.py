@@ -10,6 +10,7 @@ from torch import nn
 
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import TrainingDivergedError
+from collectx.policy.flat_weights import largest
 
 
 def check_finite(
@@ -26,9 +27,7 @@ def check_finite(
     if not cfg.check_finite:
         return
     weights = {f"{of}.{name}": weight for of, module in modules.items() for name, weight in module.named_parameters()}
-    # Maximum norms, because they do not overflow, and NaN stays NaN.
-    largest = torch._foreach_norm([weight.detach() for weight in weights.values() if weight.numel()], math.inf)
-    if torch.cat((losses.flatten(), torch.stack(largest))).isfinite().all():
+    if torch.cat((losses.flatten(), torch.stack(largest(weights.values())))).isfinite().all():
         return
     last_step = int(max(state["step"] for state in optimizer.state.values()))
     problems = [
@@ -45,5 +44,6 @@ def check_finite(
     raise TrainingDivergedError(
         f"{what} in gradient step {step} of trainer={cfg.kind}: training diverged, or batches contain such values "
         f"(possible with collector.check_finite=false). Lower trainer.learning_rate (now {cfg.learning_rate:g}) or "
-        f"trainer.max_grad_norm (now {cfg.max_grad_norm:g}), or continue with trainer.check_finite=false."
+        f"trainer.max_grad_norm (now {cfg.max_grad_norm:g}), or continue with trainer.check_finite=false "
+        "collector.check_finite=false."
     )

@@ -120,9 +120,11 @@ class CollectorConfig(Section):
     )
     check_finite: bool = option(
         True,
-        """`true`: raise an error if an observation, an action or a reward contains NaN or infinity. The error names the
-        worker, env, key and step, and says whether the env or the policy returned the value. Each worker checks its
-        batches once, without infos (env.info_keys). `false`: deliver such values; logged returns exclude them.""",
+        """`true`: raise an error if an observation, an action or a reward contains NaN or infinity, or a
+        log-probability NaN. The error names the worker, env, key and step, and says whether the env or the policy
+        returned the value. Each worker checks its batches once, without infos (env.info_keys). Publishing weights that
+        are not finite is an error too, and a run says which scalars of its trainer are not. `false`: deliver and
+        publish such values; logged returns exclude them.""",
     )
     order_of: str | None = option(
         None,

@@ -44,7 +44,12 @@ class CnnPolicyConfig(PolicyConfig):
     kernel_sizes: list[int] = option([8, 4, 3], "Kernel size of each convolution, in pixels of its input.", minimum=1)
     strides: list[int] = option([4, 2, 1], "Stride of each convolution.", minimum=1)
     hidden_size: int = option(512, "Width of the layer between the convolutions and the heads.", minimum=1)
-    scale: float = option(255.0, "Divisor of the observations.", above=0)
+    scale: float | None = option(
+        None,
+        """Divisor of the observations. `null`: the largest absolute value of the observation space, such as 255 for
+        images of bytes and 1 for images in [0, 1]; 1 for a space without bounds.""",
+        above=0,
+    )
 
 
 @dataclass(kw_only=True)

@@ -59,7 +59,8 @@ class LearningTrainerConfig(TrainerConfig):
     )
     check_finite: bool = option(
         True,
-        "`true`: the run fails at the first loss or weight that is not finite. `false`: training continues.",
+        """`true`: the run fails at the first loss or weight that is not finite. `false`: training continues; with
+        collector.check_finite=false, also with such weights.""",
     )
 
 

@@ -105,6 +105,7 @@ def evaluate(
         "exploration_type": kind.value,
         "max_frames_per_traj": cfg.collector.max_frames_per_traj,
         "compact_obs": True,
+        "check_finite": cfg.collector.check_finite,
     }
     groups = {"inference": {"kind": "local"}, "backend": {"kind": "auto"}, "launcher": {"kind": "local"}, "devices": {}}
     cfg = dataclasses.replace(

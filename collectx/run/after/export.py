@@ -23,6 +23,7 @@ from collectx.run.after.trained import LoadedPolicy
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
+from collectx.run.terminal import printing
 
 # Rows of the example with which a graph is recorded. The graph accepts any number, but would treat one row as a
 # constant.
@@ -42,6 +43,11 @@ def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
     with _quiet():
         graph = torch.jit.trace(_Greedy(policy), policy.example(_ROWS), check_trace=False)
         write_atomically(path, lambda file: torch.jit.save(graph, file))
+    drawing = sorted({node.kind() for node in graph.inlined_graph.nodes() if node.isNondeterministic()})
+    if drawing and not policy.samples():
+        printing.note(
+            f"the graph draws random numbers ({', '.join(drawing)}), so its actions may differ from call to call."
+        )
     return path
 
 
@@ -147,6 +153,8 @@ def _prepare(run_dir: Path, output: Path | None, weights: str, name: str) -> tup
     cfg, kind = run_config(run_folder), ExplorationType.DETERMINISTIC
     policy = LoadedPolicy.of(run_folder, cfg, kind, torch.device("cpu"), weights)
     _module(policy)
+    for text in policy.warnings():
+        printing.note(text)
     path = output or run_folder.path / "export" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     return policy, path

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,13 +32,26 @@ from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, DamagedFileError, ShapeError, summary_of, text_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.flat_weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights, not_finite
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.user_actor import UserActor
+from collectx.random_state import preserve_random_state
 from collectx.rollout.options import RolloutOptions
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
+
+# The number of calls with one observation, after which a policy that always returns the same action counts as greedy.
+_NUM_CALLS = 32
+
+
+def not_greedy(kind: ExplorationType) -> str:
+    """Returns a text about a policy that samples although its exploration type is `kind`."""
+    return (
+        f"the policy returned several actions for one observation with exploration_type={kind.value}: it samples, or "
+        "has a state of its own. A policy reads how to act from tensordict.nn.probabilistic.interaction_type(): see "
+        "'The exploration type' in docs/reference/policies.md."
+    )
 
 
 def load_policy(
@@ -48,12 +62,14 @@ def load_policy(
     weights: str = "newest",
 ) -> LoadedPolicy:
     """Returns the policy of a run, with the last published weights if the run has ended, otherwise with those of its
-    newest checkpoint. It creates and closes an env of the run to read the spaces.
+    newest checkpoint. It creates and closes an env of the run to read the spaces. Warns (`UserWarning`) if weights are
+    not finite, or if a greedy policy returns several actions for one observation.
 
     Args:
         run_dir: the run folder.
-        deterministic: True: act greedily, with the module in evaluation mode (`nn.Module.eval`). False: act as in the
-            run (`collector.exploration_type`).
+        deterministic: True: act greedily, with the module in evaluation mode (`nn.Module.eval`) and the exploration
+            type DETERMINISTIC, which your own policy has to follow. False: act as in the run
+            (`collector.exploration_type`).
         device: the device of the policy.
         trust: whether to load a folder of another user, whose configuration names code that is imported and called.
         weights: "newest", or "best": those of the checkpoint that `checkpoint.keep_best` kept.
@@ -66,7 +82,10 @@ def load_policy(
     cfg = run_config(run_folder)
     foreign_code.check(run_folder, cfg, trust)
     kind = "deterministic" if deterministic else cfg.collector.exploration_type
-    return LoadedPolicy.of(run_folder, cfg, ExplorationType(kind), torch.device(device), weights)
+    loaded = LoadedPolicy.of(run_folder, cfg, ExplorationType(kind), torch.device(device), weights)
+    for text in loaded.warnings():
+        warnings.warn(text, stacklevel=2)
+    return loaded
 
 
 class LoadedPolicy:
@@ -212,6 +231,24 @@ class LoadedPolicy:
         observations = [first.get(leaf.key, others[leaf.key]).to(self.device) for leaf in self.leaves]
         tensors = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in observations]
         return (*tensors, *(state.clone() for state in self._first_states(rows)))
+
+    def warnings(self) -> list[str]:
+        """Returns what a user should know of the weights and the actions; calls the user's policy some times."""
+        texts = [] if (what := not_finite(self.module)) is None else [f"{what}, so its actions have no meaning."]
+        if self._kind is not ExplorationType.RANDOM and self.samples():
+            texts.append(not_greedy(self._kind))
+        return texts
+
+    def samples(self) -> bool:
+        """Whether a user's policy returns several actions for one first observation, in `_NUM_CALLS` calls."""
+        if self.module is None or not isinstance(self._actor(1), UserActor):
+            return False
+        example, num_actions = self.example(1), len(self.spec.action)
+        with torch.inference_mode(), preserve_random_state([self.device] if self.device.type == "cuda" else []):
+            calls = (self.act([each.clone() for each in example], 1) for _ in range(_NUM_CALLS))
+            actions = ([each.clone() for each in outputs[:num_actions]] for outputs in calls)
+            first = next(actions)
+            return any(not torch.equal(a, b) for other in actions for a, b in zip(first, other, strict=True))
 
     def _values(self, observation: Any) -> list[Any]:
         values = [observation] if self._flatten is None else self._flatten(observation)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, runs_below
 from collectx.run.folder.result import Result, Status
+
+_OLD_SCALE: Any = 255.0
 
 
 def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batches: int) -> None:
@@ -97,6 +99,15 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
         raise DamagedFileError(f"{run_folder.result} is damaged: it does not describe a result: {error!r}") from error
 
 
+def with_old_scale(run_folder: RunFolder, cfg: RunConfig) -> RunConfig:
+    """Returns the configuration with which a run in a folder continues: `policy.scale` follows the space where the
+    user does not set it, but was 255 in earlier versions."""
+    if not run_folder.config.is_file() or getattr(cfg.policy, "scale", 0.0) is not None:
+        return cfg
+    saved = read_config(run_folder.newest_config).get("policy") or {}
+    return replace(cfg, policy=replace(cfg.policy, scale=_OLD_SCALE)) if saved.get("scale") == _OLD_SCALE else cfg
+
+
 def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
@@ -145,6 +156,8 @@ def config_text(cfg: RunConfig) -> str:
     del content["run"]["overwrite"], content["run"]["resume"]
     del content["checkpoint"], content["logger"], content["eval"]
     content["launcher"] = cfg.launcher.kind
+    if content["policy"].get("scale") == _OLD_SCALE:  # a point of an earlier version's sweep; see `with_old_scale`
+        content["policy"]["scale"] = None
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 

@@ -33,7 +33,7 @@ from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
 from collectx.run.statistics import TIMES, Curve, RateWindow, Statistics, View
 from collectx.run.terminal import printing
-from collectx.run.terminal.printing import clock, number, print_line
+from collectx.run.terminal.printing import clock, number, print_line, scalar
 
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
@@ -232,7 +232,7 @@ def format_details(view: View) -> list[str]:
     parts += _trainer(view)
     if now.checkpoint_s:
         parts.append(f"checkpoints: {now.checkpoint_s / view.elapsed_s:.2%} of the time")
-    scalars = [f"{name} {number(value)}" for name, value in now.scalars.items()]
+    scalars = [f"{name} {scalar(value)}" for name, value in now.scalars.items()]
     return [f"  {' | '.join(texts)}" for texts in (parts, scalars) if texts]
 
 
@@ -274,7 +274,7 @@ def render_panel(
     if waits := _trainer(view)[1:]:
         rows.append(Text(" ".join(waits), "yellow"))
     if now.scalars:
-        scalars = "   ".join(f"{name} {number(value)}" for name, value in now.scalars.items())
+        scalars = "   ".join(f"{name} {scalar(value)}" for name, value in now.scalars.items())
         rows.append(Text(printable(scalars), style="cyan"))
     return Group(*rows, *dim_foot)
 

@@ -28,6 +28,8 @@ SPREAD = ("mean", "std", "min", "max")
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 # The numbers in a run's row, as `result.json` names them, and their formats.
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
+# Larger numbers have an exponent.
+_HUGE = 1e15
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
 # The seed in the name of a point, such as `collector.num_workers=2,seed=1`.
@@ -81,10 +83,11 @@ def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[st
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """Returns a number with four significant digits, or one decimal from 1,000 on; `-` for None and NaN."""
+    """Returns a number with four significant digits, or one decimal from 1,000 to a quadrillion; `-` for None and
+    NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
-    return format(value, form or (",.1f" if abs(value) >= 999.95 else "#.4g"))
+    return format(value, form or (",.1f" if 999.95 <= abs(value) < _HUGE else "#.4g"))
 
 
 def clock(seconds: float) -> str:
@@ -95,12 +98,17 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Formats a number for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
+    """Formats a number for a display: `12,345`, `3.14`, `0.00021`, `1.72e+25`, `-` for unknown."""
     if value is None or math.isnan(value):
         return "-"
-    if abs(value) >= 999.5:  # which rounds to 1,000
+    if 999.5 <= abs(value) < _HUGE:  # 999.5 rounds to 1,000
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def scalar(value: float) -> str:
+    """Formats a value that a trainer logged, like `number`, but `nan`, which is no unknown value, as it is."""
+    return "nan" if math.isnan(value) else number(value)
 
 
 def typed(folder: Path) -> str:

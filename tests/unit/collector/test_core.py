@@ -91,7 +91,7 @@ class Story:
             first_requests=first,
             seed=5,
         )
-        options = {"total_frames": -1, "zero_copy": False, "storing_device": None} | delivery
+        options = {"total_frames": -1, "check_finite": True, "zero_copy": False, "storing_device": None} | delivery
         spec = BatchSpec(slots, (2,), {}, schedule.stacked, **options)
         self.core = CollectorCore(self.transport, schedule, spec, self.pool)
         self.core.publish_weights({None: lambda buffer: None})

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -34,9 +35,9 @@ def mlp(kind="mlp", sizes=(4,), **fields):
     return MlpPolicyConfig(kind=kind, hidden_sizes=[*sizes], **fields)
 
 
-def cnn(kind="cnn", channels=(2,), kernels=(3,), strides=(2,), **fields):
+def cnn(kind="cnn", channels=(2,), kernels=(3,), strides=(2,), scale=2.0, **fields):
     sizes = {"channels": [*channels], "kernel_sizes": [*kernels], "strides": [*strides]}
-    return CnnPolicyConfig(kind=kind, hidden_size=5, scale=2.0, **sizes, **fields)
+    return CnnPolicyConfig(kind=kind, hidden_size=5, scale=scale, **sizes, **fields)
 
 
 PARTS = spaces.Dict(pose=box(2, 2, dtype="float64"), room=spaces.Discrete(3, start=5), gear=spaces.Discrete(2))
@@ -147,6 +148,30 @@ def described(cfg, env_spec):
 
 def test_networks(expected):
     expected("networks", {name: described(*case) for name, case in CASES.items()})
+
+
+@pytest.mark.parametrize("kind", ["cnn", "q_cnn"])
+@pytest.mark.parametrize(
+    ("space", "scale"),
+    [
+        (spaces.Box(0, 255, (3, 3), np.uint8), 255),
+        (spaces.Box(0, 255, (3, 3), np.float32), 255),
+        (spaces.Box(0, 1, (3, 3), np.float32), 1),
+        (spaces.Box(-1, 1, (3, 3), np.float64), 1),
+        (spaces.Box(-4, 2, (3, 3), np.int16), 4),
+        (spaces.Box(0, 65535, (3, 3), np.uint16), 65535),
+        (spaces.Box(-np.inf, np.inf, (3, 3), np.float32), 1),
+        (spaces.Box(0, 0, (3, 3), np.float32), 1),
+        (spaces.MultiBinary((3, 3)), 1),
+        (spaces.MultiDiscrete([[3] * 3] * 3), 2),
+        (spaces.Dict(image=spaces.Box(0, 7, (3, 3), np.uint8)), 7),
+    ],
+)
+def test_images_are_divided_by_the_largest_value_of_their_space(kind, space, scale):
+    image = torch.ones(2, 3, 3)
+    for config, divisor in ((cnn(kind, scale=None), scale), (cnn(kind, scale=9.0), 9)):
+        policy = policies.build(config, spec(space), 0)
+        torch.testing.assert_close(policy.encode([image])[:, 0], image / divisor)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])

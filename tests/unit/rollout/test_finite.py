@@ -43,6 +43,21 @@ def test_an_info_that_the_policy_reads_too():
         checked(0, 3)
 
 
+@pytest.mark.parametrize("kind", [FiniteCheck, TensorFiniteCheck])
+def test_a_log_probability_may_be_infinite_but_not_nan(kind):
+    key = ("agents", "action_log_prob")
+    spec = EnvSpec(1, (OBSERVATION,), (Leaf(("action",), (), torch.int64),), BOX, spaces.Discrete(2))
+    keys = (OBSERVATION.key, ("next", "observation"), ("next", "reward"), key)
+    tensors = {each: torch.zeros(1, 3) for each in keys} | {TRAJ_IDS: torch.zeros(1, 3, dtype=torch.int64)}
+    arrays = {each: tensor.numpy() for each, tensor in tensors.items()}
+    checked = kind(spec, [key], [SimpleNamespace(arrays=lambda: arrays, tensors=tensors)], 0, 0, 1)
+    tensors[key][0] = torch.tensor([-torch.inf, torch.inf, 0.0])
+    checked(0, 3)
+    tensors[key][0, 2] = torch.nan
+    with pytest.raises(ShapeError, match=r"the policy for env 0 of worker 0 returned nan in agents\.action_log_prob"):
+        checked(0, 3)
+
+
 ACTION, REWARD = ("action",), ("next", "reward")
 
 

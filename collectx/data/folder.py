@@ -41,7 +41,7 @@ class RecordedRun:
     """A run that records to a data set.
 
     Attributes:
-        name: the name of its file in `_runs`, and the beginning of the names of its shards.
+        name: the run's id; the name of its file in `_runs`, and the beginning of the names of its shards.
         seed: the seed of the run; with the trajectory id, it identifies an episode.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
@@ -194,8 +194,10 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     elsewhere = f"Choose another folder with {run.folder_option}."
     if names and not names & {"_runs", "_new", "_lock"}:
         raise ConfigError(f"{path} contains files that do not belong to a data set. {elsewhere}")
+    if run.name in known:
+        _check_copy(path, run, known[run.name])
     if position is None and [*known] == [run.name]:
-        # The data set only contains an earlier run of the same run folder.
+        # The data set only contains the episodes of this run, which begins again, or of the run that it replaces.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
             _remove(each)
         known = {}
@@ -231,6 +233,21 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
         writer.close()
         raise
     return writer
+
+
+def _check_copy(path: Path, run: RecordedRun, other: RecordedRun) -> None:
+    """Raises `ConfigError` if the run's folder is a copy of the one from which `other` recorded to the data set."""
+    if run.folder == other.folder or path.absolute().is_relative_to(run.folder):
+        return
+    try:
+        found = json.loads(Path(other.folder, "snapshot", "meta.json").read_bytes()).get("id")
+    except (OSError, ValueError, AttributeError):
+        return
+    if found == run.name:
+        raise ConfigError(
+            f"{run.folder} is a copy of {other.folder}, whose episodes in {path} it would replace. Start a new run in "
+            "another folder."
+        )
 
 
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:

@@ -73,7 +73,7 @@ class RunCollection(EnvMethods):
             evaluator: evaluates the policy during the run; its results go into the next line.
         """
         self.statistics = statistics
-        self.folder = folder.path
+        self.folder, self.run_id = folder.path, folder.run_id or ""
         self.total_frames = statistics.total_frames = stream.core.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return

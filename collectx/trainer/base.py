@@ -31,6 +31,7 @@ class BatchCollection(Protocol):
         mean_return: mean undiscounted return of the last 100 episodes that ended; NaN before the first one ends.
         num_episodes: number of episodes that ended so far.
         folder: the run folder.
+        run_id: the id of the run, which a resume keeps.
     """
 
     total_frames: int
@@ -38,6 +39,7 @@ class BatchCollection(Protocol):
     mean_return: float
     num_episodes: int
     folder: Path
+    run_id: str
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
         """Yields batches (docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. You may keep and

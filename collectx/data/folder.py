@@ -41,7 +41,7 @@ class RecordedRun:
     """A run that records to a data set.
 
     Attributes:
-        name: the identity of the run: the name of its file in `_runs`, and the beginning of the names of its shards.
+        name: the run's id; the name of its file in `_runs`, and the beginning of the names of its shards.
         seed: the seed of the run; with the trajectory id, it identifies an episode.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
@@ -194,15 +194,10 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     elsewhere = f"Choose another folder with {run.folder_option}."
     if names and not names & {"_runs", "_new", "_lock"}:
         raise ConfigError(f"{path} contains files that do not belong to a data set. {elsewhere}")
-    earlier = known.get(run.name)
-    if earlier is not None and earlier.folder != run.folder and _run_id(Path(earlier.folder)) == run.name:
-        # Continuing both would remove what the other has recorded since.
-        raise ConfigError(
-            f"{run.folder} is a copy of {earlier.folder}, whose episodes are in {path}. Resume {earlier.folder}, or "
-            "start a new run."
-        )
+    if run.name in known:
+        _check_copy(path, run, known[run.name])
     if position is None and [*known] == [run.name]:
-        # The data set only contains episodes of this run, which starts over.
+        # The data set only contains the episodes of this run, which begins again, or of the run that it replaces.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
             _remove(each)
         known = {}
@@ -240,12 +235,19 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     return writer
 
 
-def _run_id(folder: Path) -> str | None:
-    """Returns the identity of the run in a run folder; None if it contains none."""
+def _check_copy(path: Path, run: RecordedRun, other: RecordedRun) -> None:
+    """Raises `ConfigError` if the run's folder is a copy of the one from which `other` recorded to the data set."""
+    if run.folder == other.folder or path.absolute().is_relative_to(run.folder):
+        return
     try:
-        return json.loads((folder / "snapshot" / "meta.json").read_bytes()).get("id")
+        found = json.loads(Path(other.folder, "snapshot", "meta.json").read_bytes()).get("id")
     except (OSError, ValueError, AttributeError):
-        return None
+        return
+    if found == run.name:
+        raise ConfigError(
+            f"{run.folder} is a copy of {other.folder}, whose episodes in {path} it would replace. Start a new run in "
+            "another folder."
+        )
 
 
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:

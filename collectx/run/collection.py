@@ -76,8 +76,7 @@ class RunCollection(EnvMethods):
                 under each name; None: such values are only logged.
         """
         self.statistics = statistics
-        self.folder = folder.path
-        self.run_id = folder.run_id or ""
+        self.folder, self.run_id = folder.path, folder.run_id or ""
         self.total_frames = statistics.total_frames = stream.core.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return

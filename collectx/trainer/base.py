@@ -31,7 +31,7 @@ class BatchCollection(Protocol):
         mean_return: mean undiscounted return of the last 100 episodes that ended; NaN before the first one ends.
         num_episodes: number of episodes that ended so far.
         folder: the run folder.
-        run_id: the identity of the run, which resumes keep: it names what the run writes outside of its folder.
+        run_id: the id of the run, which a resume keeps.
     """
 
     total_frames: int

@@ -65,7 +65,7 @@ class RecordTrainer:
         try:
             for batch in collection:
                 if self._writer is None:
-                    self._writer = self._open(batch, collection)
+                    self._writer = self._open(batch, collection.folder, collection.run_id)
                 self._assembler.add(batch)
                 ended = self._assembler.take_ended()
                 self._ended += ended
@@ -125,15 +125,14 @@ class RecordTrainer:
         self._writer.write(short)
         self._ended = []
 
-    def _open(self, batch: TensorDictBase, collection: BatchCollection) -> Writer:
-        """Opens the data set for the run, whose batches contain the entries of `batch`."""
-        folder = collection.folder
+    def _open(self, batch: TensorDictBase, folder: Path, run_id: str) -> Writer:
+        """Opens the data set for the run in `folder`, whose batches contain the entries of `batch`."""
         size = batch.batch_dims
         leaves = {key: batch[key] for key in batch.keys(include_nested=True, leaves_only=True)}
         nested = [(key, part) for key, part in batch.items(True) if isinstance(part, TensorDictBase)]
         run = replace(
             self._run,
-            name=self._state.get("run") or collection.run_id,
+            name=self._state.get("run") or run_id,
             folder=str(folder),
             leaves=tuple(Leaf(as_key(key), tuple(leaf.shape[size:]), leaf.dtype) for key, leaf in leaves.items()),
             dims={as_key(key): tuple(part.shape[size:]) for key, part in nested if part.ndim > size},

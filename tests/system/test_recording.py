@@ -1,6 +1,5 @@
 """`trainer=record`, `collectx export` and `env=dataset` as commands, also where the command is killed."""
 
-import json
 import shutil
 import signal
 from collections import Counter
@@ -96,6 +95,37 @@ def test_a_sweep_records_to_one_data_set_which_is_exported_and_replayed(tmp_path
     done = forked("reproduce", "replay", cwd=tmp_path)
     assert "completed" in done.stdout
     assert len(episodes(tmp_path / "replay" / "data", "memmap")) == len(recorded)
+
+
+def test_a_run_only_removes_episodes_of_the_run_that_it_replaces(tmp_path):
+    """Runs share a data set. A deleted run folder leaves its episodes; a copied one may not replace the others'."""
+
+    def record(*words, folder="run", status=0):
+        argv = ["run", *RECORD, "launcher=inline", "collector.total_frames=1024", f"hydra.run.dir={folder}", *words]
+        return forked(*argv, cwd=tmp_path, status=status)
+
+    def seeds():
+        return [run.seed for run in data.runs_of(tmp_path / "set")]
+
+    collectx("run", *RECORD, "launcher=inline", "collector.total_frames=1024", "hydra.run.dir=run", cwd=tmp_path)
+    first = len(episodes(tmp_path / "set", "memmap"))
+    shutil.rmtree(tmp_path / "run")
+    record("seed=1")
+    both = len(episodes(tmp_path / "set", "memmap"))
+    assert seeds() == [0, 1]
+    assert both > first
+    record("seed=2", "run.overwrite=true")
+    assert seeds() == [0, 2]
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    done = forked("resume", "copy", "collector.total_frames=2048", cwd=tmp_path, status=1)
+    assert f"copy is a copy of {tmp_path / 'run'}, whose episodes in set it would replace." in done.stderr
+    assert len(episodes(tmp_path / "set", "memmap")) == both
+    # A folder that was moved is no copy.
+    shutil.rmtree(tmp_path / "copy")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    forked("resume", "moved", "collector.total_frames=2048", cwd=tmp_path)
+    assert seeds() == [0, 2]
+    assert len(episodes(tmp_path / "set", "memmap")) > both
 
 
 def test_ppo_trains_on_a_replayed_data_set_and_is_resumed(tmp_path):

@@ -215,6 +215,15 @@ class RunFolder(JobFiles):
             return decode(path, "the file", path.read_bytes())
         return {}
 
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run, which names the run in data sets. A resume keeps it, and so does a run that replaces the
+        one in the folder, because the user says so. None without a run."""
+        if meta := self.read_meta():
+            # Older versions did not save an id: they named a run by the path of its folder.
+            return meta.get("id") or xxhash.xxh3_64_hexdigest(str(self.path.resolve()).encode())
+        return None
+
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if lines are missing:
         each line contains its batch number."""

@@ -59,7 +59,7 @@ def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str], batches: int 
     meta_path, patch_path = folder.meta, folder.patch
     if batches is not None:
         meta_path, patch_path = (folder.resumed(path, batches) for path in (meta_path, patch_path))
-    write_json(meta_path, {"id": folder.run_id or secrets.token_hex(8)} | meta(cfg, argv))
+    write_json(meta_path, {"id": folder.run_id or secrets.token_hex(8), **meta(cfg, argv)})
     patch = _diff(Path.cwd())
     if patch and len(patch) < _MAX_PATCH:
         write_atomically(patch_path, lambda file: file.write(patch))
@@ -68,7 +68,7 @@ def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str], batches: int 
 
 
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
-    """Returns the content of `snapshot/meta.json`."""
+    """Returns the content of `snapshot/meta.json`, except the run's id."""
     return {
         "format": FORMAT,
         "argv": argv,

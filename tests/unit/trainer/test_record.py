@@ -55,7 +55,7 @@ def record(tmp_path, monkeypatch):
             def __iter__(self):
                 return batches()
 
-        trainer.train(Collection(folder=tmp_path / "run", run_id="run"))
+        trainer.train(Collection(folder=tmp_path / "run", run_id="0123456789abcdef"))
         return calls, trainer, opened[-1]
 
     return run
@@ -81,7 +81,7 @@ def test_when_episodes_are_written(record, expected):
         calls, trainer, run = record(**options)
         state = trainer.state_dict()
         rows[name] = [calls, state["position"], state["long_episodes"]]
-        assert (run.seed, run.folder.rpartition("/")[2], len(run.name)) == (7, "run", 16)
+        assert (run.seed, run.folder.rpartition("/")[2], run.name) == (7, "run", "0123456789abcdef")
     expected("record", rows)
 
 

@@ -3,7 +3,6 @@
 import shutil
 import signal
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from commands import collectx, forked, result, start
@@ -173,35 +172,3 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
     ):
         assert run.main(["trainer=record", option]) == 2
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.ci
-def test_only_the_run_that_wrote_episodes_replaces_them(tmp_path):
-    """A run has an identity of its own: neither the path of its folder nor a copy of the folder stands for it."""
-    words = ["run", "debug=tiny", "policy=random", "trainer=record", "trainer.dir=set", "hydra.run.dir=run"]
-
-    def recorded():
-        return [(each["seed"], each["name"]) for each in map(json.loads, map(Path.read_bytes, runs.glob("*.json")))]
-
-    runs = tmp_path / "set" / "_runs"
-    collectx(*words, "seed=1", cwd=tmp_path)
-    first = len(data.load(tmp_path / "set"))
-    shutil.rmtree(tmp_path / "run")
-    forked(*words, "seed=2", cwd=tmp_path)
-    both = len(data.load(tmp_path / "set"))
-    assert both > first
-    assert sorted(seed for seed, _ in recorded()) == [1, 2]
-    (replaced,) = (name for seed, name in recorded() if seed == 2)
-    forked(*words, "seed=3", "run.overwrite=true", cwd=tmp_path)
-    assert sorted(seed for seed, _ in recorded()) == [1, 3]
-    assert (3, replaced) in recorded()
-
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    refused = forked("resume", "copy", "collector.total_frames=256", cwd=tmp_path, status=1)
-    assert f"{tmp_path}/copy is a copy of {tmp_path}/run, whose episodes are in set" in refused.stdout + refused.stderr
-    shutil.rmtree(tmp_path / "copy")
-    (tmp_path / "run").rename(tmp_path / "moved")
-    before = len(data.load(tmp_path / "set"))
-    forked("resume", "moved", "collector.total_frames=256", cwd=tmp_path)
-    assert len(data.load(tmp_path / "set")) > before
-    assert sorted(seed for seed, _ in recorded()) == [1, 3]

@@ -81,14 +81,6 @@ class RunFolder(JobFiles):
         return any(path.exists() for path in (self.config, self.metrics, self.result))
 
     @property
-    def run_id(self) -> str | None:
-        """The identity of the run, which resumes keep, and a run that replaces it (`run.overwrite`); None without a
-        snapshot. Runs of collectx 0.1 are identified by the path of their folder."""
-        if not self.meta.exists():
-            return None
-        return self.read_meta(self.meta).get("id") or xxhash.xxh3_64_hexdigest(str(self.path.resolve()).encode())
-
-    @property
     def configs(self) -> list[tuple[int, Path]]:
         """The configurations of the run, each with the number of batches after which it applies: `config` with 0, then
         those of the resumes."""

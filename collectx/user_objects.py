@@ -169,9 +169,15 @@ class _ByValue:
         keyword, text = self._keyword(name), shown(getattr(self, name))
         # The representation of a torch module spans many lines.
         text = text.partition("(")[0] if "\n" in text else text
+        why = f"{keyword}={text} cannot be pickled for the worker processes"
+        if "mmap.mmap" in str(error) or "SemLock" in str(error):
+            return (
+                f"{why}: it contains a Value, Array, Lock or Queue of multiprocessing, or other shared memory, which "
+                "only Process passes on. To change envs while they run, call collector.set_attr(NAME, value)."
+            )
         return (
-            f"{keyword}={text} cannot be pickled for the worker processes ({summary_of(error)}). Create it "
-            "in a function that runs in the worker, such as create_env_fn or policy_factory."
+            f"{why} ({summary_of(error)}). Create it in a function that runs in the worker, such as create_env_fn or "
+            "policy_factory."
         )
 
 

@@ -154,9 +154,11 @@ def _close_all_but(*kept: int) -> None:
 
 def _forget_server() -> None:
     """Forgets a fork server that is not a child of this process: it belongs to the process from which this one was
-    forked, and ends with that process. Its temporary folder is not used either, unless multiprocessing started this
-    process."""
+    forked, and ends with that process, as this one closes its end of the pipe. Its temporary folder is not used either,
+    unless multiprocessing started this process."""
     server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is None:
+        return
     os.close(server._forkserver_alive_fd)
     server.__init__()
     if multiprocessing.parent_process() is None:
@@ -166,7 +168,8 @@ def _forget_server() -> None:
 @functools.cache
 def _end_server_at_exit(trainer: int) -> None:
     """Makes the exit of this process end the fork server at once, even while it imports: by itself it would end later,
-    and keep standard output open until then. Does not end it while processes that it forked are left."""
+    and keep standard output open until then. Does not end it while processes that it forked are left. A fork of this
+    process does not keep the server alive."""
 
     def end() -> None:
         server: Any = forkserver._forkserver
@@ -178,3 +181,4 @@ def _end_server_at_exit(trainer: int) -> None:
                 os.waitpid(server._forkserver_pid, 0)
 
     atexit.register(end)
+    os.register_at_fork(after_in_child=_forget_server)

@@ -102,6 +102,11 @@ class BaseCollector(ReadableCollector):
 
     def _open(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
         open_closed()
+        if torch.get_default_device().type == "meta":
+            raise ConfigError(
+                "torch.get_default_device() is meta, whose tensors have no values. Create the collector with another "
+                "default, such as torch.set_default_device('cpu')."
+            )
         self._configure(keywords_class, arguments, passed)
         with named_in_python(self._keywords), self._limited_start():
             self._spec = self._read_spec()

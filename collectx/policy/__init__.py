@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from collectx.config.derived import resolve_devices
 from collectx.config.registry import implementation
 from collectx.config.schema.policy import CustomPolicyConfig
+from collectx.errors import ConfigError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.user_objects import UserPolicyConfig
 
@@ -44,7 +46,22 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """Returns the policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
     The same seed gives the same weights, whatever torch's number of threads is. Does not change the global generators.
-    Raises `ConfigError` or `SpaceError` if this kind of policy does not support `cfg` or the spaces of the env."""
+    Raises `ConfigError` or `SpaceError` if this kind of policy does not support `cfg` or the spaces of the env, or if
+    its weights have no values."""
+    from torch import nn
+
+    policy = _built(cfg, spec, seed)
+    weights = chain(policy.named_parameters(), policy.named_buffers()) if isinstance(policy, nn.Module) else ()
+    for name, weight in weights:
+        if weight.is_meta:
+            raise ConfigError(
+                f"the policy's weight {name!r} is on the device meta, which stores no values. Create the policy on a "
+                "device with memory, or call policy.to_empty(device='cpu') and load its weights."
+            )
+    return policy
+
+
+def _built(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     if isinstance(cfg, UserPolicyConfig) and cfg.factory is None:
         return cfg.policy
     import torch

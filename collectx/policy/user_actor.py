@@ -116,6 +116,20 @@ class UserActor(Actor):
         options = replace(self._options, acceleration=replace(acceleration, one_row=spec.is_single))
         return CallPlan(make_steps(self._policy, spec, options, written), spec, outputs)
 
+    def _dtypes_note(self, spec: EnvSpec) -> str | None:
+        """Returns a note if the policy's weights have another float dtype than all observations."""
+        weights = () if self.module is None else (*self.module.parameters(), *self.module.buffers())
+        floats = {each.dtype for each in weights if each.dtype.is_floating_point}
+        seen = {each.dtype for each in spec.observation if each.dtype.is_floating_point}
+        if not floats or not seen or floats & seen:
+            return None
+        (weight, *_), (observed, *_) = sorted(map(str, floats)), sorted(map(str, seen))
+        return (
+            f"the policy's weights are {weight}, but its observations {observed}. Convert the weights with "
+            f"policy.to({observed}), or the observation in the policy. torch.set_default_dtype decides what new "
+            "weights are."
+        )
+
     def _call_once(self, plan: CallPlan, spec: EnvSpec, first: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         kind = self._options.exploration_type
         # Not under inference mode, because parameters that a lazy layer makes there cannot be trained.
@@ -132,6 +146,8 @@ class UserActor(Actor):
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
                 values = "the first observations of the env" if spec.example_observation else "zeros for observations"
                 error.add_note(f"raised when the policy was called once with {values}: {seen}")
+                if note := self._dtypes_note(spec):
+                    error.add_note(note)
                 if isinstance(error, TypeError) and "required positional argument" in str(error):
                     error.add_note("Arguments are observations, by their order or names. For others, declare in_keys.")
                 raise

@@ -11,6 +11,7 @@ import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
+import psutil
 import pytest
 from library_collectors import make
 from user_code.cartpoles import cartpole
@@ -161,6 +162,43 @@ def test_workers_end_at_once_while_a_forked_process_lives(way):
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+KILLED = """
+import os, signal, gymnasium, psutil
+from collectx import MultiSyncCollector
+
+collector = MultiSyncCollector([lambda: gymnasium.make("CartPole-v1")] * 2, frames_per_batch=8)
+next(collector)
+child = os.fork()
+if child == 0:
+    signal.pause()
+workers = [handle.pid for handle in collector._core.handles().values()]
+print(child, *[psutil.Process(worker).ppid() for worker in workers], *workers, flush=True)
+signal.pause()
+"""
+
+
+def test_workers_end_with_a_script_that_is_killed_although_its_fork_lives(tmp_path):
+    """The fork has inherited the pipe whose end tells the fork server that the script has ended."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    try:
+        child, *others = map(int, process.stdout.readline().split())
+        process.kill()
+        process.wait()
+        try:
+            _, alive = psutil.wait_procs(
+                [psutil.Process(pid) for pid in {*others} if psutil.pid_exists(pid)], timeout=30
+            )
+            assert not alive
+            assert psutil.pid_exists(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.stdout.close()
 
 
 def test_the_table_of_calls_has_every_public_method():

@@ -2,6 +2,7 @@
 wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
 
 import copy
+import multiprocessing
 import os
 import re
 import threading
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import SyncVectorEnv
 from library_collectors import make
 from scripts import keywords
@@ -281,6 +283,30 @@ def test_numbers_may_be_of_numpy_and_whole_numbers_may_be_floats():
         assert [len(batch) for batch in collector] == [20, 20]
     with Collector(cartpole, frames_per_batch=1e1, total_frames=20.0) as collector:
         assert [batch.numel() for batch in collector] == [10, 10]
+
+
+def test_the_cause_of_wrong_tensors_is_named():
+    """Weights of another dtype than observations, and weights or a default device without values."""
+    double, meta = nn.Linear(4, 2).double(), nn.Linear(4, 2).to("meta")
+    with pytest.raises(RuntimeError, match="must have the same dtype") as caught:
+        Collector(cartpole, double)
+    assert any(
+        "weights are torch.float64, but its observations torch.float32" in note for note in caught.value.__notes__
+    )
+    for create, policy in ((cartpole, {"policy": meta}), ([cartpole] * 2, {"policy_factory": lambda: meta})):
+        kind = MultiSyncCollector if isinstance(create, list) else Collector
+        with pytest.raises(ConfigError, match=r"^the policy's weight 'weight' is on the device meta"):
+            kind(create, **policy)
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"^torch.get_default_device\(\) is meta"):
+        Collector(cartpole)
+
+
+@pytest.mark.parametrize("shared", [multiprocessing.Value("i"), multiprocessing.Lock()], ids=["Value", "Lock"])
+def test_a_shared_value_is_no_curriculum(shared):
+    with pytest.raises(
+        ConfigError, match=r"a Value, Array, Lock or Queue of multiprocessing.* call collector\.set_attr"
+    ):
+        MultiSyncCollector([lambda: (shared, cartpole())[1]])
 
 
 def test_what_cannot_travel_to_workers_is_named():

@@ -34,7 +34,7 @@ from collectx.env.metrics import InfoMetrics
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.sb3 import as_vector_env
+from collectx.env.sb3 import VecEnvAdapter, as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorVectorEnv, device_of
 from collectx.env.wrappers import CHECKED, statistics_of
@@ -85,8 +85,14 @@ class GymVectorEnv(Env):
         self.metrics = InfoMetrics(metrics) if metrics else None
         with closed_on_error(self):
             self._mode = _autoreset_mode(env, autoreset_mode)
-            if isinstance(env.unwrapped, SyncVectorEnv):
+            if isinstance(env.unwrapped, SyncVectorEnv | VecEnvAdapter):
                 _check_envs(env.unwrapped, exclude_keys)
+            elif self._mode is AutoresetMode.SAME_STEP and _loses_final_observations(env.unwrapped):
+                raise ConfigError(
+                    "an AsyncVectorEnv with AutoresetMode.SAME_STEP loses the final observations of envs that return "
+                    "the same array in each step, because it sends them after the reset. Make it with "
+                    "autoreset_mode=AutoresetMode.DISABLED: batches are the same."
+                )
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys, info_keys)
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
@@ -240,8 +246,8 @@ class CheckedEnv(gymnasium.Wrapper):
     """Raises `ShapeError` for an observation whose shape differs from its space, or whose values the dtype of the space
     cannot represent, and for a reward that is not one number. Wraps each env of Gymnasium's vector envs.
 
-    Returns copies of the observations, because the vector env reads observations only after all envs have stepped, or
-    after an ended env was reset. By then, envs that share an array may have changed it.
+    Returns copies of observations and of final infos, because the vector env reads observations only after all envs
+    have stepped, and both after it has reset an ended env. By then, envs that reuse an array may have changed it.
 
     Args:
         index: the env's index in a sync vector env; None: the index of the AsyncVectorEnv's process.
@@ -287,6 +293,8 @@ class CheckedEnv(gymnasium.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if not isinstance(reward, float):
             reward = reward_number(reward, self._index)
+        if terminated or truncated:
+            info = _copied(info)
         return self._checked(observation), reward, terminated, truncated, info
 
     def normalizer_statistics(self) -> list[dict[str, Any]]:
@@ -302,20 +310,28 @@ class CheckedEnv(gymnasium.Wrapper):
         return _copied(observation)
 
 
-def _copied(observation: Any) -> Any:
-    if isinstance(observation, np.ndarray):
-        return observation.copy()
-    if isinstance(observation, Mapping):
-        return {name: _copied(part) for name, part in observation.items()}
-    return tuple(map(_copied, observation)) if isinstance(observation, tuple) else observation
+def _copied(value: Any) -> Any:
+    """Returns an observation or an info with copies of its arrays, dicts, lists and tuples."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {name: _copied(part) for name, part in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
 
 
-def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
+def _check_envs(env: SyncVectorEnv | VecEnvAdapter, exclude_keys: Sequence[str]) -> None:
     env.envs = [
         each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
         for index, each in enumerate(env.envs)
     ]
-    env.metadata[CHECKED] = True
+    if isinstance(env, SyncVectorEnv):
+        env.metadata[CHECKED] = True
+
+
+def _loses_final_observations(env: VectorEnv) -> bool:
+    """Whether the processes of `env` reset an ended env before they send its last observation (Gymnasium's issue 1132),
+    and its envs do not return copies."""
+    return isinstance(env, AsyncVectorEnv) and CHECKED not in env.metadata
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -15,8 +15,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, ShapeError
 
+# Episodes whose ends are checked.
+_FIRST_ENDS = 3
 _METHODS = ("step_async", "step_wait", "reset", "seed", "env_is_wrapped")
 
 
@@ -36,13 +38,25 @@ class VecEnvAdapter(VectorEnv):
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         self.observation_space = batch_space(env.observation_space, self.num_envs)
         self.action_space = batch_space(env.action_space, self.num_envs)
+        self._first_ends: list[bool] = []
         self.metadata = {**(getattr(env, "metadata", None) or {}), "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs of a DummyVecEnv; [] if they are in other processes."""
+        return getattr(getattr(self._env, "unwrapped", self._env), "envs", [])
+
+    @envs.setter
+    def envs(self, envs: list[Any]) -> None:
+        if envs:
+            self._env.unwrapped.envs = envs
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             # Env i gets seed + i; at most 32 bits.
             self._env.seed(int(seed) % (2**32 - self.num_envs))
-        return self._env.reset(), {}
+        self._before = self._env.reset()
+        return self._before, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._env.step_async(actions)
@@ -53,11 +67,33 @@ class VecEnvAdapter(VectorEnv):
             final = np.full(self.num_envs, None, object)
             for e in np.flatnonzero(dones).tolist():
                 final[e] = infos[e]["terminal_observation"]
+                if not self.envs:
+                    self._check_final(final[e], observation, e)
             info["final_obs"] = final
+        self._before = observation
         return observation, rewards, dones & ~is_cut, dones & is_cut, info
+
+    def _check_final(self, final: Any, first: Any, e: int) -> None:
+        """Raises `ShapeError` if the first ends of episodes each returned the first observation of the next episode as
+        the final one. A SubprocVecEnv sends both after the reset, when an env that reuses its arrays has overwritten
+        the final one. Observations that do not change within an episode do not count."""
+        if len(self._first_ends) < _FIRST_ENDS and not _equal(final, self._before, e):
+            self._first_ends.append(_equal(final, first, e))
+            if sum(self._first_ends) == _FIRST_ENDS:
+                raise ShapeError(
+                    f"{_FIRST_ENDS} episodes ended with the observation with which the next one begins. If step() and "
+                    "reset() of the envs return the same array, return a copy; otherwise use a DummyVecEnv."
+                )
 
     def close(self, **options: Any) -> None:
         self._env.close()
+
+
+def _equal(one: Any, many: Any, e: int) -> bool:
+    """Whether an observation equals the one of env `e` in a batch."""
+    if isinstance(one, dict):
+        return all(np.array_equal(part, many[name][e]) for name, part in one.items())
+    return np.array_equal(one, many[e])
 
 
 def as_vector_env(env: Any, info_keys: Any = ()) -> Any:

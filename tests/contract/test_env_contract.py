@@ -224,7 +224,7 @@ def test_an_async_env_stores_no_value_that_was_converted():
         stepper.step()
     stepper.env.close()
     # Gymnasium's own error comes before all results are read: closing does not wait for them.
-    env = gymnasium.vector.AsyncVectorEnv([Bytes] * 2, shared_memory=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = gymnasium.vector.AsyncVectorEnv([Bytes] * 2, shared_memory=False, autoreset_mode=AutoresetMode.DISABLED)
     stepper = Stepper(GymVectorEnv(env)).reset()
     stepper.step()
     with pytest.raises(TypeError):

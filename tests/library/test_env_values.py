@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from commands import collectx
 from gymnasium.spaces import Box, Discrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 from tensordict.nn import TensorDictModule
@@ -208,3 +209,73 @@ def test_every_batch_has_truncated():
     assert not batch["truncated"].any()
     assert not batch["next", "truncated"].any()
     assert torch.equal(batch["next", "terminated"], batch["next", "done"])
+
+
+REUSING = '''
+import gymnasium as gym, numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+class Reusing(gym.Env):
+    """Returns the same arrays in each step: the numbers of the episode and of the step."""
+    observation_space = gym.spaces.Box(0, 999, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self):
+        self.seen, self.episode = np.zeros(2, np.float32), 0
+        self.info = {"seen": np.zeros(2), "inner": {"seen": np.zeros(2)}}
+    def observe(self):
+        for array in (self.seen, self.info["seen"], self.info["inner"]["seen"]):
+            array[:] = self.episode, self.number
+        return self.seen
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.number = self.episode + 1, 0
+        return self.observe(), self.info
+    def step(self, action):
+        self.number += 1
+        return self.observe(), 0.0, self.number == 3, False, self.info
+
+gym.register("Reusing-v0", Reusing, disable_env_checker=True)
+
+def processes(num_envs, mode="SAME_STEP"):
+    return AsyncVectorEnv([Reusing] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+def vec_env(num_envs, name):
+    from stable_baselines3.common import vec_env
+    return getattr(vec_env, name)([Reusing] * num_envs)
+
+class Checking:
+    def train(self, collection):
+        for batch in collection:
+            seen, following = batch["observation"], batch["next", "observation"]
+            assert (following - seen == following.new_tensor([0, 1])).all(), (seen, following)
+            for key in ("seen",), ("inner", "seen"):
+                if ("info", *key) in batch.keys(True):
+                    assert (batch["info", *key] == seen).all()
+                    assert (batch["next", "info", *key] == following).all(), (key, batch["next", "info", *key])
+'''
+REUSE = (
+    *["env=gym_vector", "env.num_envs=2", "policy=random", "trainer=custom", "trainer.target=reusing:Checking"],
+    "debug=tiny",
+)
+
+
+@pytest.mark.ci
+def test_processes_of_envs_that_reuse_their_arrays_lose_no_final_observation(tmp_path):
+    (tmp_path / "reusing.py").write_text(REUSING)
+    keys = "env.info_keys=[seen,inner]"
+    ways = "env.vectorization_mode=async", "env.autoreset_mode=same_step"
+    collectx("run", "debug=tiny", *REUSE, "env.id=reusing:Reusing-v0", *ways, keys, cwd=tmp_path)
+    own = (*REUSE, "env.entry_point=reusing:processes", keys)
+    refused = collectx("run", "debug=tiny", *own, cwd=tmp_path, status=2)
+    assert "loses the final observations" in refused.stderr
+    assert "autoreset_mode=AutoresetMode.DISABLED" in refused.stderr
+    collectx("run", "debug=tiny", *own, "env.kwargs.mode=DISABLED", cwd=tmp_path)
+
+
+@pytest.mark.ci
+def test_vec_envs_of_envs_that_reuse_their_arrays_lose_no_final_observation_in_silence(tmp_path):
+    pytest.importorskip("stable_baselines3")
+    (tmp_path / "reusing.py").write_text(REUSING)
+    own = (*REUSE, "env.entry_point=reusing:vec_env")
+    collectx("run", "debug=tiny", *own, "env.kwargs.name=DummyVecEnv", cwd=tmp_path)
+    failed = collectx("run", "debug=tiny", *own, "env.kwargs.name=SubprocVecEnv", cwd=tmp_path, status=1)
+    assert "return the same array, return a copy" in failed.stderr

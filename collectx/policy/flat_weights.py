@@ -158,8 +158,9 @@ class FlatWeights:
     def _check(self, buffer: torch.Tensor) -> None:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
             raise ValueError(
-                f"the policy needs {self.nbytes} bytes of weights, but got {buffer.numel()} x {buffer.dtype}. Build "
-                "the same policy in the trainer and in all workers."
+                f"the weights of this module have {self.nbytes:,} bytes, but those of the run's policy "
+                f"{buffer.nbytes:,}. Publish the policy that the trainer got, or a module with equal weights; build "
+                "the same one in the trainer and in all workers."
             )
 
     def _is_adopted(self) -> bool:

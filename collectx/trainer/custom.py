@@ -19,7 +19,7 @@ from collectx.user_objects import call, resolve
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
     """Returns `target(...)`, called with those of `policy`, `spec`, `seed` and `device` that it accepts, and with
     `kwargs`. First moves a policy that is a module to `device`, the device of the batches. Raises `ConfigError` if
-    `target` does not exist, or its result lacks the method `train`."""
+    `target` does not exist, or its result lacks the method `train`, or that is a generator or a coroutine."""
     target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):
         policy.to(device)
@@ -36,4 +36,10 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
             f"trainer.target={cfg.target} returned an object of type {type(trainer).__name__} without a method "
             "train(collection). Return a trainer that has one."
         )
+    for is_kind, word in ((inspect.isgeneratorfunction, "yield"), (inspect.iscoroutinefunction, "async")):
+        if is_kind(trainer.train):
+            raise ConfigError(
+                f"trainer.target={cfg.target}: its method train(collection) contains `{word}`, so a call of it trains "
+                f"nothing. Write it without `{word}`."
+            )
     return trainer

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDictBase
@@ -28,7 +29,7 @@ from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
-from collectx.env.spaces import SpaceLeaves
+from collectx.env.spaces import SpaceLeaves, numpy_dtype
 from collectx.errors import ConfigError, DamagedFileError, ShapeError, summary_of, text_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
@@ -150,17 +151,19 @@ class LoadedPolicy:
         Args:
             observation: an observation as the env returns it: an array or tensor `[*shape]`, or `[B, *shape]` for a
                 batch; a dict or tuple of these for a Dict or Tuple space. Or a TensorDict with the keys of `leaves`.
+                Arrays may be views in any order, such as flipped images, and are copied.
 
         Returns:
             The action in the form that the env's `step` takes: arrays `[*shape]` or `[B, *shape]`; tensors if you pass
             a TensorDict.
 
         Raises:
-            ShapeError: the observation does not have the shape of the env's observations.
+            ShapeError: the observation does not have the shape of the env's observations, or does not contain real
+                numbers.
         """
         is_dict = isinstance(observation, TensorDictBase)
         values = [observation[leaf.key] for leaf in self.leaves] if is_dict else self._values(observation)
-        tensors = [torch.as_tensor(v).to(self.device, leaf.dtype) for v, leaf in zip(values, self.leaves, strict=True)]
+        tensors = [_tensor(v, leaf).to(self.device, leaf.dtype) for v, leaf in zip(values, self.leaves, strict=True)]
         size = tuple(tensors[0].shape[: tensors[0].ndim - len(self.leaves[0].shape)]) if tensors else ()
         rows = [_row(tensor, leaf, size) for tensor, leaf in zip(tensors, self.leaves, strict=True)]
         num_rows = size[0] if size else 1
@@ -363,6 +366,23 @@ def _observation_space(group: Env) -> spaces.Space | None:
     first = group.user_envs[0]
     space = getattr(first, "single_observation_space", getattr(first, "observation_space", None))
     return space if isinstance(space, spaces.Space) else None
+
+
+def _tensor(value: Any, leaf: Leaf) -> torch.Tensor:
+    """Returns an observation as a tensor. Torch itself takes no array that is flipped, of another byte order, or of
+    Python's numbers, and warns of one that is read-only."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    array = np.asarray(value)
+    try:
+        if array.dtype.kind in "biufO":
+            return torch.from_numpy(np.array(array, numpy_dtype(leaf), order="C"))
+    except (TypeError, ValueError):
+        pass
+    raise ShapeError(
+        f"{'.'.join(leaf.key)} is an array of {array.dtype}, which cannot be converted to {leaf.dtype}. Pass an "
+        "observation of the env."
+    )
 
 
 def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:

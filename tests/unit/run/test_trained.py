@@ -55,6 +55,23 @@ def test_it_acts_as_the_trained_module(trained):
     env.step(policy(observations[0]))
 
 
+def test_it_takes_what_an_env_may_return(trained):
+    """Views in any order, as cameras return, other byte orders and dtypes, and read-only arrays, without a warning."""
+    policy = collectx.load_policy(trained)
+    rows = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    frozen = rows.copy()
+    frozen.flags.writeable = False
+    flipped = rows[::-1, ::-1].copy()[::-1, ::-1]
+    assert min(flipped.strides) < 0
+    kinds = [frozen, flipped, np.asfortranarray(rows), torch.from_numpy(rows).requires_grad_(), rows.tolist()]
+    kinds += [rows.astype(dtype) for dtype in (">f4", object, np.longdouble, np.float64)]
+    for each in kinds:
+        assert policy(each).tolist() == policy(rows).tolist()
+    for wrong in (np.full(4, "a"), np.ones(4, complex)):
+        with pytest.raises(ShapeError, match=r"^observation is an array of .* cannot be converted to torch\.float32"):
+            policy(wrong)
+
+
 def test_a_stochastic_one_samples(trained):
     policy = collectx.load_policy(trained, deterministic=False)
     actions = policy(np.zeros((200, 4), np.float32))

@@ -388,7 +388,7 @@ def test_untrainable_policy(name, module):
         trainer.build(config(name).trainer, module, SPEC, 0, CPU)
 
 
-def test_custom():
+def test_custom(monkeypatch):
     def build(target):
         return trainer.build(
             CustomTrainerConfig(kind="custom", digest=False, target=target, kwargs={}), None, SPEC, 0, CPU
@@ -397,6 +397,18 @@ def test_custom():
     assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
     with pytest.raises(ConfigError, match="without a method train"):
         build("builtins:dict")
+    for method, word in (("generates", "yield"), ("awaits", "async")):
+        monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", globals()[method])
+        with pytest.raises(ConfigError, match=f"contains `{word}`, so a call of it trains nothing"):
+            build("collectx.trainer.base:MeterTrainer")
+
+
+def generates(self, collection):
+    yield from collection
+
+
+async def awaits(self, collection):
+    list(collection)
 
 
 def test_initial_weights_do_not_depend_on_the_number_of_threads():

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
@@ -45,6 +46,8 @@ from hydra_plugins import collectx as plugins
 # `hydra.searchpath`.
 _PACKAGED = "config"
 SNAPSHOT = "_collectx_snapshot"
+# What YAML 1.1 reads as a number of base 60.
+_BASE_60 = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -97,6 +100,8 @@ class Composer:
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
+        # By the choices of the groups, which the points of a sweep mostly share.
+        self._base_60: dict[str, list[str]] = {}
         self.groups = self.choices(())
 
     def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
@@ -143,7 +148,29 @@ class Composer:
             node = self.load(overrides, master=master)
         except ConfigError as error:
             return Composed(DictConfig({}), incomplete(RunConfig), list(error.problems))
-        return examine(node, broken)
+        composed = examine(node, broken)
+        return dataclasses.replace(composed, problems=[*composed.problems, *self._base_60_problems(node.hydra)])
+
+    def _base_60_problems(self, hydra: DictConfig) -> list[str]:
+        """Returns a message for each number such as 12:00:00 in the user's files: YAML 1.1 reads it as 43200, which no
+        longer looks like a time."""
+        folders = [Path(each.path) for each in hydra.runtime.config_sources if each.schema == "file"]
+        key = str(hydra.runtime.choices)
+        if not folders or key in self._base_60:
+            return self._base_60.get(key, [])
+        words = [str(word) for word in (*hydra.overrides.hydra, *hydra.overrides.task)]
+        with config_errors(yaml.YAMLError, ValueError):
+            files = self._loader.compute_defaults_list(self.config_name, words, RunMode.RUN).defaults
+        paths = dict.fromkeys(folder / f"{each.config_path}.yaml" for each in files for folder in folders)
+        problems = [
+            f"{path}, line {event.start_mark.line + 1}: YAML reads {event.value} as the number "
+            f"{yaml.safe_load(event.value)} (base 60). If it is a time or a text, put it in quotes: '{event.value}'."
+            for path in paths
+            if path.is_file()
+            for event in yaml.parse(path.read_text("utf-8"), yaml.SafeLoader)
+            if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _BASE_60.fullmatch(event.value)
+        ]
+        return self._base_60.setdefault(key, problems)
 
 
 def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:

@@ -34,6 +34,10 @@ class JobFiles:
         """Returns the file with the trainer's exit status in a job."""
         return self.jobs / f"exit_status.{job}"
 
+    def idle_note(self, job: str) -> Path:
+        """Returns the file that says that a job was requeued without having delivered a batch."""
+        return self.jobs / f"idle.{job}"
+
     def note_of_end(self, job: str) -> Path:
         """Returns the file that a worker writes when SLURM ends its job (SIGTERM): SLURM records a job as failed if its
         process ends before SLURM kills it."""

@@ -23,6 +23,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
+from collectx.checkpoints import Checkpoints
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     if rank == 0:
         return _run_trainer(spec, run_folder, token, arguments.folder)
     # SLURM signals all tasks of a job; a worker that ends would look like a failure.
-    leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
+    leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     status = _run_worker(spec.cfg, run_folder, rank - 1, token)
     # Ranks of one MPI job wait for each other at their exit.
     if arguments.worker is None and status == 0 and not place_of(spec.cfg).has_ranks:
@@ -107,6 +108,8 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
     if requeue.num_requeues(os.environ):
         resume = "auto" if run_folder.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
+    checkpoints = Checkpoints(run_folder.checkpoints)
+    begun = max(map(checkpoints.number, checkpoints.all()), default=0) if cfg.run.resume == "auto" else 0
     _begin_mpi(cfg)
     # The job's state must agree with the result, even if SLURM signals a run that has just ended.
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(run_folder, signum))
@@ -129,7 +132,10 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
         return 2
     lost = _lost_node(result, launcher) if slurm.requeue else ""
     if lost or (slurm.requeue and result.exit_reason == interruption(signal.SIGTERM)):
-        if reason := requeue.requeue(slurm, os.environ):
+        idle = run_folder.idle_note(requeue.job_id(os.environ))
+        if result.batches > begun:
+            idle.unlink(missing_ok=True)
+        if reason := requeue.requeue(slurm, os.environ, None if result.batches > begun else idle):
             print(f"collectx: {reason}", file=sys.stderr)
             result = replace(result, exit_reason=f"{result.exit_reason}: {reason}")
             write_json(run_folder.result, result.as_json())

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +66,8 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     }
     environment = os.environ | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "2"}
     subprocess.check_call(["bash", files.worker_script, "1000"], env=environment)
-    assert files.worker_log(1003).read_text().splitlines() == ["good day", "srun: --container-image=a b work 1003"]
+    words = f"srun: --container-image=a b {' '.join(commands.WITHOUT_REQUESTS)} work 1003"
+    assert files.worker_log(1003).read_text().splitlines() == ["good day", words]
 
 
 def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are_submitted_or_none(tmp_path, command):
@@ -124,6 +126,30 @@ def test_a_job_that_slurm_has_requeued_too_often_is_not_started_again(folder):
         "Raise the limit, or continue the run with collectx resume.\n"
     )
     assert (folder / "logs" / "job.log").read_text() == message
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [("1:00", 60), ("2:00", 120), ("2:01", 0), ("1-00:00:00", 0), ("UNLIMITED", 0), ("", 0)]
+)
+def test_a_job_that_slurm_would_signal_as_it_starts_ends_and_says_why(folder, command, limit, seconds):
+    command("squeue", f'[ -n "$SQUEUE_PARTITION" ] || echo "{limit}"')
+    command("srun", "exit 7")
+    environment = os.environ | {"SQUEUE_PARTITION": "x", "SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
+    text = script.script([folder], composed("launcher=slurm launcher.requeue=true").launcher, 3, False, 1.0)
+    assert subprocess.run(["bash"], input=text, env=environment, text=True).returncode == (1 if seconds else 7)
+    said = (folder / "logs" / "job.log").read_text()
+    assert (f"job 17 ends, because its time limit is {seconds} s, and " in said) == (seconds > 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_request_for_a_checkpoint_ends_neither_a_tasks_shell_nor_the_batch_script(folder, command, number):
+    python = command("python", f"kill -{number:d} $PPID $$; exit 3")  # the shell and Python, which has not imported yet
+    assert play(folder, 0, python) == 3
+    # srun, which forwards signals to the tasks.
+    command("srun", f'trap "exit 5" {number:d}; kill -{number:d} $PPID; while :; do sleep 0.1; done')
+    environment = os.environ | {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
+    text = script.script([folder], composed("launcher=slurm").launcher, 3, False, 1.0)
+    assert subprocess.run(["bash"], input=text, env=environment, text=True, timeout=100).returncode == 5
 
 
 def test_a_job_whose_trainer_finds_its_configuration_wrong_ends_without_its_workers(folder, command):
@@ -290,6 +316,11 @@ def test_a_job_that_is_signalled_before_its_run_begins_is_requeued(
     assert play(folder, 0, command("python", "kill -TERM $$")) == 143
     called = folder.parent / "called"
     assert (called.read_text().splitlines() if called.exists() else []) == requeued
+    # A job that is ended a second time before its first batch would come back for ever.
+    assert play(folder, 0, command("python", "kill -TERM $$")) == 143
+    assert (called.read_text().splitlines() if called.exists() else []) == requeued
+    said = (folder / "logs" / "job.log").read_text()
+    assert (f"job {job} is not requeued: it was ended twice before its first batch" in said) == bool(requeued)
 
 
 @pytest.mark.parametrize(
@@ -332,6 +363,16 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
     assert handles[4].exitcode == 127
     failed = {worker: handle.text for worker, handle in enumerate(handles[:4]) if handle.exitcode}
     assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
+
+
+def test_a_log_that_a_network_file_system_shows_late_is_read(folder, monkeypatch):
+    monkeypatch.setattr(log_watcher, "_POLL_S", 0.001)
+    watcher = log_watcher.LogWatcher(folder / "late.log", 0, lambda: ["n1"], 1)
+    handle = watcher.watch(0)
+    with closing(watcher):
+        assert not is_readable(handle, 0.05)
+        (folder / "late.log").write_text("collectx: task 1 on n1: status 1\n")
+        assert is_readable(handle)
 
 
 @pytest.mark.parametrize(("down", "names"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])

@@ -114,3 +114,30 @@ def test_a_job_ends_where_the_node_of_its_trainer_is_lost(run):
     assert started.finish() == 1, started.output
     assert "n1, the node of the trainer, is gone" in started.output
     assert started.states() == ["CANCELLED"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--signal=USR1"], nightly(["--signal=USR2"]), nightly(["--batch", "--signal=USR1"])],
+    ids=lambda words: "-".join(word.strip("-") for word in words),
+)
+def test_a_request_for_a_checkpoint_is_served_and_the_job_runs_on(cluster, run, words):
+    started = run(*_SLOW, "launcher=slurm", "launcher.nodes=1")
+    started.wait_for_more(1)
+    cluster.login(["scancel", *words, *started.jobs])
+    started.wait_for("checkpoint", 1)
+    assert started.finish() == 0, started.output
+    assert started.result["status"] == "completed"
+    assert started.states() == ["COMPLETED"]
+
+
+@pytest.mark.nightly
+def test_a_job_without_time_for_a_batch_does_not_come_back_for_ever(cluster, run):
+    cluster.login(["scontrol", "update", "PartitionName=train", "DefaultTime=1"])
+    try:
+        started = run(*_SLOW, "launcher=slurm", "launcher.nodes=1")
+        assert started.finish() == 1, started.output
+    finally:
+        cluster.login(["scontrol", "update", "PartitionName=train", "DefaultTime=10"])
+    assert "its time limit is 60 s" in started.output
+    assert started.states() == ["FAILED"]

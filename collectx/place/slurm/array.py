@@ -42,7 +42,7 @@ class JobArray:
             f"run={shlex.quote(str(files.path))}",
             f'exec >>"{JobFiles(Path("$run")).worker_log("$worker")}" 2>&1 || exit 1',
         ]
-        body = commands.body(cfg, [*command, '"$worker"'], **cfg.srun)
+        body = commands.body(cfg, [*commands.WITHOUT_REQUESTS, *command, '"$worker"'], **cfg.srun)
         files.jobs.mkdir(parents=True, exist_ok=True)
         files.worker_script.write_text("\n".join(["#!/bin/bash", *worker_header(cfg, files), *begin, *body, ""]))
         files.worker_jobs.unlink(missing_ok=True)

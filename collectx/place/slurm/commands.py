@@ -40,6 +40,10 @@ _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
 # What `sbatch --parsable` prints: the id or, with several clusters, `id;cluster`.
 _JOB_ID = re.compile(r"(?P<id>\d+)(;\S+)?")
 
+# The words before a worker's command: SIGUSR1 and SIGUSR2, which request a checkpoint from a job's trainer, would end a
+# worker that is still importing.
+WITHOUT_REQUESTS = ["bash", "-c", """trap '' USR1 USR2; exec "$0" "$@" """.strip()]
+
 _GUARD = (
     """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: launcher.setup failed with status """
     r"""$status at: $BASH_COMMAND. If this line may fail, append \" || true\" to it." >&2; exit "$status"; fi' ERR"""

@@ -113,7 +113,8 @@ class JobTasksLauncher(Launcher):
         turn = turn[(num_replaced - 1) % len(turn) :] + turn[: (num_replaced - 1) % len(turn)]
         node = next((node for node in turn if not nodes.seems_lost(node)), home)
         cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
-        return self._srun(node, [*self._command, str(worker)], container=self._cfg.container, cpus_per_task=cpus)
+        words = [*commands.WITHOUT_REQUESTS, *self._command, str(worker)]
+        return self._srun(node, words, container=self._cfg.container, cpus_per_task=cpus)
 
     def _kill(self, worker: int) -> list[str]:
         """Returns the command of a step that kills the worker's task: SLURM cannot signal a single task of a step."""

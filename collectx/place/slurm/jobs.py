@@ -14,7 +14,7 @@ from typing import Any
 from collectx.config.problem import Problem, counted
 from collectx.place.base import Place
 from collectx.place.slurm import commands
-from collectx.place.slurm.script import WORKERS
+from collectx.place.slurm.script import EARLY_S, WORKERS
 
 # Options of sbatch that collectx sets itself, and what to use instead.
 _SBATCH = {
@@ -29,8 +29,6 @@ _SBATCH = {
 }
 # What sbatch takes as memory, and as a time beside those of `_seconds`.
 _MEMORY, _NO_LIMIT = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE), ("INFINITE", "UNLIMITED")
-# How early SLURM's signal before the time limit may come, in seconds.
-_EARLY_S = 60
 
 
 class SlurmArray(Place):
@@ -72,11 +70,12 @@ class SlurmArray(Place):
     def _resource_problems(self) -> Iterator[Problem]:
         """Times and memory are written as sbatch reads them."""
         for path, part in self._parts().items():
-            time, memory = getattr(part, "time", None), getattr(part, "mem", None)
-            if time is not None and _seconds(str(time)) is None and str(time).upper() not in _NO_LIMIT:
-                advice = f"use minutes, as in `{path}.time=90`, or hours:minutes:seconds, as in `{path}.time=1:30:00`."
-                rule = "is not a time limit that sbatch accepts" if time != "" else "has no value"
-                yield Problem(f"{path}.time", rule, time, advice)
+            memory = getattr(part, "mem", None)
+            for name, time in _times(path, part):
+                if _seconds(str(time)) is None and str(time).upper() not in _NO_LIMIT:
+                    advice = f"use minutes, as in `{name}=90`, or hours:minutes:seconds, as in `{name}=1:30:00`."
+                    rule = "is not a time limit that sbatch accepts" if time != "" else "has no value"
+                    yield Problem(name, rule, time, advice)
             if memory is not None and not _MEMORY.fullmatch(str(memory)):
                 advice = f"use a whole number with a unit (K, M, G or T), as in `{path}.mem=4G`."
                 rule = "is not an amount of memory that sbatch accepts" if memory != "" else "has no value"
@@ -134,16 +133,24 @@ class SlurmJob(SlurmArray):
             yield Problem("launcher.nodes", f"is too many: {described}", nodes, advice)
 
     def _time_problems(self) -> Iterator[Problem]:
-        """A requeued run has time for a batch: SLURM does not signal it as soon as it starts."""
+        """A requeued run has time for a batch: SLURM does not signal it as soon as it starts. Requeueing needs the
+        signal that collectx asks for."""
         launcher = self._launcher
-        if launcher.requeue is False or launcher.time is None:
+        if launcher.requeue is False:
             return
-        limit_s = _seconds(str(launcher.time))
-        if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
-            needed_s = launcher.signal_s + _EARLY_S
-            early = f"send the signal up to {_EARLY_S} s early, so {needed_s} s before the end"
-            rule = f"is too long for `launcher.time={launcher.time}` ({limit_s} s): SLURM may {early}"
-            longer = f"`launcher.time={needed_s // 60 + 1}` or longer"
+        for path, part in self._parts().items():
+            if (signal := getattr(part, "sbatch", {}).get("signal")) is not None:
+                rule = "it replaces the signal before the time limit, at which the run saves and requeues its job"
+                advice = "set its time with `launcher.signal_s`, or use `launcher.requeue=false`."
+                yield Problem(f"{path}.sbatch.signal", rule, signal, advice)
+        # The last one is in force.
+        name, time = [("", ""), *_times("launcher", launcher)][-1]
+        limit_s = _seconds(str(time))
+        if limit_s is not None and limit_s <= launcher.signal_s + EARLY_S:
+            needed_s = launcher.signal_s + EARLY_S
+            early = f"send the signal up to {EARLY_S} s early, so {needed_s} s before the end"
+            rule = f"is too long for `{name}={time}` ({limit_s} s): SLURM may {early}"
+            longer = f"`{name}={needed_s // 60 + 1}` or longer"
             advice = f"use {longer}, a smaller `launcher.signal_s`, or `launcher.requeue=false`."
             yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 
@@ -176,6 +183,15 @@ class SlurmParts(SlurmJob):
             return super()._described_tasks()
         num_workers = self.num_tasks - 1
         return num_workers, f"the run has {counted(num_workers, 'worker')}"
+
+
+def _times(path: str, resources: object) -> list[tuple[str, Any]]:
+    """Returns the options of these resources that set a time limit, with their values; the last one is in force."""
+    times = {
+        f"{path}.time": getattr(resources, "time", None),
+        f"{path}.sbatch.time": getattr(resources, "sbatch", {}).get("time"),
+    }
+    return [(name, time) for name, time in times.items() if time is not None]
 
 
 def _seconds(time: str) -> int | None:

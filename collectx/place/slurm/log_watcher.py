@@ -20,14 +20,17 @@ from collectx.errors import LauncherError
 from collectx.job_files import JobFiles
 from collectx.place.launcher import RemoteHandle
 from collectx.place.slurm import commands
+from collectx.place.slurm.requeue import IDLE
 
 # The interval between two reads of the log.
 _POLL_S = 0.3
 
 # Arguments: the Python, the run folder. All processes of a task, those of envs too, inherit COLLECTX_TASK.
 _RUN = JobFiles(Path("$1"))
+# The shell leaves signals to Python, which handles USR1 and USR2 only when it has imported.
 _ROLE = f"""\
-trap : TERM INT
+trap : TERM INT HUP
+trap '' USR1 USR2
 export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.jobs.entry "$1"
@@ -36,8 +39,14 @@ if [ "$SLURM_PROCID" = 0 ]; then
   unset ${{!SQUEUE_@}}  # they may hide the job
   if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "{_RUN.result}" ] &&
       [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
-    echo "collectx: the job is being requeued: it was signalled before the run began"
-    scontrol requeue "$COLLECTX_REQUEUE"
+    idle="{_RUN.idle_note("$COLLECTX_REQUEUE")}"
+    if [ -e "$idle" ]; then
+      echo "collectx: job $COLLECTX_REQUEUE is not requeued: {IDLE}"
+    else
+      echo "collectx: the job is being requeued: it was signalled before the run began"
+      touch "$idle"
+      scontrol requeue "$COLLECTX_REQUEUE"
+    fi
   fi
   echo "$status" > "{_RUN.exit_status("$SLURM_JOB_ID")}"
 else
@@ -121,13 +130,19 @@ class LogWatcher:
         return self._tasks.get(worker) or self._tasks.setdefault(worker, RemoteHandle())
 
     def _watch(self) -> None:
-        with open(self._log, "rb") as log:
-            log.seek(self._begin)
-            rest, pending = b"", list[bytes]()
-            while not self._closing.wait(_POLL_S):
-                *lines, rest = (rest + log.read()).split(b"\n")
-                # Lines for which scontrol failed are read again.
-                pending = [line for line in pending + lines if not self._take(line.decode(errors="replace"))]
+        end, rest, pending = self._begin, b"", list[bytes]()
+        while not self._closing.wait(_POLL_S):
+            try:
+                # A network file system may fail for a while; a new descriptor is never stale.
+                with open(self._log, "rb") as log:
+                    log.seek(end)
+                    text = log.read()
+            except OSError:
+                text = b""
+            end += len(text)
+            *lines, rest = (rest + text).split(b"\n")
+            # Lines for which scontrol failed are read again.
+            pending = [line for line in pending + lines if not self._take(line.decode(errors="replace"))]
 
     def _take(self, line: str) -> bool:
         """Reads a line; returns False if scontrol, which names the nodes, failed."""

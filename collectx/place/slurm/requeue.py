@@ -15,11 +15,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import JobLauncherConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.slurm import commands
+
+# Why a job that makes no progress is not requeued.
+IDLE = (
+    "it was ended twice before its first batch, by preemption, its time limit or a signal. Let it run longer "
+    "(launcher.time, or another partition), then start the run again"
+)
 
 
 def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | None], bool] = commands.preempts) -> bool:
@@ -51,9 +58,10 @@ def job_id(environment: Mapping[str, str]) -> str:
     return environment["SLURM_JOB_ID"] if array is None else f"{array}_{environment['SLURM_ARRAY_TASK_ID']}"
 
 
-def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
+def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str], idle: Path | None = None) -> str:
     """Requeues this process's job; SLURM then ends the job's steps. Returns why the job is not requeued; "" if it is.
-    Blocks for at most two commands."""
+    Blocks for at most two commands. `idle` is the file that notes that the job delivered no batch (`idle_note`); None
+    if it did."""
     job = job_id(environment)
     if not cfg.requeue:
         return f"job {job} is not requeued (launcher.requeue=false)"
@@ -65,6 +73,10 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
         # A cancelled job, or one at its time limit, would be requeued as well.
         if state is None or state.word != "RUNNING":
             return f"SLURM is ending job {job}" if state else f"SLURM no longer knows job {job}"
+        if idle is not None:
+            if idle.exists():
+                return f"job {job} is not requeued: {IDLE}"
+            idle.touch()
         commands.requeue(job)
     except LauncherError as error:
         return f"job {job} is not requeued: {error}"

@@ -23,6 +23,8 @@ from collectx.job_files import JobFiles
 from collectx.place.slurm import commands
 from collectx.place.slurm.log_watcher import role_shell
 
+# How early SLURM's signal before the time limit may come, in seconds.
+EARLY_S = 60
 # The workers' part of a heterogeneous job.
 WORKERS = 1
 _SEES = f"""\
@@ -98,6 +100,8 @@ def script(
         ")",
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
         f'exec >>"{_RUN.log("job")}" 2>&1 || exit 1',
+        "# A request for a checkpoint, from sbatch --signal=B:USR1@60, or scancel --batch.",
+        'for each in USR1 USR2; do trap "kill -$each \\$roles 2>/dev/null; is_request=1" "$each"; done',
         "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
         *_limit(launcher),
         *_COMPLETED,
@@ -112,9 +116,9 @@ def script(
         "roles=$!",
         "# A worker that does not end after the trainer hangs. After status 2, no worker knows the trainer's address.",
         'wait_for_trainer() { until [ -s "$ended" ]; do sleep 1; done; read -r status < "$ended"; }',
-        f'(wait_for_trainer; [ "$status" = 2 ] || sleep {grace_s:g}; kill -KILL "$roles") &',
-        '{ wait "$roles"; } 2>/dev/null  # do not print how it was killed',
-        "status=$?",
+        f'(trap "" USR1 USR2; wait_for_trainer; [ "$status" = 2 ] || sleep {grace_s:g}; kill -KILL "$roles") &',
+        # bash would print how srun was killed.
+        'while is_request=; { wait "$roles"; } 2>/dev/null; status=$?; [ "$is_request" ]; do :; done',
         "kill $! 2>/dev/null",
         'if [ -e "$ended" ]; then read -r status < "$ended"; fi',
         'exit "$status"',
@@ -125,15 +129,28 @@ def script(
 
 def _limit(launcher: SlurmLauncherConfig) -> list[str]:
     """Returns lines that end a job which SLURM requeued too often, for example after preemptions without time for a
-    checkpoint, and lines that tell the trainer's shell which job it may requeue (`log_watcher`)."""
+    checkpoint, or which SLURM signals as soon as it starts, and lines that tell the trainer's shell which job it may
+    requeue (`log_watcher`)."""
     if not launcher.requeue:
         return []
+    # The limit may be one that the partition, a QOS or a variable of sbatch has set.
+    needed_s = launcher.signal_s + EARLY_S
+    early = f"SLURM may send the signal of launcher.signal_s={launcher.signal_s} up to {EARLY_S} s early, at the start"
+    longer = (
+        f"Use launcher.time={needed_s // 60 + 1} or longer, a smaller launcher.signal_s, or launcher.requeue=false."
+    )
     limit = launcher.max_requeues
     times = f"{counted(limit, 'time')} (launcher.max_requeues={limit})"
     remedy = "Raise the limit, or continue the run with collectx resume."
     message = f"collectx: job $job will not start again, because it was already requeued {times}. {remedy}"
     count = '"${SLURM_RESTART_COUNT:-0}"'
     return [
+        'got=$(unset "${!SQUEUE_@}"; squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l 2>/dev/null | head -n 1)',
+        """got_s=$(awk -F '[-:]' '{ print $NF + 60 * $(NF-1) + 3600 * $(NF-2) + 86400 * $(NF-3) }' <<< "0-0:0:$got")""",
+        f'if [[ "$got" = *:* ]] && [ "$got_s" -le {needed_s} ]; then',
+        f'  echo "collectx: job $job ends, because its time limit is $got_s s, and {early}. {longer}"',
+        "  exit 1",
+        "fi",
         f'if [ {count} -gt {limit} ]; then echo "{message}"; exit 1; fi',
         f'if [ {count} -lt {limit} ]; then export COLLECTX_REQUEUE="$job"; fi',
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +26,10 @@ def write_json(path: Path, value: Any) -> None:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`; blocks until it is on the
     disk. An error leaves `path` as it was."""
+    temporary = str(path.with_name(f"{INCOMPLETE}{path.name}-{secrets.token_hex(4)}"))
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{INCOMPLETE}{path.name}-")
+        # The system applies the umask. To read it, os.umask would change it for other threads.
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         error.filename = str(path)
         raise
@@ -36,9 +38,6 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes the file readable by its owner only.
-        os.umask(mask := os.umask(0))
-        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)

@@ -209,3 +209,16 @@ def test_a_primary_file_that_does_not_exist(tmp_path):
         match=r"--config-name mine .* no file 'mine.yaml'\. Name the folder that contains it: --config-dir",
     ):
         Composer(tmp_path, "mine").load([])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("12:00:00", 43200), ("1:30", 90), ("1:30.5", 90.5), ("'12:00:00'", None), ("0:30:00", None)]
+)
+def test_a_time_that_yaml_reads_as_a_number_is_named_with_its_file_and_line(tmp_path, text, number):
+    (tmp_path / "experiment").mkdir()
+    path = tmp_path / "experiment" / "long.yaml"
+    path.write_text(f"# @package _global_\nlauncher:\n  sbatch: {{begin: {text}}}\n")
+    composed = Composer(tmp_path).examine(["experiment=long", "launcher=slurm"])
+    message = f"{path}, line 3: YAML reads {text} as the number {number} (base 60). "
+    message += f"If it is a time or a text, put it in quotes: '{text}'."
+    assert composed.problems == [message] * (number is not None)

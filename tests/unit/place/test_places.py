@@ -91,6 +91,8 @@ REFUSED = [
     f"{REMOTE} launcher=slurm launcher.time=3 launcher.signal_s=120",
     f"{REMOTE} launcher=slurm launcher.time=3 launcher.signal_s=120 launcher.requeue=false",
     f"{REMOTE} launcher=slurm launcher.time=UNLIMITED launcher.signal_s=120",
+    f"{REMOTE} launcher=slurm launcher.time=9 launcher.sbatch.time=1 launcher.sbatch.signal=USR1@60",
+    f"{REMOTE} launcher=slurm launcher.sbatch.time=1h launcher.sbatch.signal=USR1@60 launcher.requeue=false",
 ]
 
 

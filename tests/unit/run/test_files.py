@@ -1,8 +1,13 @@
 """Files that grow while they are read, and files that cannot be written."""
 
+import os
+import stat
+
 import pytest
 
 from collectx.errors import DamagedFileError
+from collectx.fork_server import inherited
+from collectx.run.folder import files
 from collectx.run.folder.files import JsonLinesTail, LinesTail, write_atomically
 from collectx.run.terminal import printing
 
@@ -45,3 +50,16 @@ def test_the_line_of_a_damaged_file_is_counted_from_its_beginning(tmp_path):
 def test_numbers_that_round_to_a_thousand():
     assert [printing.number(value) for value in (999.4, 999.6, -999.6, 1000)] == ["999", "1,000", "-1,000", "1,000"]
     assert [printing.number_cell(value) for value in (999.94, 999.96)] == ["999.9", "1,000.0"]
+
+
+def test_a_file_has_the_permissions_of_the_umask_which_does_not_change_meanwhile(tmp_path, within):
+    """Files that other threads make at that moment would have the changed one."""
+    before = os.umask(0o027)
+    try:
+        for module in (files, inherited):
+            within(module, "os", umask=lambda mask: pytest.fail("another thread may be making a file"))
+        files.write_json(tmp_path / "a.json", {})
+        assert inherited._umask() == 0o027
+        assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)

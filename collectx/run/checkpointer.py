@@ -3,8 +3,8 @@
     before each batch   if a checkpoint is due, or a signal has stopped the run
     at the end          unless the run has failed
 
-    state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, and the
-                        random generators of the trainer's process
+    state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, the
+                        evaluations without a result, and the random generators of the trainer's process
     replay-<name>.pt    one for each of the trainer's `replay_buffers`
 
 collectx/run/resume.py continues a run from a checkpoint.
@@ -34,6 +34,7 @@ from collectx.run.signals import RunStopped, Signals
 if TYPE_CHECKING:
     from collectx.collector.stream import Stream
     from collectx.env.base import Env
+    from collectx.run.evaluator import Evaluator
     from collectx.trainer.base import Trainer
 
 # Timed checkpoints may take this share of the time.
@@ -56,6 +57,7 @@ class Checkpointer:
         record: ResultBuilder,
         signals: Signals,
         events: Callable[..., None],
+        evaluator: Evaluator | None = None,
     ):
         self._options = options
         self._metrics = run_folder.metrics
@@ -65,6 +67,7 @@ class Checkpointer:
         self._record = record
         self._signals = signals
         self._events = events
+        self._evaluator = evaluator
         self._last_batches = record.statistics.batches
         self._said_size = False
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
@@ -171,6 +174,7 @@ class Checkpointer:
             "trainer": None if state_dict is None else state_dict(),
             **state,
             "statistics": self._record.statistics.state(),
+            "evaluations": [] if self._evaluator is None else self._evaluator.state(),
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": states.save_generators(),
         }

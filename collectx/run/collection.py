@@ -110,9 +110,9 @@ class RunCollection(EnvMethods):
 
     def _collect(self) -> Any:
         self._core.exclusive_use.check_process()
-        self._check(self._write_line)
         if self._evaluator is not None:
-            self._evaluator.before_batch()
+            self._evaluator.before_batch()  # before a checkpoint, which contains this evaluation
+        self._check(self._write_line)
         statistics = self.statistics
         if statistics.batches == self._max_batches:
             raise StopIteration

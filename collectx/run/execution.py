@@ -280,6 +280,19 @@ class _Execution:
             self._add_event("no_trajectories", message=text)
 
         stream = Stream(collector, self._cfg.collector, say, "collector.")
+        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
+        if self._cfg.eval.every_batches is not None:
+            from collectx.run.evaluator import Evaluator
+
+            weights = collector.transport.newest_weights
+            self._evaluator = Evaluator(
+                self._cfg,
+                self._run_folder,
+                self._record.statistics,
+                weights,
+                self._add_event,
+                lambda: self._signals.last is not None,
+            )
         checkpointer = Checkpointer(
             self._cfg.checkpoint,
             self._run_folder,
@@ -288,13 +301,8 @@ class _Execution:
             self._record,
             self._signals,
             self._add_event,
+            self._evaluator,
         )
-        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
-        if self._cfg.eval.every_batches is not None:
-            from collectx.run.evaluator import Evaluator
-
-            weights = collector.transport.newest_weights
-            self._evaluator = Evaluator(self._cfg, self._run_folder, self._record.statistics, weights, self._add_event)
         collection = RunCollection(
             stream,
             self._run_folder,
@@ -333,6 +341,8 @@ class _Execution:
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
         reasons = stream.load(point.state, self._cfg.seed)
+        if self._evaluator is not None:
+            self._evaluator.load(point.state.get("evaluations", ()))
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
         point.load_generators()

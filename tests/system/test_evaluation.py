@@ -2,9 +2,10 @@
 
 import csv
 import json
+import signal
 
 import pytest
-from commands import collectx, forked, result
+from commands import collectx, forked, result, start
 
 RUN = [
     "collector.frames_per_batch=128",
@@ -29,6 +30,19 @@ def env():
 """
 
 
+# In the process that evaluates, it is so slow that no evaluation ends before a signal.
+SLOW = """
+import os, time
+import gymnasium
+class Slow(gymnasium.Wrapper):
+    def step(self, action):
+        time.sleep(0.2 if os.nice(0) == 10 else 0.01)
+        return self.env.step(action)
+def env():
+    return Slow(gymnasium.make("CartPole-v1"))
+"""
+
+
 def events(folder, name):
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == name]
@@ -40,20 +54,40 @@ def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
     digest = result(folder)["digest"]
     done = collectx("run", *RUN, *EVAL, "logger=csv", cwd=tmp_path)
     assert result(folder)["digest"] == digest
-    evaluated, skipped = events(folder, "evaluated"), events(folder, "evaluation_skipped")
-    assert {each["batches"] for each in evaluated + skipped} == {4, 8}
+    evaluated = events(folder, "evaluated")
+    assert [each["batches"] for each in evaluated] == [4, 8]
     assert evaluated[0]["frames"] == 512
     assert "evaluated after 512 frames: mean return" in done.stdout + done.stderr
     with open(folder / "progress.csv") as file:
         logged = [float(row["eval/mean_return"]) for row in csv.DictReader(file) if row.get("eval/mean_return")]
     assert logged == pytest.approx([each["mean_return"] for each in evaluated])
     forked("resume", "run", "collector.total_frames=1536", cwd=tmp_path)
-    more = events(folder, "evaluated") + events(folder, "evaluation_skipped")
-    assert {each["batches"] for each in more} == {4, 8, 12}
+    assert [each["batches"] for each in events(folder, "evaluated")] == [4, 8, 12]
     # The newest weights give the same returns after the run as in it.
     last = next(each for each in events(folder, "evaluated") if each["batches"] == 12)
     forked("eval", "run", cwd=tmp_path)
     assert json.loads((folder / "eval.json").read_text())["mean_return"] == pytest.approx(last["mean_return"])
+
+
+@pytest.mark.ci
+def test_a_resumed_run_makes_the_evaluations_that_a_signal_left(tmp_path, wait_until):
+    (tmp_path / "own.py").write_text(SLOW)
+    words = ["env.id=null", "env.entry_point=own:env", "collector.total_frames=100_000", "trainer=meter"]
+    argv = ["collector.frames_per_batch=128", "hydra.run.dir=run", "eval.every_batches=2", "eval.episodes=2", *words]
+    command = start("run", *argv, cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    count = lambda: len(metrics.read_text().splitlines()) if metrics.exists() else 0  # noqa: E731
+    wait_until(lambda: command.poll() is not None or count() >= 4, 100, "batches")
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(100) == 130
+    (left,) = events(tmp_path / "run", "evaluations_left")
+    assert left["batches"]
+    assert "which a resume makes" in (tmp_path / "said.txt").read_text()
+    end = count()
+    (tmp_path / "own.py").write_text(SLOW.replace("0.2", "0"))
+    forked("resume", "run", f"run.max_batches={end + 1}", cwd=tmp_path)
+    made = [each["batches"] for each in events(tmp_path / "run", "evaluated")]
+    assert made == [*range(2, end + 2, 2)]
 
 
 @pytest.mark.ci

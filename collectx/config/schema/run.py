@@ -68,8 +68,8 @@ class EvalOptions(Section):
 
     every_batches: int | None = option(
         None,
-        """Batches between evaluations of the policy during a run, by a separate process in separate envs. If an
-        evaluation is still running, the next one is skipped. `null`: no evaluations during the run. `collectx eval
+        """Batches between evaluations of the policy during a run, by a separate process in separate envs. If two are
+        due while one is still running, the trainer waits. `null`: no evaluations during the run. `collectx eval
         RUN_DIR` evaluates a run that has ended.""",
         minimum=1,
     )
@@ -100,7 +100,7 @@ class EvalOptions(Section):
     )
     video: bool = option(False, "`true`: `collectx eval` saves a video of each episode in RUN_DIR/videos/.")
     close_timeout_s: float = option(
-        60.0, "Maximum seconds that the run waits at its end for a running evaluation.", minimum=0
+        60.0, "Maximum seconds that the run waits at its end for its evaluations.", minimum=0
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectx.config.problem import counted
@@ -148,9 +148,22 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         )
         batches = counted(fields["batches"], "batch", "batches")
         return f"the run continues after {batches} ({fields['frames']:,} frames){begin}"
+    if name == "evaluation_awaited":
+        one = _evaluations(fields["frames"])
+        if (limit_s := fields["timeout_s"]) is None:
+            return f"training waits for {one}, because another one is due. To wait less, raise eval.every_batches."
+        return f"the run waits for {one}, at most {limit_s:g} s (eval.close_timeout_s). Ctrl-C ends the wait."
+    if name == "evaluations_left":
+        return f"the run ended before {_evaluations(fields['frames'])}, which a resume makes"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"
         means = "".join(f", {name} {value:.6g}" for name, value in fields.get("metrics", {}).items())
         return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}){means}"
     return None
+
+
+def _evaluations(frames: Sequence[int]) -> str:
+    *others, last = (f"{each:,}" for each in frames)
+    counts = f"{', '.join(others)} and {last}" if others else last
+    return f"the evaluation{'s' * (len(frames) > 1)} after {counts} frames"

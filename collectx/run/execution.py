@@ -313,6 +313,7 @@ class _Execution:
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,
+            events=self._add_event,
         )
         try:
             if self._point is not None:
@@ -370,10 +371,6 @@ class _Execution:
             if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
                 self._evaluator.wait()
             collection.close()
-            statistics = self._record.statistics
-            missing = [name for name in getattr(self._cfg.env, "metrics", ()) if name not in statistics.metrics]
-            if missing and statistics.num_episodes:
-                self._add_event("metrics_missing", names=missing)
             if not self._record.errors:
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:

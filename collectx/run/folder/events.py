@@ -134,9 +134,17 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         )
     if name == "metrics_missing":
         names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
+        of_ends = [name for name in fields["names"] if not name.startswith("step_mean/")]
+        episodes = counted(fields["num_episodes"], "episode")
         return (
-            f"env.metrics names {names}, but no step returned {them} in its info. Check the spelling. (The info of "
-            "reset does not count.)"
+            f"env.metrics names {names}, but no {'last ' * bool(of_ends)}step in {episodes} returned {them} in its "
+            "info. Check the spelling."
+            + "".join(f" For the mean over all steps, use step_mean/{name}." for name in of_ends[:1])
+        )
+    if name == "no_episodes":
+        return (
+            f"no episode ended in {fields['frames']:,} frames, so this run has no return. Raise "
+            "collector.total_frames, or cut each episode after N frames: collector.max_frames_per_traj=N."
         )
     if name == "resumed":
         workers: dict[str, list[str]] = {}

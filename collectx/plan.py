@@ -137,7 +137,8 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
         sizes["slots_of_workers_bytes"] = sizes["slots_bytes"]
     acting = processes["inference_server"] or processes["processes_in_workers"] or slots.num_workers
     sizes["weights_of_trainer_and_workers_bytes"] = (1 + acting) * slots.weights_nbytes
-    sizes["weights_of_the_evaluator_bytes"] = processes["evaluator"] * slots.weights_nbytes
+    # Its own, and two copies that wait in the trainer's process.
+    sizes["weights_of_the_evaluator_bytes"] = 3 * processes["evaluator"] * slots.weights_nbytes
     is_copied = not cfg.collector.zero_copy and not slots.num_spare
     sizes["batch_of_the_trainer_bytes"] = is_copied * part * (slots.num_workers if slots.stacked else 1)
     sizes["replay_buffer_bytes"] = replay_nbytes

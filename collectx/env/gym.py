@@ -85,7 +85,7 @@ class GymEnv(Env):
         self._steps = [env.step for env in self.user_envs]
         if metrics:
             self.metrics = InfoMetrics(metrics)
-            self._steps = [partial(self.metrics.step, step) for step in self._steps]
+            self._steps = [partial(self.metrics.step, e, step) for e, step in enumerate(self._steps)]
 
     def keep_infos(self, infos: InfoKeys) -> None:
         self._infos = infos
@@ -100,6 +100,8 @@ class GymEnv(Env):
 
     def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for e in np.flatnonzero(ended).tolist():
+            if self.metrics is not None:
+                self.metrics.cut(e)
             self._reset_one(e, None, out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:

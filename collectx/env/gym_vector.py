@@ -174,13 +174,15 @@ class GymVectorEnv(Env):
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
             self.metrics.add_same_step(info, ended, np.ones_like(ended))
         else:
-            self.metrics.add_vector(info, ~self._ended if self.spec.ragged else np.ones_like(ended))
+            self.metrics.add_vector(info, ended, ~self._ended if self.spec.ragged else np.ones_like(ended))
 
     def reset_some(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """See `Env.reset_some`. Raises `CollectxError` if an env cannot be reset: in NEXT_STEP mode, any env; in
         SAME_STEP mode without `can_reset_early`, an env whose episode did not end in the last step."""
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
+        if self.metrics is not None:
+            self.metrics.cut_envs(ended & ~self._ended)
         if early.any():
             if not self.spec.can_reset_early:
                 raise CollectxError(

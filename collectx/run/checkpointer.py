@@ -4,7 +4,7 @@
     at the end          unless the run has failed
 
     state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, the
-                        random generators of the trainer's process, and the evaluations without a result
+                        evaluations without a result, and the random generators of the trainer's process
     replay-<name>.pt    one for each of the trainer's `replay_buffers`
 
 collectx/run/resume.py continues a run from a checkpoint.
@@ -34,6 +34,7 @@ from collectx.run.signals import RunStopped, Signals
 if TYPE_CHECKING:
     from collectx.collector.stream import Stream
     from collectx.env.base import Env
+    from collectx.run.evaluator import Evaluator
     from collectx.trainer.base import Trainer
 
 # Timed checkpoints may take this share of the time.
@@ -60,6 +61,7 @@ class Checkpointer:
         record: ResultBuilder,
         signals: Signals,
         events: Callable[..., None],
+        evaluator: Evaluator | None = None,
     ):
         self._options = options
         self._metrics = run_folder.metrics
@@ -69,7 +71,7 @@ class Checkpointer:
         self._record = record
         self._signals = signals
         self._events = events
-        self.evaluations: Callable[[], list[dict[str, Any]]] = list
+        self._evaluator = evaluator
         self._last_batches = record.statistics.batches
         self._said_size = False
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
@@ -176,6 +178,7 @@ class Checkpointer:
             "trainer": None if state_dict is None else state_dict(),
             **state,
             "statistics": self._record.statistics.state(),
+            "evaluations": [] if self._evaluator is None else self._evaluator.state(),
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": states.save_generators(),
             "evaluations": self.evaluations(),

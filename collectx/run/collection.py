@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _ENTRY_INTERVAL_S = 1.0
 """Minimum seconds between two complete entries of a worker in `metrics.jsonl`."""
+_FIRST_EPISODES = 10
+"""From this many episodes on, a metric without a value is said."""
 
 
 class RunCollection(EnvMethods):
@@ -59,7 +61,7 @@ class RunCollection(EnvMethods):
         max_batches: int | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
-        not_finite: Callable[..., None] | None = None,
+        events: Callable[..., None] = lambda name, **fields: None,
     ):
         """
         Args:
@@ -72,8 +74,7 @@ class RunCollection(EnvMethods):
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
-            not_finite: called with `scalar`, `value` and `batch` for the first NaN or infinity that the trainer logs
-                under each name; None: such values are only logged.
+            events: the event log; receives metrics that no episode has, and the end of a run without an episode.
         """
         self.statistics = statistics
         self.folder, self.run_id = folder.path, folder.run_id or ""
@@ -92,9 +93,8 @@ class RunCollection(EnvMethods):
         self._lines = JsonLines(folder.metrics)
         self._loggers = loggers
         self._evaluator = evaluator
-        self._not_finite = not_finite
-        # The scalars with which `not_finite` was called.
-        self._said: set[str] = set()
+        self._events = events
+        self._has_said_missing = False
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = self.is_exhausted = False
@@ -117,10 +117,8 @@ class RunCollection(EnvMethods):
     def _collect(self) -> Any:
         self._core.exclusive_use.check_process()
         if self._evaluator is not None:
-            self._evaluator.request()
+            self._evaluator.before_batch()  # before a checkpoint, which contains this evaluation
         self._check(self._write_line)
-        if self._evaluator is not None:
-            self._evaluator.make_room()
         statistics = self.statistics
         if statistics.batches == self._max_batches:
             raise StopIteration
@@ -147,6 +145,7 @@ class RunCollection(EnvMethods):
                 self._line["taking_part"] = statistics.taking_part
             if self._digest is not None:
                 self._line["digest"] = self._digest.add(batch)
+        self._say_missing(_FIRST_EPISODES)
         return batch
 
     def _with_core(self, use: Callable[[CollectorCore], Any]) -> Any:
@@ -173,8 +172,19 @@ class RunCollection(EnvMethods):
             self._write_line()
             while self._evaluator is not None and (result := self._evaluator.result()) is not None:
                 self._loggers({"frames": self.statistics.frames, "eval": result})
+            self._say_missing(1)
+            if self.is_exhausted and not self.statistics.num_episodes:
+                self._events("no_episodes", frames=self.statistics.frames)
         finally:
             self._lines.close()
+
+    def _say_missing(self, num_episodes: int) -> None:
+        """Reports, once, the metrics without a value after so many episodes."""
+        statistics = self.statistics
+        if self._has_said_missing or statistics.num_episodes < num_episodes or not statistics.missing_metrics:
+            return
+        self._has_said_missing = True
+        self._events("metrics_missing", names=statistics.missing_metrics, num_episodes=statistics.num_episodes)
 
     def _worker_entries(self, info: BatchInfo, now_s: float) -> list[dict[str, Any]]:
         """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A one-worker batch always

@@ -1,15 +1,15 @@
 """`eval.every_batches`: evaluates the policy during a run, in a separate process beside the trainer.
 
-    main thread ----newest weights---------> thread --pipe--> process: complete episodes, see evaluation.py
-          ^                                    |                 |
-          +-------- next line of metrics.jsonl +<----result------+
+    main thread --newest weights, if due--> thread --pipe--> process: complete episodes, see evaluation.py
+          ^                                   |                 |
+          +------- next line of metrics.jsonl +<----result------+
 
 The process does not belong to the worker pool: pool and transports deliver batches, and end the run when they lose a
 process. Here there are no batches, losing the process is only an event, and every transport works.
 
-No evaluation is skipped, so curves do not depend on how busy the machine is: while one runs, the weights for the next
-one wait, and the trainer waits if a third is due. Checkpoints contain the weights of evaluations without a result,
-which a resumed run makes.
+No evaluation is skipped, so that curves do not depend on the load of the machine. While one runs, the weights of the
+next one wait. If another one becomes due meanwhile, the trainer waits. Checkpoints contain the weights whose results
+are in no line of `metrics.jsonl` yet, and a resumed run evaluates them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import summary_of
 from collectx.place.local_launcher import LocalLauncher
 from collectx.policy.flat_weights import FlatWeights
-from collectx.run.after.evaluation import evaluate
+from collectx.run.after.evaluation import STEPS, evaluate
 from collectx.run.after.trained import build
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import Statistics
@@ -41,21 +41,23 @@ from collectx.transport.handles import Handle, end_processes
 _NICENESS = 10
 # Seconds that the idle process may take to end.
 _END_S = 2.0
-# Evaluations that may be pending while the trainer goes on: one that runs, and one that waits.
-_MAX_PENDING = 2
-# A wait that is longer than this is shown.
-_SILENT_S = 1.0
+# How many evaluations may be open, the running one included, while the trainer goes on.
+_MAX_OPEN = 2
+# Shorter waits of the trainer are not said.
+_PATIENCE_S = 0.5
+# How often a waiting trainer looks for a signal.
+_LOOK_S = 0.1
 
 
 class Evaluator:
-    """Evaluates the policy with the options `cfg.eval`. The trainer's main thread calls the methods; only `make_room`,
+    """Evaluates the policy with the options `cfg.eval`. The trainer's main thread calls the methods; `before_batch`,
     `wait` and `close` block.
 
     Args:
         newest_weights: returns a copy of the last published weights, a flat tensor; see `FlatWeights`.
-        events: the event log; receives every result, and the first error, which ends the evaluations.
-        say: shows a message about a wait.
-        pending: the `state` of the run that this one resumes; None if it had no evaluator.
+        events: the event log; receives every result, waits of the trainer, the evaluations that a stopped run left, and
+            the first error, which ends the evaluations.
+        is_stopping: whether a signal has stopped the run, which then waits for no evaluation.
     """
 
     def __init__(
@@ -65,14 +67,17 @@ class Evaluator:
         statistics: Statistics,
         newest_weights: Callable[[], torch.Tensor],
         events: Callable[..., None],
-        say: Callable[[str], None] = lambda text: None,
-        pending: Sequence[dict[str, Any]] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ):
-        self._cfg, self._statistics, self._events, self._say = cfg, statistics, events, say
-        self._newest_weights = newest_weights
-        # An evaluation was requested before the checkpoint of the same batch, so it is done or pending.
-        self._last_batches = 0 if pending is None else statistics.batches
-        self._is_over = False
+        self._cfg, self._statistics, self._events = cfg, statistics, events
+        self._newest_weights, self._is_stopping = newest_weights, is_stopping
+        # A checkpoint of this batch contains its evaluation, see `state`.
+        self._last_batches = statistics.batches
+        self._is_over = self._has_said_wait = False
+        # The requests whose results `result` has not returned; the main thread's.
+        self._pending: list[dict[str, Any]] = []
+        # The number of requests without a result. Its condition also tells that the evaluations are over.
+        self._num_open, self._changed = 0, threading.Condition()
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         # Requests whose results `result` has not returned yet; and how many have a result.
@@ -87,62 +92,74 @@ class Evaluator:
         for request in pending or ():
             self._request(request)
 
-    def request(self) -> None:
-        """Requests an evaluation of the newest weights if one is due. Call this before a checkpoint is written."""
+    def before_batch(self) -> None:
+        """Requests an evaluation if one is due. Waits while too many are open."""
         every, batches = self._cfg.eval.every_batches, self._statistics.batches
         if every is None or batches % every or batches in (0, self._last_batches) or self._is_over:
             return
         self._last_batches = batches
+        self._wait(_MAX_OPEN - 1)
         self._request({"batches": batches, "frames": self._statistics.frames, "weights": self._newest_weights()})
 
-    def _request(self, request: dict[str, Any]) -> None:
-        self._num_requested += 1
-        self._unreported.append(request)
-        self._requests.put(request)
-
-    def make_room(self) -> None:
-        """Waits while more than two evaluations are pending, at most `eval.timeout_s`."""
-        self._wait(_MAX_PENDING, self._cfg.eval.timeout_s, "eval.timeout_s")
-
-    def wait(self) -> None:
-        """Waits for all evaluations, at most `eval.close_timeout_s`."""
-        self._wait(0, self._cfg.eval.close_timeout_s, "eval.close_timeout_s")
-
-    def _wait(self, most: int, timeout_s: float, option: str) -> None:
-        """Waits until at most `most` evaluations are pending."""
-        began_s, is_silent = time.monotonic(), True
-        while not self._is_over and (num_pending := self._num_requested - self._num_done) > most:
-            self._done.clear()
-            if self._num_requested - self._num_done < num_pending:
-                continue
-            left_s = timeout_s - (time.monotonic() - began_s)
-            if left_s <= 0:
-                self._fail(f"it did not end within {timeout_s:g} s ({option})")
-            elif not self._done.wait(min(left_s, _SILENT_S if is_silent else LONGEST_WAIT_S)) and is_silent:
-                is_silent = False
-                frames = self._unreported[-num_pending]["frames"]
-                self._say(f"waiting for the evaluation after {frames:,} frames (up to {timeout_s:g} s, {option})")
-
     def state(self) -> list[dict[str, Any]]:
-        """Returns the requests without a reported result, for a checkpoint: batches, frames, and weights."""
-        return list(self._unreported)
+        """Returns the requests whose results are in no line of `metrics.jsonl`, for `load`. Does not copy the
+        weights."""
+        return [*self._pending]
+
+    def load(self, state: Sequence[dict[str, Any]]) -> None:
+        """Repeats the requests that `state` returned."""
+        for request in state:
+            self._request(request)
 
     def result(self) -> dict[str, Any] | None:
-        """Returns the next new result, an entry `eval` of `metrics.jsonl`; None without a new one. Does not block."""
+        """Returns the next new result, an entry `eval` of `metrics.jsonl`; None if there is none. Does not block."""
         try:
             result = self._results.get_nowait()
         except queue.Empty:
             return None
-        self._unreported.pop(0)
+        del self._pending[0]
         return result
+
+    def wait(self) -> None:
+        """Requests the evaluation of the last batch if it is due. Waits for all evaluations, at most
+        `eval.close_timeout_s`, or until a signal comes."""
+        self.before_batch()
+        timeout_s = self._cfg.eval.close_timeout_s
+        if not self._wait(0, timeout_s):
+            self._fail(f"it did not end within {timeout_s:g} s (eval.close_timeout_s)")
 
     def close(self) -> None:
         """Ends the process, also while it evaluates. Idempotent."""
+        if self._num_open and not self._is_over:
+            left = self._pending[-self._num_open :]
+            self._events("evaluations_left", **{name: [each[name] for each in left] for name in ("batches", "frames")})
         self._is_over = True
         self._requests.put(None)
-        if self._num_done < self._num_requested and self._handle is not None:
+        if self._num_open and self._handle is not None:
             self._handle.kill()
         self._thread.join(2 * _END_S)
+
+    def _request(self, request: dict[str, Any]) -> None:
+        self._pending.append(request)
+        with self._changed:
+            self._num_open += 1
+        self._requests.put(request)
+
+    def _wait(self, num_open: int, timeout_s: float = LONGEST_WAIT_S) -> bool:
+        """Waits until at most `num_open` evaluations are open, or they are over, or a signal comes; returns False after
+        `timeout_s`."""
+        began_s, has_said = time.monotonic(), num_open > 0 and self._has_said_wait
+        while self._num_open > num_open and not self._is_over and not self._is_stopping():
+            waited_s = time.monotonic() - began_s
+            if waited_s >= timeout_s:
+                return False
+            if waited_s >= _PATIENCE_S and not has_said:
+                has_said = self._has_said_wait = True
+                frames, is_end = [each["frames"] for each in self._pending[-self._num_open :]], num_open == 0
+                self._events("evaluation_awaited", frames=frames, timeout_s=timeout_s if is_end else None)
+            with self._changed:
+                self._changed.wait(min(_LOOK_S, timeout_s))
+        return True
 
     def _run(self) -> None:
         connection, end = multiprocessing.Pipe()
@@ -152,26 +169,36 @@ class Evaluator:
                     self._handle = self._launcher.start(0, (run_evaluations, (self._cfg, end)))
                 while not self._is_over and (request := self._requests.get()) is not None:
                     connection.send_bytes(request["weights"].numpy().data)
-                    result = connection.recv()
+                    result = self._receive(connection)
                     if "error" in result:
                         raise RuntimeError(result["error"])
                     result = {"batches": request["batches"], "frames": request["frames"]} | result
-                    self._results.put(result)
                     self._events("evaluated", **result)
-                    self._num_done += 1
-                    self._done.set()
+                    self._results.put(result)
+                    with self._changed:
+                        self._num_open -= 1
+                        self._changed.notify()
             except (EOFError, OSError):
                 self._fail("its process ended")
             except Exception as error:
                 self._fail(str(error))
-            finally:
-                self._done.set()
         if self._handle is not None:
             end_processes([self._handle], _END_S)
+
+    def _receive(self, connection: Connection) -> dict[str, Any]:
+        """Returns the next message of the process that is no sign of progress."""
+        # The process reports its progress after so many steps, and one may take as long as a step of a worker.
+        timeout_s = STEPS * self._cfg.collector.worker_timeout_s
+        while connection.poll(min(timeout_s, LONGEST_WAIT_S)):
+            if result := connection.recv():
+                return result
+        raise RuntimeError(f"it made no progress for {timeout_s:g} s ({STEPS} x collector.worker_timeout_s)")
 
     def _fail(self, message: str) -> None:
         if not self._is_over:
             self._is_over = True
+            with self._changed:
+                self._changed.notify()
             self._events("evaluation_failed", message=f"{message}: {self._launcher.describe(0, self._handle)}")
 
 
@@ -184,7 +211,7 @@ def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
         while True:
             flat = torch.frombuffer(bytearray(connection.recv_bytes()) or bytearray(1), dtype=torch.uint8)
             weights.read(flat[: weights.nbytes])
-            result = evaluate(cfg, policy, spec).as_json()
+            result = evaluate(cfg, policy, spec, lambda text: connection.send({})).as_json()
             connection.send({name: value for name, value in result.items() if name not in ("returns", "lengths")})
     except EOFError:
         return

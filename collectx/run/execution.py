@@ -287,6 +287,19 @@ class _Execution:
             self._add_event("no_trajectories", message=text)
 
         stream = Stream(collector, self._cfg.collector, say, "collector.")
+        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
+        if self._cfg.eval.every_batches is not None:
+            from collectx.run.evaluator import Evaluator
+
+            weights = collector.transport.newest_weights
+            self._evaluator = Evaluator(
+                self._cfg,
+                self._run_folder,
+                self._record.statistics,
+                weights,
+                self._add_event,
+                lambda: self._signals.last is not None,
+            )
         checkpointer = Checkpointer(
             self._cfg.checkpoint,
             self._run_folder,
@@ -295,21 +308,8 @@ class _Execution:
             self._record,
             self._signals,
             self._add_event,
+            self._evaluator,
         )
-        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
-        if self._cfg.eval.every_batches is not None:
-            from collectx.run.evaluator import Evaluator
-
-            self._evaluator = Evaluator(
-                self._cfg,
-                self._run_folder,
-                self._record.statistics,
-                collector.transport.newest_weights,
-                self._add_event,
-                self._event_log.show,
-                None if self._point is None else self._point.state.get("evaluations"),
-            )
-            checkpointer.evaluations = self._evaluator.state
         collection = RunCollection(
             stream,
             self._run_folder,
@@ -320,7 +320,7 @@ class _Execution:
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,
-            not_finite=partial(self._add_event, "not_finite") if self._cfg.collector.check_finite else None,
+            events=self._add_event,
         )
         try:
             if self._point is not None:
@@ -349,6 +349,8 @@ class _Execution:
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
         reasons = stream.load(point.state, self._cfg.seed)
+        if self._evaluator is not None:
+            self._evaluator.load(point.state.get("evaluations", ()))
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
         point.load_generators()
@@ -389,10 +391,6 @@ class _Execution:
                 if not self._record.is_interrupted:
                     self._evaluator.wait()
             collection.close()
-            statistics = self._record.statistics
-            missing = [name for name in getattr(self._cfg.env, "metrics", ()) if name not in statistics.metrics]
-            if missing and statistics.num_episodes:
-                self._add_event("metrics_missing", names=missing)
             if not self._record.errors:
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:

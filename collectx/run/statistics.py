@@ -127,9 +127,14 @@ class Statistics:
         self.taking_part: tuple[int, int] | None = None
         self.started: tuple[float, float] | None = None
         self._first_frames = 0
-        # Sums and counts of each metric in the last batches.
+        # Sums and counts of each metric in the last batches: of episodes or, for `step_mean/NAME`, of frames.
         self._recent: dict[str, deque[tuple[float, float]]] = {name: deque() for name in metrics}
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+
+    @property
+    def missing_metrics(self) -> list[str]:
+        """The names of `env.metrics` without a value."""
+        return [name for name in self._recent if name not in self.metrics]
 
     def add(self, info: BatchInfo, now_s: float) -> None:
         """Counts one batch, delivered at `now_s` on a monotonic clock."""
@@ -189,7 +194,7 @@ class Statistics:
             "elapsed_s": elapsed_s,
             "scalars": dict(self.scalars),
             "returns": list(self._returns),
-            "metrics": {name: list(recent) for name, recent in self._recent.items()},
+            "episode_metrics": {name: list(recent) for name, recent in self._recent.items()},
             "workers": {worker: asdict(totals) for worker, totals in self.workers.items()},
         }
 
@@ -201,7 +206,8 @@ class Statistics:
             self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
         self.scalars = state["scalars"]
         self._returns.extend(state["returns"])
-        for name, recent in state.get("metrics", {}).items():
+        # Older versions saved "metrics", which are means over steps.
+        for name, recent in state.get("episode_metrics", {}).items():
             if name in self._recent:
                 self._recent[name].extend(map(tuple, recent))
         self.metrics = {name: self.scalars[name] for name, recent in self._recent.items() if recent}

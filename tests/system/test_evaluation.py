@@ -3,7 +3,6 @@
 import csv
 import json
 import signal
-import time
 
 import pytest
 from commands import collectx, forked, result, start
@@ -45,6 +44,19 @@ def env(worker_index):
 """
 
 
+# In the process that evaluates, it is so slow that no evaluation ends before a signal.
+SLOW = """
+import os, time
+import gymnasium
+class Slow(gymnasium.Wrapper):
+    def step(self, action):
+        time.sleep(0.2 if os.nice(0) == 10 else 0.01)
+        return self.env.step(action)
+def env():
+    return Slow(gymnasium.make("CartPole-v1"))
+"""
+
+
 def events(folder, name):
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == name]
@@ -72,24 +84,24 @@ def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
 
 
 @pytest.mark.ci
-def test_an_evaluation_without_a_result_is_made_after_a_resume(tmp_path, wait_until):
-    """One was running when the run was stopped, one waited, and one was due at the batch at which it stopped."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    words = ["env=gym", "env.entry_point=slow:env", "debug=tiny", "collector.total_frames=100_000", "trainer=meter"]
-    folder = tmp_path / "run"
-    stopped = start("run", *words, "policy=random", "eval.every_batches=2", "hydra.run.dir=run", cwd=tmp_path)
-    lines = folder / "metrics.jsonl"
-    wait_until(lambda: lines.exists() and lines.read_text().count("\n") >= 4, 100, "batches")
-    time.sleep(1)  # the trainer waits for the first of three evaluations
-    stopped.send_signal(signal.SIGINT)
-    assert stopped.wait(60) == 130, (tmp_path / "said.txt").read_text()
-    assert "waiting for the evaluation after" in (tmp_path / "said.txt").read_text()
-    assert not events(folder, "evaluated")
-    (tmp_path / "fast").touch()
-    batches = result(folder)["batches"]
-    forked("resume", "run", f"run.max_batches={batches + 2}", cwd=tmp_path)
-    due = [*range(2, batches + 3, 2)]
-    assert [each["batches"] for each in events(folder, "evaluated")] == due
+def test_a_resumed_run_makes_the_evaluations_that_a_signal_left(tmp_path, wait_until):
+    (tmp_path / "own.py").write_text(SLOW)
+    words = ["env.id=null", "env.entry_point=own:env", "collector.total_frames=100_000", "trainer=meter"]
+    argv = ["collector.frames_per_batch=128", "hydra.run.dir=run", "eval.every_batches=2", "eval.episodes=2", *words]
+    command = start("run", *argv, cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    count = lambda: len(metrics.read_text().splitlines()) if metrics.exists() else 0  # noqa: E731
+    wait_until(lambda: command.poll() is not None or count() >= 4, 100, "batches")
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(100) == 130
+    (left,) = events(tmp_path / "run", "evaluations_left")
+    assert left["batches"]
+    assert "which a resume makes" in (tmp_path / "said.txt").read_text()
+    end = count()
+    (tmp_path / "own.py").write_text(SLOW.replace("0.2", "0"))
+    forked("resume", "run", f"run.max_batches={end + 1}", cwd=tmp_path)
+    made = [each["batches"] for each in events(tmp_path / "run", "evaluated")]
+    assert made == [*range(2, end + 2, 2)]
 
 
 @pytest.mark.ci

@@ -27,7 +27,7 @@ class Arm(gymnasium.Env):
         with open(f"steps-{os.getpid()}", "a") as file:
             file.write(f"{id(self)}\\n")
         end = self.t == 7
-        info = {"height": [0.5, 1.5], "force": {"x": float(self.t)}}
+        info = {"height": [0.5, 1.5], "force": {"x": float(self.t)}, "holds": end and self.episodes % 2 == 0}
         return np.zeros(2, np.float32), 1.0, end, False, info | ({"is_success": self.episodes % 2 == 0} if end else {})
 
 def arms(num_envs, mode):
@@ -56,7 +56,8 @@ def test_only_an_env_of_the_trainer_is_stepped_to_learn_infos(arm):
     assert counts == [7, 64, 64, 64, 64]
 
 
-METRICS = "env.metrics=[is_success,force.x,height,nothing]"
+# `holds` is in every info, as in the success of Gymnasium-Robotics, Meta-World and ManiSkill.
+METRICS = "env.metrics=[is_success,holds,force.x,step_mean/force.x,height,nothing]"
 WAYS = {
     "inline": ["collector=single"],
     "one env": ["collector=single", "env.num_envs=1"],
@@ -75,35 +76,41 @@ def test_the_means_of_infos_are_scalars_of_the_run(arm, way):
     run = collectx if way == "async envs" else forked  # its processes import the main module
     done = run("run", *ARM, "collector.total_frames=448", *WAYS[way], METRICS, "logger.csv={}", cwd=arm)
     assert (
-        "env.metrics names 'nothing', but no step returned it in its info. Check the spelling"
+        "episodes returned it in its info. Check the spelling. For the mean over all steps, use step_mean/nothing."
         in done.stdout + done.stderr
     )
     lines = [json.loads(line) for line in (arm / "run/metrics.jsonl").read_text().splitlines()]
     scalars = lines[-1]["scalars"]
     assert scalars["height"] == 1.0
-    assert scalars["force.x"] == pytest.approx(4, abs=0.3)
+    assert scalars["force.x"] == 7
+    assert scalars["step_mean/force.x"] == pytest.approx(4, abs=0.3)
+    assert scalars["holds"] == scalars["is_success"]
     assert scalars["is_success"] == pytest.approx(0.5, abs=0.06)
     assert "is_success 0." in done.stdout + done.stderr
     assert result(arm / "run")["is_success"] == pytest.approx(scalars["is_success"], rel=1e-6)
 
 
 def test_eval_takes_the_means_of_the_episodes_that_it_counts(arm):
-    forked("run", *ARM, "env.num_envs=2", "env.metrics=[is_success,height]", cwd=arm)
+    forked("run", *ARM, "env.num_envs=2", "env.metrics=[is_success,holds,step_mean/holds,height]", cwd=arm)
     done = forked("eval", "run", "episodes=3", cwd=arm)
     # The first episodes of both envs fail, the second one of the first succeeds.
     assert "is_success 0.333333" in done.stdout.splitlines()
     metrics = json.loads((arm / "run/eval.json").read_text())["metrics"]
-    assert metrics == {"is_success": pytest.approx(1 / 3), "height": 1.0}
+    success = pytest.approx(1 / 3)
+    assert metrics == {"is_success": success, "holds": success, "step_mean/holds": pytest.approx(1 / 21), "height": 1.0}
+    # An episode that collectx cuts counts with its last frame.
+    forked("eval", "run", "episodes=3", "collector.max_frames_per_traj=5", cwd=arm)
+    assert json.loads((arm / "run/eval.json").read_text())["metrics"]["holds"] == 0
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_eval_counts_the_same_episodes_where_one_call_makes_the_envs(arm, mode):
     env = ["env=gym_vector", "env.entry_point=arm:arms", "env.num_envs=2", f"env.kwargs.mode={mode}"]
-    forked("run", *ARM, *env, "env.id=null", "env.metrics=[is_success,height,force.x]", cwd=arm)
+    forked("run", *ARM, *env, "env.id=null", "env.metrics=[is_success,holds,force.x]", cwd=arm)
     forked("eval", "run", "episodes=3", cwd=arm)
     metrics = json.loads((arm / "run/eval.json").read_text())["metrics"]
-    assert metrics == {"is_success": pytest.approx(1 / 3), "height": 1.0, "force.x": 4.0}
+    assert metrics == {"is_success": pytest.approx(1 / 3), "holds": pytest.approx(1 / 3), "force.x": 7.0}
 
 
 def test_evaluations_during_the_run_have_means(arm):

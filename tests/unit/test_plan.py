@@ -122,14 +122,14 @@ def test_how_long_the_envs_take(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["single", "multi_sync"])
-def test_the_evaluator_is_a_process_with_weights_of_its_own(kind, tmp_path):
+def test_the_evaluator_is_a_process_with_weights_of_its_own_and_two_that_wait(kind, tmp_path):
     line = f"collector={kind} trainer=ppo eval.every_batches"
     one, without = planned(f"{line}=2", tmp_path), planned(f"{line}=null", tmp_path)
     # With a fork server and its tracker, if no worker needs them.
     assert one["processes"]["total"] - without["processes"]["total"] == (3 if kind == "single" else 1)
     assert one["cores"]["threads_together"] == without["cores"]["threads_together"] + 1
     nbytes = one["memory"]["weights_of_the_policy_bytes"]
-    assert one["memory"]["total_bytes"] - without["memory"]["total_bytes"] == nbytes > 0
+    assert one["memory"]["total_bytes"] - without["memory"]["total_bytes"] == 3 * nbytes > 0
 
 
 def test_the_processes_of_an_async_vector_env(tmp_path):

@@ -55,9 +55,9 @@ class GymnasiumConfig(EnvConfig):
     metrics: list[str] = option(
         [],
         """Entries of info whose means become metrics of the run: [is_success, episode.l], where a dot enters a dict.
-        Each mean is taken over the newest batches that together contain at least 100 frames with the entry. It appears
-        in `metrics.jsonl`, the display, the loggers, the report and `result.json`, and can be the `sweep.objective`.
-        """,
+        The value at the end of an episode counts, and each mean is over the newest batches that together contain at
+        least 100 such episodes. step_mean/NAME is the mean over all steps instead. Metrics appear in `metrics.jsonl`,
+        the display, the loggers, the report and `result.json`, and can be the `sweep.objective`.""",
         kept=True,
     )
     exclude_keys: list[str] = option(

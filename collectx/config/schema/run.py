@@ -68,9 +68,9 @@ class EvalOptions(Section):
 
     every_batches: int | None = option(
         None,
-        """Batches between evaluations of the policy during a run, by a separate process in separate envs. Each one that
-        is due is made: the trainer waits if a third one is due before the first one ends. `null`: no evaluations during
-        the run. `collectx eval RUN_DIR` evaluates a run that has ended.""",
+        """Batches between evaluations of the policy during a run, by a separate process in separate envs. If two are
+        due while one is still running, the trainer waits. `null`: no evaluations during the run. `collectx eval
+        RUN_DIR` evaluates a run that has ended.""",
         minimum=1,
     )
     episodes: int = option(10, "Complete episodes per evaluation.", minimum=1)

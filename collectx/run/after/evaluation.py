@@ -39,7 +39,7 @@ from collectx.worker.spec import Placement
 # Seconds between two progress messages.
 _SAY_S = 10.0
 # Steps of every env between two checks for ended episodes.
-_STEPS = 64
+STEPS = 64
 # The number of resamples for the bootstrap interval.
 _RESAMPLES = 10_000
 
@@ -100,7 +100,7 @@ def evaluate(
     counted = InfoMetrics(getattr(env, "metrics", ()))
     env = _with_metrics(env, counted, episodes)
     options = {
-        "frames_per_batch": _STEPS * env.num_envs,
+        "frames_per_batch": STEPS * env.num_envs,
         "total_frames": -1,
         "exploration_type": kind.value,
         "max_frames_per_traj": cfg.collector.max_frames_per_traj,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectx.config.problem import counted
@@ -141,9 +141,17 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         )
     if name == "metrics_missing":
         names, them = " and ".join(map(repr, fields["names"])), "it" if len(fields["names"]) == 1 else "them"
+        of_ends = [name for name in fields["names"] if not name.startswith("step_mean/")]
+        episodes = counted(fields["num_episodes"], "episode")
         return (
-            f"env.metrics names {names}, but no step returned {them} in its info. Check the spelling. (The info of "
-            "reset does not count.)"
+            f"env.metrics names {names}, but no {'last ' * bool(of_ends)}step in {episodes} returned {them} in its "
+            "info. Check the spelling."
+            + "".join(f" For the mean over all steps, use step_mean/{name}." for name in of_ends[:1])
+        )
+    if name == "no_episodes":
+        return (
+            f"no episode ended in {fields['frames']:,} frames, so this run has no return. Raise "
+            "collector.total_frames, or cut each episode after N frames: collector.max_frames_per_traj=N."
         )
     if name == "resumed":
         workers: dict[str, list[str]] = {}
@@ -155,9 +163,22 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         )
         batches = counted(fields["batches"], "batch", "batches")
         return f"the run continues after {batches} ({fields['frames']:,} frames){begin}"
+    if name == "evaluation_awaited":
+        one = _evaluations(fields["frames"])
+        if (limit_s := fields["timeout_s"]) is None:
+            return f"training waits for {one}, because another one is due. To wait less, raise eval.every_batches."
+        return f"the run waits for {one}, at most {limit_s:g} s (eval.close_timeout_s). Ctrl-C ends the wait."
+    if name == "evaluations_left":
+        return f"the run ended before {_evaluations(fields['frames'])}, which a resume makes"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"
         means = "".join(f", {name} {value:.6g}" for name, value in fields.get("metrics", {}).items())
         return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}){means}"
     return None
+
+
+def _evaluations(frames: Sequence[int]) -> str:
+    *others, last = (f"{each:,}" for each in frames)
+    counts = f"{', '.join(others)} and {last}" if others else last
+    return f"the evaluation{'s' * (len(frames) > 1)} after {counts} frames"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import gymnasium
 import numpy as np
@@ -12,31 +13,54 @@ from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
 from collectx.errors import ShapeError
 
 
-def test_frames_without_the_entry_and_nan_do_not_count():
-    metrics = InfoMetrics(["won", "episode.l", "height"])
+def step(metrics, info, ended=False, key=0):
+    metrics.step(key, lambda action: (0, 0.0, ended, False, info), 0)
+
+
+def test_entries_that_are_missing_and_nan_do_not_count():
+    metrics = InfoMetrics(["won", "episode.l", "height", "step_mean/won"])
     for info in (
         {},
         {"won": None, "height": []},
         {"won": True, "height": math.nan},
         {"won": np.bool_(False), "episode": {"l": 4}, "height": [1, 2]},
     ):
-        metrics.add(info)
-    assert metrics.means() == {"won": 0.5, "episode.l": 4.0, "height": 1.5}
-    assert metrics.take().tolist() == [[1, 4, 1.5], [2, 1, 1]]
+        step(metrics, {"won": 1, "height": 100})  # not the end of an episode
+        step(metrics, info, ended=True)
+    assert metrics.means() == {"won": 0.5, "episode.l": 4.0, "height": 1.5, "step_mean/won": 5 / 6}
+    assert metrics.take().tolist() == [[1, 4, 1.5, 5], [2, 1, 1, 6]]
     assert not metrics.take().any()
 
 
+def test_an_episode_that_is_cut_counts_with_its_last_frame():
+    metrics = InfoMetrics(["x"])
+    for x, key in ((1, "a"), (2, "b"), (3, "a")):
+        step(metrics, {"x": x}, key=key)
+    metrics = pickle.loads(pickle.dumps(metrics))  # a checkpoint contains no infos
+    metrics.cut("a")
+    step(metrics, {"x": 4}, key="a")
+    step(metrics, {"x": 5}, key="b", ended=True)
+    for key in "abc":
+        metrics.cut(key)
+        metrics.cut(key)
+    assert metrics.take().tolist() == [[9], [2]]
+    info = {"x": np.array([1, 2, 3])}
+    metrics.add_vector(info, np.array([True, False, False]), np.array([True, True, True]))
+    metrics.cut_envs(np.array([False, True, False]))
+    assert metrics.take().tolist() == [[3], [2]]
+
+
 def test_masks_of_vector_envs():
-    metrics = InfoMetrics(["won", "episode.l"])
+    metrics = InfoMetrics(["won", "episode.l", "step_mean/won"])
     ended, mask = np.array([False, True, True]), np.array([True, True, False])
     info = {"won": np.array([1, 0, 9]), "_won": mask, "episode": {"l": np.array([7, 8, 9]), "_l": mask}}
-    metrics.add_vector(info | {"_episode": ended}, np.ones(3, bool))
-    assert metrics.take().tolist() == [[1, 8], [2, 1]]
+    metrics.add_vector(info | {"_episode": ended}, ended, np.ones(3, bool))
+    assert metrics.take().tolist() == [[0, 8, 1], [1, 1, 2]]
     # In SAME_STEP mode, an ended env's entry is that of the final info, if this has one.
     final = {"won": np.array([0, 5, 0]), "_won": np.array([False, True, False])}
     metrics.add_same_step(info | {"_episode": ended, "final_info": final}, ended, np.ones(3, bool))
-    assert metrics.take().tolist() == [[6, 8], [2, 1]]
-    metrics.add_vector({"won": np.zeros((3, 0))}, np.ones(3, bool))
+    assert metrics.take().tolist() == [[5, 8, 6], [1, 1, 2]]
+    metrics.add_vector({"won": np.zeros((3, 0))}, ended, np.ones(3, bool))
     assert not metrics.take().any()
 
 
@@ -53,22 +77,22 @@ class Numbered(gymnasium.Env):
     def step(self, action):
         self.t += 1
         is_over, is_odd = self.t == 2, self.number % 2 == 1
-        return 0, 0.0, is_over and not is_odd, is_over and is_odd, {"number": self.number}
+        return 0, 0.0, is_over and not is_odd, is_over and is_odd, {"number": self.number, "t": self.t}
 
 
 def test_only_the_first_episodes_of_an_env_count():
-    metrics = InfoMetrics(["number"])
+    metrics = InfoMetrics(["number", "t", "step_mean/t"])
     env = CountedEpisodes(Numbered(), metrics, 3)
     for _ in range(5):
         env.reset()
         while not any(env.step(0)[2:4]):
             pass
-    assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6]]
+    assert metrics.take().tolist() == [[0 + 1 + 2, 2 * 3, 3 * (1 + 2)], [3, 3, 6]]
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
-    metrics = InfoMetrics(["number"])
+    metrics = InfoMetrics(["number", "step_mean/number"])
     made = gymnasium.vector.SyncVectorEnv([Numbered] * 2, autoreset_mode=mode)
     env = CountedVector(made, metrics, np.array([3, 1]))
     env.reset()
@@ -76,19 +100,20 @@ def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
         ended = np.logical_or(*env.step(np.zeros(2, int))[2:4])
         if mode == "Disabled" and ended.any():
             env.reset(options={"reset_mask": ended})
-    assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6 + 2]]
+    assert metrics.take().tolist() == [[0 + 1 + 2, 0 + 0 + 1 + 1 + 2 + 2], [3 + 1, 6 + 2]]
 
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])
 def test_what_has_no_mean_is_named(value):
     with pytest.raises(ShapeError, match=r"env\.metrics cannot average 'x'"):
-        InfoMetrics(["x"]).add({"x": value})
+        step(InfoMetrics(["x"]), {"x": value}, ended=True)
 
 
 def test_sums_are_those_of_a_model():
     """Infos of a vector of envs, with masks at each level, of frames and of steps that are none."""
-    draw, metrics = np.random.default_rng(0), InfoMetrics(["x", "a.b", "v"])
-    sums, counts = np.zeros((2, 3))
+    names = ["x", "a.b", "v"]
+    draw, metrics = np.random.default_rng(0), InfoMetrics([*(f"step_mean/{name}" for name in names), *names])
+    sums, counts = np.zeros((2, 6))
     for number in range(80):
         frames, ended, has = draw.random(4) < 0.8, draw.random(4) < 0.4, draw.random((3, 4)) < 0.6
         inner, values = draw.random(4) < 0.7, draw.integers(0, 9, (4, 4)).astype(float)
@@ -100,7 +125,7 @@ def test_sums_are_those_of_a_model():
         if is_final:
             metrics.add_same_step({**info, "final_info": final}, ended, frames)
         else:
-            metrics.add_vector(info, frames)
+            metrics.add_vector(info, ended, frames)
         for e in np.flatnonzero(frames):
             entries = {0: values[0][e]} if has[0][e] else {}
             entries |= {1: values[1][e]} if has[1][e] and inner[e] else {}
@@ -108,9 +133,9 @@ def test_sums_are_those_of_a_model():
             if is_final and ended[e] and final["_x"][e]:
                 entries[0] = values[3][e]
             for i, value in entries.items():
-                if np.isfinite(value):
-                    sums[i] += value
-                    counts[i] += 1
+                for each in (i, i + 3) if ended[e] else (i,):
+                    sums[each] += value if np.isfinite(value) else 0
+                    counts[each] += np.isfinite(value)
     assert metrics.take().tolist() == [sums.tolist(), counts.tolist()]
 
 
@@ -121,6 +146,7 @@ def test_a_reset_before_the_end_begins_another_episode(num_episodes):
     for _ in range(3):
         env.reset()
         env.step(0)
+    env.reset()
     assert metrics.take().tolist() == [[sum(range(num_episodes))], [num_episodes]]
     vector = CountedVector(
         gymnasium.vector.SyncVectorEnv([Numbered] * 2, autoreset_mode="Disabled"), metrics, np.full(2, num_episodes)
@@ -128,6 +154,6 @@ def test_a_reset_before_the_end_begins_another_episode(num_episodes):
     for mask in (None, [True, True], [True, False]):
         vector.reset(options=None if mask is None else {"reset_mask": np.array(mask)})
         vector.step(np.zeros(2, int))
-    # The second env goes on with its second episode.
-    numbers = [number for number in (0, 0, 1, 1, 2, 1) if number < num_episodes]
+    # The first episodes were cut, as was the second one of the first env; that of the second env has ended.
+    numbers = [number for number in (0, 0, 1, 1) if number < num_episodes]
     assert metrics.take().tolist() == [[sum(numbers)], [len(numbers)]]

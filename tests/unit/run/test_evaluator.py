@@ -24,17 +24,10 @@ def evaluator(folder):
         policy, _, _ = build(cfg)
         flat = torch.empty(FlatWeights(policy).nbytes, dtype=torch.uint8)
         FlatWeights(policy).write(flat)
-        statistics, events = SimpleNamespace(batches=batches, frames=0), []
-        one = Evaluator(
-            cfg,
-            folder,
-            statistics,
-            flat.clone,
-            lambda name, **fields: events.append((name, fields)),
-            lambda text: events.append(("said", text)),
-            pending,
-        )
-        one.statistics, one.seen = statistics, events
+        statistics, events = SimpleNamespace(batches=0, frames=0), []
+        say = lambda name, **fields: events.append((name, fields))  # noqa: E731
+        one = Evaluator(cfg, folder, statistics, flat.clone, say, lambda: one.is_stopped)
+        one.statistics, one.seen, one.is_stopped = statistics, events, False
         made.append(one)
         return one
 
@@ -49,16 +42,44 @@ def deliver(evaluator, batches):
     evaluator.make_room()
 
 
-def test_every_second_batch_is_evaluated_once_however_long_it_takes(evaluator):
-    one = evaluator()
-    for batches in range(1, 8):
+def test_every_second_batch_is_evaluated_once_and_the_trainer_waits_if_three_are_open(evaluator):
+    one = evaluator(f"{LINE} env.step_s=0.05")
+    for batches in (1, 2, 2, 4):
         deliver(one, batches)
+    assert not one.seen  # the trainer goes on while the first is evaluated, and the second waits
+    for batches in (5, 6, 7):
+        deliver(one, batches)
+    one.statistics.batches, one.statistics.frames = 8, 80  # due when the trainer ends the run
+    one.wait()
+    results = [one.result() for _ in range(5)]
+    assert [result and result["batches"] for result in results] == [2, 4, 6, 8, None]
+    assert [result["frames"] for result in results[:4]] == [20, 40, 60, 80]
+    assert [fields["batches"] for name, fields in one.seen if name == "evaluated"] == [2, 4, 6, 8]
+    waits = [(fields["frames"], fields["timeout_s"]) for name, fields in one.seen if name == "evaluation_awaited"]
+    assert waits[0] == ([20, 40], None)
+    assert {timeout_s for _, timeout_s in waits[1:]} == {60.0}
+    assert len({result["mean_return"] for result in results[:4]}) == 1
+
+
+def test_evaluations_without_a_line_are_made_again_after_a_stop(evaluator):
+    one = evaluator(f"{LINE} env.step_s=0.05")
+    for batches in (2, 4):
+        deliver(one, batches)
+    state = one.state()
+    assert [(each["batches"], each["frames"]) for each in state] == [(2, 20), (4, 40)]
+    one.is_stopped = True  # a signal: neither the next one nor the end of the run waits
+    for batches in (6, 8):
         deliver(one, batches)
     one.wait()
-    results = [one.result() for _ in range(4)]
-    assert [result and (result["batches"], result["frames"]) for result in results] == [(2, 20), (4, 40), (6, 60), None]
-    assert [name for name, _ in one.seen if name != "said"] == ["evaluated"] * 3
-    assert results[0]["mean_return"] == results[1]["mean_return"] > 0
+    one.close()
+    assert one.seen == [("evaluations_left", {"batches": [2, 4, 6, 8], "frames": [20, 40, 60, 80]})]
+    again = evaluator()
+    again.load(state)
+    again.wait()
+    assert again.result()["batches"] == 2
+    assert [each["batches"] for each in again.state()] == [4]
+    assert again.result()["batches"] == 4
+    assert again.state() == []
 
 
 def test_evaluations_without_a_result_are_made_by_the_next_evaluator(evaluator):
@@ -93,11 +114,11 @@ def test_an_error_ends_the_evaluations_and_is_told_once(evaluator):
     assert "evaluator" in fields["message"]
 
 
-def test_close_ends_an_evaluation_that_runs_without_a_word(evaluator):
+def test_close_ends_an_evaluation_that_runs(evaluator):
     one = evaluator("eval.every_batches=1 env=counting env.step_s=0.5 policy.hidden_sizes=[4]")
     deliver(one, 1)
     one.close()
-    assert (one.seen, one.result()) == ([], None)
+    assert (one.seen, one.result()) == ([("evaluations_left", {"batches": [1], "frames": [10]})], None)
 
 
 def test_a_wait_for_a_long_evaluation_is_said_and_limited(evaluator):

@@ -46,11 +46,7 @@ _LARGE_ENVS = 64 << 20
 
 
 class Checkpointer:
-    """Writes checkpoints. The event log `events` receives each one, and the seconds that it took.
-
-    Attributes:
-        evaluations: returns the evaluations without a result, see `collectx.run.evaluator.Evaluator.state`.
-    """
+    """Writes checkpoints. The event log `events` receives each one, and the seconds that it took."""
 
     def __init__(
         self,
@@ -181,7 +177,6 @@ class Checkpointer:
             "evaluations": [] if self._evaluator is None else self._evaluator.state(),
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": states.save_generators(),
-            "evaluations": self.evaluations(),
         }
 
 

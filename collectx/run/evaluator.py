@@ -80,22 +80,16 @@ class Evaluator:
         self._num_open, self._changed = 0, threading.Condition()
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        # Requests whose results `result` has not returned yet; and how many have a result.
-        self._unreported: list[dict[str, Any]] = []
-        self._num_requested = self._num_done = 0
-        self._done = threading.Event()
         self._handle: Handle | None = None
         self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=run_folder.logs)
         self._launcher.names[0] = "evaluator"
         self._thread = threading.Thread(target=self._run, name="collectx-evaluator", daemon=True)
         self._thread.start()
-        for request in pending or ():
-            self._request(request)
 
     def before_batch(self) -> None:
         """Requests an evaluation if one is due. Waits while too many are open."""
         every, batches = self._cfg.eval.every_batches, self._statistics.batches
-        if every is None or batches % every or batches in (0, self._last_batches) or self._is_over:
+        if every is None or batches % every or batches == self._last_batches or self._is_over:
             return
         self._last_batches = batches
         self._wait(_MAX_OPEN - 1)

@@ -386,10 +386,8 @@ class _Execution:
             self._add_event("not_saved", batches=self._record.statistics.batches)
             return
         try:
-            if self._evaluator is not None and not self._record.errors:
-                self._evaluator.request()
-                if not self._record.is_interrupted:
-                    self._evaluator.wait()
+            if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
+                self._evaluator.wait()
             collection.close()
             if not self._record.errors:
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)

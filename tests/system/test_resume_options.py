@@ -319,7 +319,6 @@ EFFECTS = {
     ),
     "eval.video": "is of `collectx eval`",
     "eval.weights": "is of `collectx eval`",
-    "eval.timeout_s": "limits a wait; tests/unit/run/test_evaluator.py",
     "eval.close_timeout_s": "limits a wait at the end; test_evaluation.py",
     "checkpoint.every_batches": Effect(
         "local", "checkpoint.every_batches=1", lambda seen, same: {6, 7, 8} <= {*_checkpoints(seen)}

@@ -99,12 +99,6 @@ class EvalOptions(Section):
         choices=("newest", "best"),
     )
     video: bool = option(False, "`true`: `collectx eval` saves a video of each episode in RUN_DIR/videos/.")
-    timeout_s: float = option(
-        600.0,
-        """Maximum seconds that the trainer waits for an evaluation during the run. After that, the run continues
-        without evaluations.""",
-        minimum=0,
-    )
     close_timeout_s: float = option(
         60.0, "Maximum seconds that the run waits at its end for its evaluations.", minimum=0
     )

@@ -27,6 +27,7 @@ from collectx.run.after.reproduce import compare, digests_of
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.result import LOSSES
 from collectx.run.order import recorded_order, why_not_recorded
+from collectx.run.preflight import SHARED_PATHS
 from collectx.run.terminal import printing
 
 # How many differences between two snapshots are printed.
@@ -93,6 +94,10 @@ def _added(cfg: RunConfig, keys: Collection[str], compares: bool, num_batches: i
         yield "trainer.digest=true"
     if getattr(cfg.trainer, "dir", None) is not None:
         yield "trainer.dir=null"  # the batches are compared; the data set contains them already
+    # Each run writes its own table and events.
+    for name, path in SHARED_PATHS.items():
+        if path(cfg) is not None and name not in keys:
+            yield f"{name}=null"
     if getattr(cfg.launcher, "wait", True) is False:
         yield "launcher.wait=true"  # batches are compared when the run has ended
     if num_batches is not None and "run.max_batches" not in keys:

@@ -230,6 +230,8 @@ def _unreadable(checkpoints: Sequence[Path]) -> list[str]:
 
 def _check_folder(run_folder: RunFolder, cfg: RunConfig) -> None:
     """Checks the folder of a run before Hydra writes to it. The folders of the points of a sweep are checked later."""
+    if foreign := preflight.foreign_outputs(cfg, run_folder):
+        raise ConfigError(*foreign)
     if not run_folder.path.is_dir():
         return
     (status,) = statuses([run_folder])

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import completed, config_text, saved_text
+from collectx.run.preflight import SHARED_PATHS
 from collectx.run.terminal import printing
 
 # The maximum length of a name in bytes.
@@ -109,6 +110,8 @@ def prepare(
         ]
         for problem in problems:
             where.setdefault(problem, []).append(name)
+    for problem, at in _shared_outputs(points, names(combinations)):
+        where.setdefault(problem, []).extend(at)
     problems = [problem if len(at) == len(points) else f"{problem} {_in_points(at)}" for problem, at in where.items()]
     if problems := [*checked.problems, *(params.problems if is_basic else ()), *problems]:
         raise ConfigError(*problems)
@@ -122,6 +125,25 @@ def prepare(
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
     return Sweep(folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)
+
+
+def _shared_outputs(points: Sequence[Composed], named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields a problem for each path at which several points would write, and the names of these points. A path that
+    depends on the job, as with `${hydra:job.num}`, is not known yet."""
+    for option, path_of in SHARED_PATHS.items():
+        writers: dict[str, list[str]] = {}
+        for point, name in zip(points, named, strict=True):
+            path = None if point.problems or point.node.hydra.job.chdir else path_of(point.cfg)
+            if path is not None and "${hydra:" not in str(as_written(point.node, option)):
+                writers.setdefault(path, []).append(name)
+        for path, at in writers.items():
+            if len(at) > 1:
+                yield (
+                    f"{option}={path} cannot be used by {len(at)} points, because each would replace or mix what "
+                    "another wrote. Leave it out: then it is in each run's folder. Or name the job in the path: "
+                    f"'{option}={Path(path).with_stem(Path(path).stem + '-${hydra:job.num}')}'.",
+                    at,
+                )
 
 
 def _sweeper_problems(point: Composed) -> list[str]:

@@ -11,18 +11,28 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 MEAN_RETURN = "episode/mean_return"
 """The scalar that ranks runs."""
 
 
+# The characters that MLflow refuses in a name, its maximum length, and its words for the states of a run.
+_MLFLOW_NAME = re.compile(r"[^\w\-. :/]")
+_MLFLOW_LENGTH = 250
+_MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+
+
 class Logger(Protocol):
-    """The methods of every logger. They are called from one thread, which need not be the main one, and may block."""
+    """The methods of every logger. They are called from one thread, which need not be the main one, and may block. If a
+    logger has an attribute `status`, a run sets it before `close`: "completed", "failed" or "interrupted"."""
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Adds scalars by name. `step` is the number of delivered frames; it rises from call to call."""
@@ -122,8 +132,11 @@ class WandbLogger:
         folder: where wandb writes its files.
         config: hyperparameters by name.
         run_id: the id of the run to continue, or of the new run if there is none.
-        options: further arguments of `wandb.init`, such as `project` and `mode`.
+        options: further arguments of `wandb.init`, such as `project` and `mode`. wandb reads those that are None from
+            its environment variables, such as WANDB_PROJECT, WANDB_NAME, WANDB_TAGS and WANDB_RUN_GROUP.
     """
+
+    status = "completed"
 
     def __init__(
         self,
@@ -147,7 +160,7 @@ class WandbLogger:
             self._run.log({"frames": step, **scalars})
 
     def close(self) -> None:
-        self._run.finish()
+        self._run.finish(exit_code=int(self.status != "completed"))
 
 
 class MlflowLogger:
@@ -159,7 +172,10 @@ class MlflowLogger:
         tracking_uri: the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
         config: hyperparameters by name.
         run_id: continues the MLflow run whose tag `collectx` has this value. If there is none, starts one with it.
+        say: called with a text for each name that MLflow does not take, and that is logged under another one.
     """
+
+    status = "completed"
 
     def __init__(
         self,
@@ -168,6 +184,7 @@ class MlflowLogger:
         tracking_uri: str | None = None,
         config: Mapping[str, Any] | None = None,
         run_id: str | None = None,
+        say: Callable[[str], object] = warnings.warn,
     ):
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
@@ -179,6 +196,9 @@ class MlflowLogger:
         experiment_id = client.create_experiment(experiment) if existing is None else existing.experiment_id
         runs = client.search_runs([experiment_id], f"tags.collectx = '{run_id}'") if run_id is not None else []
         self._logged = -1
+        self._say = say
+        # The name in MLflow of each name.
+        self._names: dict[str, str] = {}
         if runs:
             self._id = runs[0].info.run_id
             client.update_run(self._id, status="RUNNING")
@@ -187,15 +207,33 @@ class MlflowLogger:
         else:
             tags = {} if run_id is None else {"collectx": run_id}
             self._id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-            params = [Param(name, str(value)[:500]) for name, value in (config or {}).items()]
-            for begin in range(0, len(params), 100):  # the maximum per request
-                client.log_batch(self._id, params=params[begin : begin + 100])
+            params = [Param(self._name(name), str(value)[:500]) for name, value in (config or {}).items()]
+            try:
+                for begin in range(0, len(params), 100):  # the maximum per request
+                    client.log_batch(self._id, params=params[begin : begin + 100])
+            except BaseException:
+                client.set_terminated(self._id, "FAILED")
+                raise
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         if step > self._logged:
             now_ms = int(time.time() * 1000)
-            metrics = [self._metric(name, value, now_ms, step) for name, value in scalars.items()]
+            metrics = [self._metric(self._name(name), value, now_ms, step) for name, value in scalars.items()]
             self._client.log_batch(self._id, metrics=metrics)
 
+    def _name(self, name: str) -> str:
+        """Returns the name under which MLflow takes a scalar or a hyperparameter: it refuses some characters, long
+        names, and those that are no normal path."""
+        if name not in self._names:
+            taken = _MLFLOW_NAME.sub("_", name)
+            taken = "/".join(part for part in taken.split("/") if part.strip(".")) or "_"
+            taken = taken[:_MLFLOW_LENGTH]
+            while taken in self._names.values():
+                taken = f"{taken[: _MLFLOW_LENGTH - 9]}-{crc32(taken.encode()):08x}"
+            self._names[name] = taken
+            if taken != name:
+                self._say(f"MLflow does not take the name {name!r:.120}, so it is logged as {taken!r:.120}.")
+        return self._names[name]
+
     def close(self) -> None:
-        self._client.set_terminated(self._id)
+        self._client.set_terminated(self._id, _MLFLOW_STATUS[self.status])

@@ -68,7 +68,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     Raises:
         ConfigError: before any worker has started, for a mistake that no rule can find (an observation space that
             cannot be stored, a device that does not exist), or a folder that already contains a run (`run.overwrite`)
-            or cannot be created. Leaves the folder unchanged; only a job's folder gets the result of a failed run.
+            or cannot be created, or a path of a logger at which another run wrote. Leaves the folder unchanged; only a
+            job's folder gets the result of a failed run.
     """
     run_folder = RunFolder(folder)
     # The command that submitted the job made the folder, and the job's log is open.
@@ -80,6 +81,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         if resumes and (done := saved_config.completed_result(run_folder, cfg)) is not None:
             display.print_completed(done)
             return done
+        if foreign := preflight.foreign_outputs(cfg, run_folder):
+            raise ConfigError(*foreign)
         point = resume_point(run_folder, cfg, printing.message) if resumes else None
         if not is_job:
             run_folder.set_aside(keep_run=point is not None)
@@ -212,7 +215,7 @@ class _Execution:
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._run_folder, device)
         frames = None if self._point is None else self._record.statistics.frames
-        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames)
+        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._add_event)
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         if spec.normalizers:
@@ -388,7 +391,7 @@ class _Execution:
         if self._evaluator is not None:
             self._evaluator.close()
         if self._loggers is not None:
-            self._loggers.close()
+            self._loggers.close(self._record.status)
         if self._close_note is not None:
             self._close_note.cancel()
             self._close_note.join(_CLOSE_S)  # it may wait for a pipe that no process reads

@@ -4,6 +4,7 @@ does not end or delay the run.
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import threading
@@ -28,6 +29,8 @@ _MAX_LINES = 10_000
 # Seconds that a thread rests before the next lines: in a fast run, waking up for each line would cost the trainer more
 # time than the lines do.
 _PAUSE_S = 0.5
+# The project in wandb and the experiment in MLflow, if nothing names one.
+_PROJECT = "collectx"
 # Under which name each key of a line is logged.
 _NAMES = {
     "mean_return": MEAN_RETURN,
@@ -68,10 +71,11 @@ class LoggerThreads:
             for thread in self._threads:
                 thread.put(scalars, line["frames"])
 
-    def close(self) -> None:
-        """Blocks until the loggers have written everything, at most `close_timeout_s`. Idempotent."""
+    def close(self, status: str = "completed") -> None:
+        """Tells the loggers the status of the run, and blocks until they have written everything, at most
+        `close_timeout_s`. Idempotent."""
         for thread in self._threads:
-            thread.end()
+            thread.end(status)
         deadline_s = time.monotonic() + min(self._close_timeout_s, LONGEST_WAIT_S)
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -90,6 +94,8 @@ class _LoggerThread(threading.Thread):
         self._lines: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
         self._is_ending = threading.Event()
         self._num_skipped = 0
+        # A logger that fails has not written the complete run.
+        self._status = "failed"
         self.start()
 
     def put(self, scalars: dict[str, float], step: int) -> None:
@@ -100,8 +106,9 @@ class _LoggerThread(threading.Thread):
             if self._num_skipped == 1:
                 self._events("logger_slow", logger=self.logger, frames=step, waiting=_MAX_LINES)
 
-    def end(self) -> None:
-        """Ends the thread after the waiting lines."""
+    def end(self, status: str) -> None:
+        """Ends the thread after the waiting lines, as those of a run with this status."""
+        self._status = status
         self._lines.put(None)
         self._is_ending.set()
 
@@ -114,14 +121,23 @@ class _LoggerThread(threading.Thread):
                     if self._lines.empty():
                         self._is_ending.wait(_PAUSE_S)
             finally:
+                if hasattr(logger, "status"):
+                    logger.status = self._status
                 logger.close()
         except BaseException as error:
             self._events("logger_failed", logger=self.logger, message=summary_of(error))
 
 
-def factories(cfg: RunConfig, run_folder: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
-    """Returns the factory of each logger of a run, by name. `frames` is the number of frames up to the checkpoint from
-    which the run continues; None for a new run."""
+def factories(
+    cfg: RunConfig, run_folder: RunFolder, frames: int | None, events: Callable[..., None] = lambda name, **fields: None
+) -> dict[str, Callable[[], Logger]]:
+    """Returns the factory of each logger of a run, by name. What an option does not say, the environment variables of
+    wandb and MLflow do.
+
+    Args:
+        frames: the number of frames up to the checkpoint from which the run continues; None for a new run.
+        events: the event log; receives the notes of the loggers.
+    """
     options = cfg.logger
     config = flat(asdict(cfg))
     make: dict[str, Callable[[], Logger]] = {}
@@ -132,12 +148,21 @@ def factories(cfg: RunConfig, run_folder: RunFolder, frames: int | None) -> dict
     if (table := options.csv) is not None:
         make["csv"] = partial(loggers.CsvLogger, table.file or run_folder.progress, step=frames)
     if (wandb := options.wandb) is not None:
-        named = vars(wandb) | {"name": wandb.name or run_folder.path.name}
+        # wandb reads the variables of options that are None.
+        named = vars(wandb) | {
+            "project": wandb.project or (None if os.environ.get("WANDB_PROJECT") else _PROJECT),
+            "name": wandb.name or (None if os.environ.get("WANDB_NAME") else run_folder.path.name),
+        }
         make["wandb"] = partial(
             loggers.WandbLogger, run_folder.path, config=config, run_id=_run_id(run_folder), **named
         )
     if (mlflow := options.mlflow) is not None:
-        named = vars(mlflow) | {"name": mlflow.name or run_folder.path.name}
+        say = partial(events, "logger_note", logger="mlflow")
+        named = vars(mlflow) | {
+            "experiment": mlflow.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _PROJECT,
+            "name": mlflow.name or os.environ.get("MLFLOW_RUN_NAME") or run_folder.path.name,
+            "say": lambda text: say(message=text),
+        }
         make["mlflow"] = partial(loggers.MlflowLogger, config=config, run_id=_run_id(run_folder), **named)
     if (custom := options.custom) is not None:
         target = resolve(custom.target, "logger.custom.target")

@@ -11,9 +11,10 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
+from pathlib import Path
 
 from collectx import rules
 from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option
@@ -24,9 +25,16 @@ from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import DamagedFileError, summary_of
 from collectx.limits import limited
 from collectx.place import place_of
+from collectx.run.folder import saved_config
+from collectx.run.folder.layout import RunFolder
 from collectx.run.order import recorded_order, why_not_recorded
 from collectx.run.terminal import printing
 
+# The options that name a file or folder which one run alone can write, and the value of each.
+SHARED_PATHS: dict[str, Callable[[RunConfig], str | None]] = {
+    "logger.csv.file": lambda cfg: cfg.logger.csv and cfg.logger.csv.file,
+    "logger.tensorboard.dir": lambda cfg: cfg.logger.tensorboard and cfg.logger.tensorboard.dir,
+}
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
 
@@ -115,6 +123,26 @@ def missing_device(device: str) -> str | None:
             return "the installed torch has no CUDA support. Use cpu, or install a CUDA build of torch."
         return "torch sees no GPU here. Use cpu, or check nvidia-smi and CUDA_VISIBLE_DEVICES."
     return f"there is no such device. Use {either(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
+
+
+def foreign_outputs(cfg: RunConfig, run_folder: RunFolder) -> list[str]:
+    """Returns a message for each path of `SHARED_PATHS` at which another run, or the user, has written. Call it before
+    the run writes to its folder, whose snapshot tells what an earlier attempt of the run wrote. With `run.overwrite`, a
+    table is replaced."""
+    own = saved_config.read_config(run_folder.newest_config) if run_folder.config.is_file() else {}
+    own = saved_config.flat(own)
+    messages = []
+    for name, path_of in SHARED_PATHS.items():
+        path = path_of(cfg)
+        if path is None or own.get(name) == path or cfg.run.overwrite:
+            continue
+        written = [*Path(path).glob("events.out.tfevents.*")] if Path(path).is_dir() else Path(path).exists()
+        if written:
+            messages.append(
+                f"{name}={path} was written by another run or program. Choose another path, or leave it out to write "
+                "to the run folder. To use it all the same, add run.overwrite=true."
+            )
+    return messages
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:

@@ -137,8 +137,8 @@ class StandIn(SimpleNamespace):
         assert all(each[:3] == (NAME, 1.0, 12_345) for each in metrics)
         self.params += params
 
-    def set_terminated(self, run):
-        self.ended.append(run)
+    def set_terminated(self, run, status):
+        self.ended.append((run, status))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,13 @@ def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, within, runs,
     logger = MlflowLogger(experiment, "one", config=config, run_id="abc")
     for step in (0, 1, 30, 31):
         logger.log({NAME: 1.0}, step)
+    logger.status = "interrupted"
     logger.close()
-    assert (client.logged, client.ended, getattr(client, "created", None)) == (logged, [logged[0][0]], created)
+    assert (client.logged, client.ended, getattr(client, "created", None)) == (
+        logged,
+        [(logged[0][0], "KILLED")],
+        created,
+    )
     asked = [None, (["new mine" if experiment else "1"], "tags.collectx = 'abc'")]
     assert client.asked == asked + [("old", "RUNNING"), ("old", "collector/policy_version")] * bool(runs)
     assert client.params == ([] if runs else [(f"option.{number}", str(number)) for number in range(250)])
@@ -199,8 +204,21 @@ def test_wandb_gets_every_step_that_it_does_not_have(monkeypatch, summary, logge
         ("define_metric", ("frames",), {}),
         ("define_metric", ("*",), {"step_metric": "frames"}),
         *[("log", ({"frames": step, NAME: 1.0},), {}) for step in logged],
-        ("finish", (), {}),
+        ("finish", (), {"exit_code": 0}),
     ]
+
+
+def test_mlflow_gets_no_name_that_it_refuses(monkeypatch):
+    client, said = StandIn(), []
+    monkeypatch.setitem(sys.modules, "mlflow", client)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", client.entities)
+    names = {"a@b": "a_b", "a_b": "a_b-", "/a//b/..": "a/b", "..": "_", "ä b:c-d.e": "ä b:c-d.e"}
+    logger = MlflowLogger(None, "one", config={}, say=said.append)
+    for name, taken in names.items():
+        assert logger._name(name).startswith(taken)
+        assert logger._name(name) == logger._name(name)
+    assert len({*map(logger._name, names)}) == len(names)
+    assert len(said) == 4
 
 
 class Recorder:

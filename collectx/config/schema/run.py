@@ -116,13 +116,15 @@ class CsvLoggerConfig(Section):
 
 @dataclass(kw_only=True)
 class WandbLoggerConfig(Section):
-    project: str | None = option("collectx", "Name of the project.")
+    project: str | None = option(None, "Name of the project. `null`: the value of WANDB_PROJECT, or collectx.")
     entity: str | None = option(
         None, "User or team that owns the run. `null`: the default user or team of your account."
     )
-    name: str | None = option(None, "Name of the run. `null`: the name of the run folder.")
-    group: str | None = option(None, "Name of a group of runs, such as the seeds of one experiment.")
-    tags: list[str] = option([], "Labels of the run.")
+    name: str | None = option(None, "Name of the run. `null`: the value of WANDB_NAME, or the name of the run folder.")
+    group: str | None = option(
+        None, "Name of a group of runs, such as the seeds of one experiment. `null`: the value of WANDB_RUN_GROUP."
+    )
+    tags: list[str] | None = option(None, "Labels of the run. `null`: those of WANDB_TAGS, such as a,b.")
     mode: str | None = option(
         None,
         "online, offline (files in the run folder, for `wandb sync`) or disabled. `null`: the value of WANDB_MODE.",
@@ -137,8 +139,12 @@ class MlflowLoggerConfig(Section):
         """Server or database, such as http://host:5000 or sqlite:///mlflow.db. `null`: the value of
         MLFLOW_TRACKING_URI, or MLflow's default.""",
     )
-    experiment: str | None = option("collectx", "Name of the experiment.")
-    name: str | None = option(None, "Name of the run. `null`: the name of the run folder.")
+    experiment: str | None = option(
+        None, "Name of the experiment. `null`: the value of MLFLOW_EXPERIMENT_NAME, or collectx."
+    )
+    name: str | None = option(
+        None, "Name of the run. `null`: the value of MLFLOW_RUN_NAME, or the name of the run folder."
+    )
 
 
 @dataclass(kw_only=True)

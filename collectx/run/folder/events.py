@@ -67,6 +67,7 @@ class EventLog:
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
+    "logger_note": "{message}",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
     "not_finite": "the trainer logged {scalar}={value} in batch {batch}. Further such values are not reported.",
     "requeued": "the job was requeued: {reason}",

@@ -196,6 +196,11 @@ class ResultBuilder:
         return self._status is Status.INTERRUPTED
 
     @property
+    def status(self) -> Status:
+        """The status of the run, if it ended now."""
+        return self._status or Status.FAILED
+
+    @property
     def reason(self) -> str:
         """Why training ended, as far as it has."""
         return self._reason
@@ -220,7 +225,7 @@ class ResultBuilder:
         statistics = self.statistics
         first_s = statistics.first_s
         return Result(
-            status=self._status or Status.FAILED,
+            status=self.status,
             exit_reason=self._reason,
             frames=statistics.frames,
             batches=statistics.batches,

@@ -5,7 +5,6 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -52,7 +51,9 @@ def _eval(arguments: Arguments) -> int:
     if spec.normalizers:
         recording = _with_normalizers(recording, run_folder, spec.normalizers)
     if cfg.eval.video:
-        shutil.rmtree(run_folder.videos, ignore_errors=True)
+        # Not those of evaluations during the run, which have folders of their own.
+        for path in run_folder.videos.glob("*.mp4"):
+            path.unlink()
     try:
         result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
     except EpisodeTooLongError as error:

@@ -127,6 +127,7 @@ class GymEnv(Env):
             if terminated or truncated:
                 out.terminated[e] = _flag(terminated, "terminated", e)
                 out.truncated[e] = _flag(truncated, "truncated", e)
+                _check_info(info, "step", e)
                 any_ended = True
         return any_ended
 
@@ -157,6 +158,7 @@ class GymEnv(Env):
             result = self.user_envs[e].reset(seed=seed, **self.reset_kwargs())
             progress.one_more()
             write_env(self._leaves, out, e, self._values(*result))
+            _check_info(result[1], "reset", e)
             return result[1]
         except Exception as error:
             refuse(error, "reset", f"env {e}", result)
@@ -189,7 +191,16 @@ class OneGymEnv(GymEnv):
             return False
         out.terminated[0] = _flag(terminated, "terminated", 0)
         out.truncated[0] = _flag(truncated, "truncated", 0)
+        _check_info(info, "step", 0)
         return True
+
+
+def _check_info(info: Any, method: str, e: int) -> None:
+    """Raises `ShapeError` unless `info` is a dict. Called once per episode, which costs less than in each step."""
+    if not isinstance(info, Mapping):
+        raise ShapeError(
+            f"the info of env {e} must be a dict, but is {info!r:.100}. Return {{}} from {method}() if there is none."
+        )
 
 
 def _flag(value: Any, name: str, e: int) -> bool:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from collectx.config.schema.trainer import RETURN_WINDOW
-from collectx.report.read import Group, Run, Span, centre, common, differences, interval
+from collectx.report.read import Group, Run, Span, centre, common, differences, interval, name_of
 from collectx.run import Status
 from collectx.run.statistics import TIMES
 
@@ -90,38 +90,51 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
     """Yields the figures of returns, throughput and lag of the groups, one each."""
     words = _words(groups)
     window = f"Mean return of the last {RETURN_WINDOW} episodes"
+    envs = [*dict.fromkeys(group.runs[0].env for group in groups)]
     for value, over, name, title, label, what in (
         ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
         ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
         ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
         ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind"),
     ):
-        with matplotlib.rc_context(_STYLE):
-            figure = Figure(_SIZE, layout="constrained")
-            axes = figure.add_subplot()
-            if _draw(axes, groups, value, over) and (value != "lag" or axes.dataLim.y1 > 0):
-                _label(axes, over, label)
-                if value != "mean_return":
-                    axes.set_ylim(bottom=0)
-                _legend(figure, axes)
-                yield Plot(name, title, f"{what}. {words}", figure)
+        # Returns of different envs cannot be compared.
+        separate = envs if value == "mean_return" and len(envs) > 1 else [None]
+        for index, env in enumerate(separate):
+            with matplotlib.rc_context(_STYLE):
+                figure = Figure(_SIZE, layout="constrained")
+                axes = figure.add_subplot()
+                if _draw(axes, groups, value, over, env) and (value != "lag" or axes.dataLim.y1 > 0):
+                    _label(axes, over, label)
+                    if value != "mean_return":
+                        axes.set_ylim(bottom=0)
+                    _legend(figure, axes, min_labels=2 if env is None else 1)
+                    file, of = (name, "") if env is None else (f"{name}-{index}", f", {env}")
+                    yield Plot(file, f"{title}{of}", f"{what}. {words}", figure)
 
 
-def scalars(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Yields one figure with a plot for each scalar that the trainers have logged."""
-    names = sorted({name for group in groups for run in group.runs for name in run.scalars})
+def scalars(groups: Sequence[Group], are_metrics: bool = False) -> Iterator[Plot]:
+    """Yields one figure with a plot for each scalar that the trainers have logged, or for each of the runs'
+    `env.metrics`."""
+    runs = [run for group in groups for run in group.runs]
+    metrics = {name for run in runs for name in run.options.get("env.metrics") or ()}
+    names = sorted({name for run in runs for name in run.scalars if (name in metrics) is are_metrics})
     if not names:
         return
     with matplotlib.rc_context(_STYLE):
         columns = min(3, len(names))
         rows = -(-len(names) // columns)
-        figure = Figure((3.4 * columns, 2.3 * rows + 0.3), layout="constrained")
+        size = (3.4 * columns, 2.3 * rows + 0.3) if columns > 1 else _SIZE
+        figure = Figure(size, layout="constrained")
         for index, name in enumerate(names):
             axes = figure.add_subplot(rows, columns, index + 1)
             _draw(axes, groups, f"scalars/{name}", "frames")
             _label(axes, "frames", name)
         _legend(figure, figure.axes[0])
-        yield Plot("scalars", "Losses and other scalars", f"Values that the trainer logged. {_words(groups)}", figure)
+        if are_metrics:
+            yield Plot("metrics", "Metrics of the envs", f"Values of env.metrics. {_words(groups)}", figure)
+        else:
+            what = f"Values that the trainer logged. {_words(groups)}"
+            yield Plot("scalars", "Losses and other scalars", what, figure)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -129,25 +142,30 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
     all other options, with the share of ideal scaling, extrapolated from the fewest workers."""
     keys = [key for key in differences([group.runs[0] for group in groups]) if key not in (_WORKERS, "seed")]
     families: dict[str, dict[int, np.ndarray]] = {}
+    names: dict[str, str] = {}
     for group in groups:
         options, values = group.runs[0].options, group.values("frames_per_s")
         if len(values) and isinstance(number := options.get(_WORKERS), int):
-            name = ", ".join(f"{key.rpartition('.')[2]}={options.get(key)}" for key in keys)
-            families.setdefault(name, {})[number] = values
-    families = {name: family for name, family in families.items() if len(family) > 1}
+            names[key := repr([options.get(key) for key in keys])] = name_of(group.runs[0], keys, True, [_WORKERS])
+            families.setdefault(key, {})[number] = values
+    families = {key: family for key, family in families.items() if len(family) > 1}
     if not families:
         return
+    if len(families) == 1:
+        names.clear()
     with matplotlib.rc_context(_STYLE):
         figure = Figure(_SIZE, layout="constrained")
         axes = figure.add_subplot()
-        for index, (name, family) in enumerate(families.items()):
+        for index, (key, family) in enumerate(families.items()):
             numbers = np.array(sorted(family))
             middle = np.array([centre(family[number]) for number in numbers])
             ends = np.array([interval(family[number]) for number in numbers]).T
             ideal = middle[0] / numbers[0] * numbers
             colour = _COLOURS[index % len(_COLOURS)]
             bars = np.abs(ends - middle)
-            axes.errorbar(numbers, middle, bars, color=colour, marker="o", ms=4, lw=1.6, capsize=3, label=name or None)
+            axes.errorbar(
+                numbers, middle, bars, color=colour, marker="o", ms=4, lw=1.6, capsize=3, label=names.get(key)
+            )
             axes.plot(numbers, ideal, color=colour, lw=1, ls=":", label="ideal" if index == 0 else None)
             for place in zip(numbers, middle, middle / ideal, strict=True):
                 axes.annotate(f"{place[2]:.0%}", place[:2], (6, -11), textcoords="offset points", fontsize=8)
@@ -239,11 +257,13 @@ def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
         below = heights[:, index]
 
 
-def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str) -> bool:
+def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str, env: str | None = None) -> bool:
     """Draws a line for each group, with its interval if several runs contribute; returns whether it drew any. An
-    interval does not cover failed runs."""
+    interval does not cover failed runs. `env`: only groups with this env, in the colours of all."""
     has_batches = value == "mean_return" and [len(group.runs) for group in groups] == [1]
     for index, group in enumerate(groups):
+        if env not in (None, group.runs[0].env):
+            continue
         colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]
         style: dict[str, Any] = {"color": colour, "ls": line}
         going = Group(group.name, tuple(run for run in group.runs if run.status.status is not Status.FAILED))

@@ -14,6 +14,7 @@ import jinja2
 import yaml
 
 from collectx import __version__
+from collectx.config.problem import counted
 from collectx.errors import ConfigError
 from collectx.report import draw
 from collectx.report.read import Group, Run, centre, differences, groups_of, interval
@@ -43,6 +44,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     sections = {
         "Learning and throughput": list(draw.curves(drawn)),
         "Scaling": list(draw.scaling(groups)),
+        "Metrics": list(draw.scalars(drawn, are_metrics=True)),
         "Losses": list(draw.scalars(drawn)),
         "Timelines": timelines,
     }
@@ -53,8 +55,8 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         version=__version__,
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
         objective=objective,
-        columns=COLUMNS,
-        rows=[(run.status.status, cells(run.name, run.status.status, run.numbers)) for run in ranked],
+        columns=_ordered(COLUMNS),
+        rows=[(run.status.status, _ordered(cells(run.name, run.status.status, run.numbers))) for run in ranked],
         parts_head=("best return", "start", "waiting", "learning", "checkpoints"),
         parts=[_parts(run, folder) for run in ranked],
         group_head=(objective, *SPREAD[1:], "IQM", "95 % CI low", "high"),
@@ -83,13 +85,19 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     return path
 
 
+def _ordered(columns: Sequence[str]) -> list[str]:
+    """Returns cells in the order of a page: the return is beside the status, where a phone shows it."""
+    return [columns[0], columns[1], columns[4], *columns[2:4], *columns[5:]]
+
+
 def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> tuple[str, ...]:
-    """Returns a row: name, number of runs with the objective, their spread as `collectx run` prints it, IQM and its
+    """Returns a row: name, number of seeds with the objective, their spread as `collectx run` prints it, IQM and its
     interval."""
     values = group.values(objective)
     ends = interval(values) if len(values) > 1 else (None, None)
     numbers = (*spread, centre(values) if len(values) else None, *ends)
-    return (group.name, f"{len(values)} of {len(group.runs)}", *map(number_cell, numbers))
+    repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
+    return (group.name, f"{len(values)} of {len(group.runs)}{repeats}", *map(number_cell, numbers))
 
 
 def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str, str]]]:

@@ -8,8 +8,9 @@ interquartile mean over runs and its 95 % bootstrap percentile interval.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,8 +32,10 @@ Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 NUM_POINTS = 160
 """The maximum number of points of a curve."""
 _NUM_DRAWS = 2000
-# Runs of one group may differ in these options.
-_NO_GROUPS = ("seed", "checkpoint.", "logger.")
+# Runs of one group may differ in these options, in which a reproduction differs from its run too.
+_NO_GROUPS = ("seed", "checkpoint.", "logger.", "eval.", "trainer.digest", "trainer.dir", "collector.order_of")
+# Runs that ended early.
+_EARLY = (Status.FAILED, Status.INTERRUPTED)
 # The maximum number of differing options in the name of a group.
 _MAX_NAMED = 3
 
@@ -73,6 +76,12 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     messages: list[tuple[float, str]] = field(default_factory=list)
     _clock: Curve = (np.zeros(1), np.zeros(1))
+
+    @property
+    def env(self) -> str:
+        """What the run's env is called."""
+        names = (self.options.get(f"env.{name}") for name in ("id", "entry_point", "target", "kind"))
+        return next((str(name) for name in names if name), "")
 
     def seconds(self, time: float) -> float:
         """Returns the time of an event, given in seconds since 1970."""
@@ -129,10 +138,17 @@ def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ only in their seeds. `name` gives the options by which the group differs from the others."""
+    """Runs that differ only in their seeds.
+
+    Attributes:
+        name: the options by which the group differs from the others.
+        runs: one run for each seed.
+        repeats: further runs of these seeds, such as reproductions. They do not count, as they are no other sample.
+    """
 
     name: str
     runs: tuple[Run, ...]
+    repeats: tuple[Run, ...] = ()
 
     def curves(self, value: str, over: str) -> list[Curve]:
         """Returns one curve for each run that recorded it."""
@@ -140,8 +156,7 @@ class Group:
 
     def values(self, number: str) -> np.ndarray:
         """Returns a number of `result.json`, `[runs]` float64, for the runs that have it and did not end early."""
-        early = Status.FAILED, Status.INTERRUPTED
-        numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in early)
+        numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in _EARLY)
         return np.array([value for value in numbers if isinstance(value, (int, float))], float)
 
 
@@ -296,17 +311,36 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Returns the groups of runs that differ only in their seeds, in the order of their first runs."""
+    """Returns the groups of runs that differ only in their seeds, in the order of their first runs. Of several runs
+    with one seed, one counts that did not end early; of several, the one with the most frames, or the first."""
     keys = [key for key in differences(runs) if not key.startswith(_NO_GROUPS)]
     members: dict[str, list[Run]] = {}
     for run in runs:
         members.setdefault(repr([run.options.get(key) for key in keys]), []).append(run)
     groups = []
     for each in members.values():
-        words = [f"{_short(key, keys)}={each[0].options.get(key)}" for key in keys]
-        name = ", ".join(words) if len(words) <= _MAX_NAMED else each[0].name
-        groups.append(Group(name or ("all" if len(each) > 1 else each[0].name), tuple(each)))
-    return groups
+        by_seed: dict[Any, Run] = {}
+        for run in sorted(each, key=lambda run: (run.status.status in _EARLY, -(run.numbers or {}).get("frames", 0))):
+            by_seed.setdefault(run.options.get("seed", run.name), run)
+        chosen = tuple(run for run in each if run in by_seed.values())
+        name = name_of(each[0], keys, is_several=len(chosen) > 1) or ("all" if len(each) > 1 else each[0].name)
+        groups.append(Group(name, chosen, tuple(run for run in each if run not in chosen)))
+    names = [group.name for group in groups]
+    return [replace(group, name=group.runs[0].name) if names.count(group.name) > 1 else group for group in groups]
+
+
+def name_of(run: Run, keys: Sequence[str], is_several: bool = False, without: Sequence[str] = ()) -> str:
+    """Returns the options `keys` of a run; of many, the name of its folder. `is_several`: it stands for runs of several
+    seeds, so that it names none; nor are options `without` named."""
+    if len(keys) <= _MAX_NAMED:
+        return ", ".join(f"{_short(key, keys)}={run.options.get(key)}" for key in keys)
+    left_out = {*without, *(["seed"] if is_several else [])}
+    if not left_out:
+        return run.name
+    parent, _, point = run.name.rpartition("/")
+    words = [word for word in point.split(",") if word.partition("=")[0] not in left_out]
+    # `collector.num_workers=2` becomes `num_workers=2`.
+    return "/".join(filter(None, (parent, ",".join(re.sub(r"^[\w.]*\.(\w+=)", r"\1", word) for word in words))))
 
 
 def _short(key: str, keys: Sequence[str]) -> str:

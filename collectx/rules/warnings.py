@@ -59,6 +59,16 @@ def warnings_of(cfg: RunConfig) -> list[str]:
                 f"collector.init_random_frames={frames} covers all of collector.total_frames={total}, so the policy "
                 "never acts. Use fewer random frames, or more frames."
             )
+    if cfg.eval.video and cfg.eval.every_batches is None:
+        notes.append(
+            "eval.video=true saves no video in this run, which is not evaluated. Add eval.every_batches=N, or evaluate "
+            "the run afterwards: collectx eval RUN_DIR"
+        )
+    if cfg.eval.weights == "best" and cfg.checkpoint.keep_best is None:
+        notes.append(
+            "eval.weights=best has no effect, because this run keeps no best checkpoint. Add "
+            "checkpoint.keep_best=mean_return."
+        )
     notes += _shared_outputs(cfg)
     if surplus := surplus_note(total, collector.frames_per_batch, prefix="collector."):
         notes.append(surplus)

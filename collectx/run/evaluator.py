@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import summary_of
 from collectx.place.local_launcher import LocalLauncher
 from collectx.policy.flat_weights import FlatWeights
-from collectx.run.after.evaluation import STEPS, evaluate
+from collectx.run.after.evaluation import STEPS, evaluate, with_video
 from collectx.run.after.trained import build
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import Statistics
@@ -83,6 +84,7 @@ class Evaluator:
         self._handle: Handle | None = None
         self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=run_folder.logs)
         self._launcher.names[0] = "evaluator"
+        self._videos = run_folder.videos
         self._thread = threading.Thread(target=self._run, name="collectx-evaluator", daemon=True)
         self._thread.start()
 
@@ -160,8 +162,10 @@ class Evaluator:
         with connection:
             try:
                 with end:
-                    self._handle = self._launcher.start(0, (run_evaluations, (self._cfg, end)))
+                    videos = self._videos if self._cfg.eval.video else None
+                    self._handle = self._launcher.start(0, (run_evaluations, (self._cfg, end, videos)))
                 while not self._is_over and (request := self._requests.get()) is not None:
+                    connection.send(request["frames"])
                     connection.send_bytes(request["weights"].numpy().data)
                     result = self._receive(connection)
                     if "error" in result:
@@ -196,16 +200,20 @@ class Evaluator:
             self._events("evaluation_failed", message=f"{message}: {self._launcher.describe(0, self._handle)}")
 
 
-def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
-    """Evaluates the weights that it receives, until the connection closes. Runs in the process of the evaluator."""
+def run_evaluations(cfg: RunConfig, connection: Connection, videos: Path | None = None) -> None:
+    """Evaluates the weights that it receives, after the number of frames that the run had then, until the connection
+    closes. With `videos`, writes a video of each episode to its folder `frames-N`. Runs in the process of the
+    evaluator."""
     os.nice(_NICENESS)
     try:
         policy, spec, _ = build(cfg)
         weights = FlatWeights(policy if isinstance(policy, nn.Module) else None)
         while True:
+            frames = connection.recv()
             flat = torch.frombuffer(bytearray(connection.recv_bytes()) or bytearray(1), dtype=torch.uint8)
             weights.read(flat[: weights.nbytes])
-            result = evaluate(cfg, policy, spec, lambda text: connection.send({})).as_json()
+            recording = cfg if videos is None else with_video(cfg, videos / f"frames-{frames}")
+            result = evaluate(recording, policy, spec, lambda text: connection.send({})).as_json()
             connection.send({name: value for name, value in result.items() if name not in ("returns", "lengths")})
     except EOFError:
         return

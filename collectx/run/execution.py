@@ -209,6 +209,10 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
+        if cfg.eval.video and cfg.eval.every_batches is not None:
+            from collectx.run.after.evaluation import with_video
+
+            with_video(cfg, self._run_folder.videos)  # raises if it cannot
         if problems := preflight.device_problems(cfg) + self._place.unreachable():
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.

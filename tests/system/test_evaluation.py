@@ -140,3 +140,25 @@ def test_an_evaluation_that_hangs_ends_with_the_run(tmp_path):
     done = forked("run", *RUN, *EVAL, *custom, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     assert "it did not end within 1 s (eval.close_timeout_s)" in done.stdout + done.stderr
+
+
+@pytest.mark.ci
+def test_a_run_saves_videos_of_its_evaluations(tmp_path):
+    video = ["debug=tiny", "trainer=meter", "eval.video=true", "eval.episodes=2", "hydra.run.dir=run"]
+    forked("run", *video, "eval.every_batches=1", cwd=tmp_path)
+    during = {each.relative_to(tmp_path / "run/videos") for each in (tmp_path / "run/videos").rglob("*.mp4")}
+    frames = events(tmp_path / "run", "evaluated")[0]["frames"]
+    assert {f"{path.parent.name}/{path.name}" for path in during} >= {
+        f"frames-{frames}/eval-episode-{number}.mp4" for number in (0, 1)
+    }
+    # A later evaluation keeps them, and replaces its own alone.
+    for _ in range(2):
+        forked("eval", "run", "episodes=1", cwd=tmp_path)
+    assert len([*(tmp_path / "run/videos").rglob("*.mp4")]) == len(during) + 1
+    said = forked("run", *video, "eval.weights=best", "run.overwrite=true", cwd=tmp_path).stderr
+    assert "eval.video=true saves no video in this run, which is not evaluated. Add eval.every_batches=N" in said
+    assert "eval.weights=best has no effect, because this run keeps no best checkpoint." in said
+    refused = forked(
+        "run", *video, "env=counting", "eval.every_batches=1", "run.overwrite=true", cwd=tmp_path, status=2
+    )
+    assert "eval.video=true cannot be used with env=counting" in refused.stderr

@@ -135,3 +135,67 @@ def test_watch_draws_curves_in_a_terminal(tmp_path, wait_until, terminal):
     finally:
         run.terminate()
         run.wait(60)
+
+
+PUSHING = """
+import gymnasium, numpy as np
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.1, self.np_random.random() < 0.2, False, {"pushed": float(action)}
+"""
+# Adds to a page, as an attribute of its root, how far the returns reach to the right.
+RIGHT = """<script>
+const cells = [...document.querySelectorAll("td.completed + td, #results div:first-of-type td:nth-child(3)")];
+document.documentElement.dataset.right = Math.max(...cells.map(each => each.getBoundingClientRect().right));
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """The folder of a sweep, with a run of another env and what repeats it."""
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "pushing.py").write_text(PUSHING)
+    sizes = ["collector.frames_per_batch=128", "collector.total_frames=512", "launcher=inline"]
+    words = ["env=gym", "env.entry_point=pushing:Env", "env.metrics=[pushed]", "seed=0,1", "collector.num_workers=1,2"]
+    forked("run", "-m", *sizes, *words, "hydra.sweep.dir=sweep", cwd=folder)
+    forked("run", *sizes, "hydra.run.dir=first", cwd=folder)
+    forked("reproduce", "first", "hydra.run.dir=again", cwd=folder)
+    forked("report", "sweep", "first", "again", "out=report", cwd=folder)
+    return folder / "report"
+
+
+def test_a_run_that_was_repeated_is_one_seed(mixed):
+    rows = re.findall("<tr><td>(.*?)</td><td>(.*?)</td>(.*?)</tr>", (mixed / "index.html").read_text())
+    seeds = {name: (count, cells) for name, count, cells in rows if " of " in count}
+    assert {name: count for name, (count, _) in seeds.items()} == {
+        "first": "1 of 1 (1 repeat)",
+        "sweep/num_workers=1": "2 of 2",
+        "sweep/num_workers=2": "2 of 2",
+    }
+    # Neither a deviation nor an interval.
+    assert seeds["first"][1].count(">-<") == 3
+
+
+def test_returns_of_each_env_have_axes_of_their_own_and_metrics_are_no_losses(mixed):
+    text = (mixed / "index.html").read_text()
+    titles = re.findall("<h3>(.*?)</h3>", text)
+    assert {f"Return against frames, {env}" for env in ("pushing:Env", "CartPole-v1")} < {*titles}
+    assert "Metrics of the envs" in titles
+    losses = text[text.index("<h2>Losses</h2>") : text.index("<h2>Timelines</h2>")]
+    assert "pushed" not in losses
+    # The legend of the figure "Scaling" is no list of all options.
+    scaling = text[text.index("<h2>Scaling</h2>") : text.index("<h2>Metrics</h2>")]
+    assert "ideal" in scaling
+    assert "learning_rate" not in scaling
+
+
+@pytest.mark.ci
+def test_a_phone_shows_the_returns(mixed, browse, tmp_path):
+    (tmp_path / "page.html").write_text((mixed / "index.html").read_text().replace("</body>", f"{RIGHT}</body>"))
+    done = browse(tmp_path / "page.html", "--dump-dom", "--window-size=500,900")
+    assert float(re.search('data-right="([^"]*)"', done.stdout)[1]) < 390

@@ -98,7 +98,11 @@ class EvalOptions(Section):
         that checkpoint.keep_best kept.""",
         choices=("newest", "best"),
     )
-    video: bool = option(False, "`true`: `collectx eval` saves a video of each episode in RUN_DIR/videos/.")
+    video: bool = option(
+        False,
+        """`true`: save a video of each episode: `collectx eval` in RUN_DIR/videos/, and evaluations during a run, after
+        N frames, in its folder frames-N.""",
+    )
     close_timeout_s: float = option(
         60.0, "Maximum seconds that the run waits at its end for its evaluations.", minimum=0
     )

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -188,7 +189,7 @@ def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> st
 
 
 def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
-    """Returns the configuration whose envs write each episode to a video in `folder`, which must not exist. Raises
+    """Returns the configuration whose envs write each episode to a video in `folder`. Raises
     `ConfigError` if the env cannot render, or the package moviepy is missing."""
     from gymnasium.wrappers import RecordVideo
 
@@ -209,7 +210,9 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
         _check_rendering(partial(env_factory(made), SPACES))
 
     def record(one: Any) -> Any:
-        return RecordVideo(one, str(folder), episode_trigger=lambda episode: episode < episodes, name_prefix="eval")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Overwriting existing videos")
+            return RecordVideo(one, str(folder), episode_trigger=lambda episode: episode < episodes, name_prefix="eval")
 
     return dataclasses.replace(cfg, env=dataclasses.replace(made, wrappers=[*made.wrappers, record]))
 

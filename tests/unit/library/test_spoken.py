@@ -44,6 +44,31 @@ def test_the_end_of_an_episode_may_be_a_number_or_an_array(flag):
     assert _collect(partial(_Ending, flag))["next", "terminated"].all()
 
 
+class _Uninformed(_Ending):
+    """Returns None in place of an info, from its reset or its step."""
+
+    def __init__(self, method):
+        super().__init__(True)
+        self._method = method
+
+    def reset(self, **keywords):
+        observation, info = super().reset(**keywords)
+        return observation, None if self._method == "reset" else info
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, None if self._method == "step" else info
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_info_is_a_dict(method, num_envs):
+    with pytest.raises(
+        ShapeError, match=rf"the info of env 0 must be a dict, but is None.* Return {{}} from {method}\(\)"
+    ):
+        _collect(partial(_Uninformed, method), num_envs=num_envs)
+
+
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(num_envs):
     expected = (

@@ -250,16 +250,16 @@ def test_a_page_of_many_runs(tmp_path, within, expected):
     drawn = []
 
     def note(kind, name=lambda each: each.name):
-        def draw(given, *more):
-            drawn.append([kind, *map(name, given if isinstance(given, list) else [given]), *more])
-            return [Plot(kind, *more)]
+        def draw(given, *more, **keywords):
+            drawn.append([kind, *map(name, given if isinstance(given, list) else [given]), *more, *keywords])
+            return [Plot(kind, *more, *keywords)]
 
         return draw
 
     within(page, "draw", **{kind: note(kind) for kind in ("curves", "scaling", "scalars", "timeline")})
     path = page.write_report(runs, tmp_path / "report", "mean_return")
     assert path == tmp_path / "report" / "index.html"
-    assert len(list(path.parent.glob("*.png"))) == 3 + 6
+    assert len(list(path.parent.glob("*.png"))) == 4 + 6
     text = " ".join(" ".join(Page(path).texts).split())
     begin, end = text.index("point seeds"), text.index("Provenance")
     expected("page", {"drawn": drawn, "text": text[begin:end].replace(" run", "\nrun").splitlines()})

@@ -11,6 +11,7 @@ import pytest
 
 from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import ConfigError
+from collectx.jobs.status import RunStatus
 from collectx.report.read import (
     NUM_POINTS,
     Group,
@@ -275,7 +276,7 @@ def test_groups_differ_by_options_but_seeds_checkpoints_and_loggers(tmp_path):
         return Run(
             name,
             RunFolder(tmp_path / name),
-            None,
+            RunStatus(Status.COMPLETED),
             options={key.replace("__", "."): each for key, each in options.items()},
         )
 
@@ -377,6 +378,31 @@ def test_the_names_of_groups(tmp_path, options, names):
         (folder / "snapshot" / "config.yaml").write_text(f"{text}\n")
     groups = groups_of(read_runs([tmp_path / "sweep"]))
     assert [(group.name, len(group.runs)) for group in groups] == names
+
+
+def test_several_runs_of_one_seed_count_once(tmp_path):
+    """The one with the most frames."""
+    written = {"first": (0, 2), "again": (0, 3), "other": (1, 1), "repeated": (1, 1)}
+    for name, (seed, count) in written.items():
+        folder = write_run(tmp_path / name, [line(n, float(n)) for n in range(count)])
+        digest = "trainer: {digest: true}\n" if name == "again" else ""
+        (folder / "snapshot" / "config.yaml").write_text(f"seed: {seed}\n{digest}")
+    (group,) = groups_of(read_runs([tmp_path / name for name in written]))
+    assert [run.name for run in group.runs] == ["again", "other"]
+    assert [run.name for run in group.repeats] == ["first", "repeated"]
+
+
+def test_the_average_of_seeds_is_named_after_none_of_them(tmp_path):
+    many = "".join(f"{name}: {{number}}\n" for name in "abcd")
+    for number, seed in itertools.product((1, 2), (0, 1)):
+        folder = write_run(tmp_path / f"sweep/seed={seed},collector.num_workers={number}", LINES)
+        options = many.format(number=number)
+        (folder / "snapshot" / "config.yaml").write_text(f"seed: {seed}\n{options}")
+    for name in ("seed=5", "alone"):
+        folder = write_run(tmp_path / name, LINES)
+        (folder / "snapshot" / "config.yaml").write_text(f"seed: 5\ne: {name}\n")
+    groups = groups_of(read_runs([tmp_path]))
+    assert {group.name for group in groups} == {"sweep/num_workers=1", "sweep/num_workers=2", "seed=5", "alone"}
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ class RunCollection(EnvMethods):
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
         events: Callable[..., None] = lambda name, **fields: None,
+        not_finite: Callable[..., None] | None = None,
     ):
         """
         Args:
@@ -75,6 +76,8 @@ class RunCollection(EnvMethods):
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
             events: the event log; receives metrics that no episode has, and the end of a run without an episode.
+            not_finite: called with `scalar`, `value` and `batch` for the first NaN or infinity that the trainer logs
+                under each name; None: such values are only logged.
         """
         self.statistics = statistics
         self.folder, self.run_id = folder.path, folder.run_id or ""
@@ -94,6 +97,9 @@ class RunCollection(EnvMethods):
         self._loggers = loggers
         self._evaluator = evaluator
         self._events = events
+        self._not_finite = not_finite
+        # The scalars with which `not_finite` was called.
+        self._said: set[str] = set()
         self._has_said_missing = False
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}

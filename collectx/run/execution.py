@@ -325,6 +325,7 @@ class _Execution:
             loggers=self._loggers,
             evaluator=self._evaluator,
             events=self._add_event,
+            not_finite=partial(self._add_event, "not_finite") if self._cfg.collector.check_finite else None,
         )
         try:
             if self._point is not None:

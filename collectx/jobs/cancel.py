@@ -63,8 +63,11 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
                 os.kill(pid, signal.SIGTERM)
             time.sleep(_POLL_S)
     are_orphans_ended = end_jobs(commands.cancel, orphans)
-    end_jobs(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` reports failures
-    return len(mine) == len(living), _wait(mine) and are_orphans_ended
+    may_end_all = len(mine) == len(living)
+    # Jobs that SLURM does not end, such as another user's, are not waited for.
+    if not (are_jobs_ending := end_jobs(commands.cancel if is_now else commands.interrupt, jobs)):
+        mine = [run for run in mine if read_job(run.run_folder) is None]
+    return may_end_all, _wait(mine, is_now) and are_orphans_ended and are_jobs_ending
 
 
 def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
@@ -79,7 +82,7 @@ def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
     return True
 
 
-def _wait(named: Sequence[NamedRun]) -> bool:
+def _wait(named: Sequence[NamedRun], is_now: bool) -> bool:
     """Waits for the end of runs, and cancels jobs that take too long; returns whether all runs have ended."""
     grace_s = max((run.grace_s for run in named), default=0.0)
     runs = [run.run_folder for run in named]
@@ -96,8 +99,9 @@ def _wait(named: Sequence[NamedRun]) -> bool:
             end_jobs(commands.cancel, [job for run in runs if (job := read_job(run)) is not None])
         if runs and waited_s > grace_s + _MARGIN_S:
             rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
+            advice = "To see its state: collectx status" if is_now else "To end it at once, add --now"
             for run in runs:
-                printing.error(f"{run.path} did not end within {rule}. To end it at once, add --now.")
+                printing.error(f"{run.path} did not end within {rule}. {advice}.")
             return False
         time.sleep(_POLL_S if runs else 0)
     return True

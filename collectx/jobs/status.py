@@ -197,8 +197,7 @@ def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStat
         return RunStatus(Status.UNKNOWN, f"{_last_batch(run_folder)}; SLURM does not answer: {states}")
     if state is None and run_folder.job_note.exists() and not run_folder.log("job").exists():
         # A job of collectx opens its log first.
-        reason = f"job {job} was cancelled in the queue, because SLURM no longer knows it and it has no log"
-        return RunStatus(Status.INTERRUPTED, reason)
+        return RunStatus(Status.INTERRUPTED, f"job {job} was cancelled before it started")
     if state is None:
         return _failed(run_folder, f"SLURM no longer knows job {job}, which left no result")
     where = f"on {state.node}" if state.node else ""

@@ -162,17 +162,27 @@ def _submit(
     runs: Sequence[NamedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
     """Submits all runs; adds their jobs to `jobs`, and returns SLURM's refusals, both by run folder. A job is held
-    until its folder is begun, so a refusal leaves an earlier run unchanged. `unfinished` are jobs of the same sweep."""
+    until its folder is begun, so a refusal leaves an earlier run unchanged. At the user's limit of jobs, this submits as
+    many as SLURM allows. `unfinished` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
     limits: dict[int | None, ParallelLimit] = {}
-    for group in arrays(runs):
+    groups = deque(arrays(runs))
+    while groups:
+        group = groups.popleft()
         launcher = group[0].launcher
         limit = limits.setdefault(launcher.max_parallel, ParallelLimit(launcher.max_parallel, unfinished))
         try:
             script = script_text(group, limit.before(len(group)))
             submitted = slurm_script.submit(_script_path(group), script, len(group))
         except LauncherError as error:
-            refusals |= {run.folder: str(error) for run in group}
+            is_limit, half = isinstance(error, commands.TooManyJobs), len(group) // 2
+            if is_limit and half:  # SLURM refuses an array as a whole
+                groups.extendleft((group[half:], group[:half]))
+                continue
+            refused = [*group, *itertools.chain(*groups)] if is_limit else group
+            refusals |= {run.folder: str(error) for run in refused}
+            if is_limit:
+                break
             continue
         jobs |= {run.folder: job for run, job in zip(group, submitted, strict=True)}
         limit.add(len(group), submitted[0].partition("_")[0])

@@ -143,13 +143,19 @@ def test_a_job_that_slurm_would_signal_as_it_starts_ends_and_says_why(folder, co
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_request_for_a_checkpoint_ends_neither_a_tasks_shell_nor_the_batch_script(folder, command, number):
-    python = command("python", f"kill -{number:d} $PPID $$; exit 3")  # the shell and Python, which has not imported yet
-    assert play(folder, 0, python) == 3
-    # srun, which forwards signals to the tasks.
-    command("srun", f'trap "exit 5" {number:d}; kill -{number:d} $PPID; while :; do sleep 0.1; done')
-    environment = os.environ | {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
-    text = script.script([folder], composed("launcher=slurm").launcher, 3, False, 1.0)
-    assert subprocess.run(["bash"], input=text, env=environment, text=True, timeout=100).returncode == 5
+    before = signal.signal(number, signal.SIG_DFL)  # a shell cannot trap what it ignores from its start
+    try:
+        python = command(
+            "python", f"kill -{number:d} $PPID $$; exit 3"
+        )  # the shell and Python, which has not imported yet
+        assert play(folder, 0, python) == 3
+        # srun, which forwards signals to the tasks.
+        command("srun", f'trap "exit 5" {number:d}; kill -{number:d} $PPID; while :; do sleep 0.1; done')
+        environment = os.environ | {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
+        text = script.script([folder], composed("launcher=slurm").launcher, 3, False, 1.0)
+        assert subprocess.run(["bash"], input=text, env=environment, text=True, timeout=100).returncode == 5
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_job_whose_trainer_finds_its_configuration_wrong_ends_without_its_workers(folder, command):

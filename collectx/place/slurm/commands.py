@@ -65,12 +65,19 @@ _REASONS = {
     "JobHeldAdmin": "JobHeldAdmin: an administrator holds it. Ask your site",
     "launch failed requeued held": "launch failed requeued held: a node could not start it, for example because its "
     "prolog fails. `sinfo -R` says why. When the node is repaired or drained, run `scontrol release`",
+    "job requeued in held state": "job requeued in held state: it waits until you run `scontrol release`",
+    "DependencyNeverSatisfied": "DependencyNeverSatisfied: a job that it depends on has failed, so it never starts. "
+    "Cancel it, and change launcher.sbatch.dependency",
+    "Reservation": "Reservation: its reservation has not begun, or has no free node. `scontrol show reservation` says "
+    "when",
     "BeginTime": "BeginTime: its start time has not come. After a requeue, SLURM waits two minutes",
     "None": "",
 }
 
 # What SLURM's commands print before the reason.
 _SAYS = re.compile(r"^(\w+: (error|fatal): )?((Batch job submission failed|\w+ error): )?")
+# Parts of the message of a user who may not submit as many jobs.
+_TOO_MANY = ("submitjob", "violates accounting")
 # A part of the message of any command on a machine that belongs to no cluster.
 NO_CLUSTER = "configuration source"
 # The remedy, by a part of sbatch's message.
@@ -118,13 +125,19 @@ class NoMessage(LauncherError):
     """A command failed without a message."""
 
 
+class TooManyJobs(LauncherError):
+    """SLURM refused a job because of the user's limits. Fewer jobs may be allowed."""
+
+
 def is_here() -> bool:
     """Whether this machine can submit jobs: it has `sbatch`."""
     return shutil.which("sbatch") is not None
 
 
 def options(values: Mapping[str, object]) -> list[str]:
-    """Returns arguments of sbatch or srun. None and False omit an option; True needs no value."""
+    """Returns arguments of sbatch or srun. None and False omit an option; True needs no value; of a list, as of nodes,
+    the items are joined by commas."""
+    values = {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in values.items()}
     names = {key: key.replace("_", "-") for key in values}
     return [
         f"--{names[key]}" if value is True else f"--{names[key]}={value}"
@@ -403,7 +416,8 @@ def _run(command: Sequence[str]) -> str:
             )
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""
-        raise LauncherError(f"{what}{message.removesuffix('.')}. {advice}." if advice else f"{what}{message}")
+        kind = TooManyJobs if any(part in message.lower() for part in _TOO_MANY) else LauncherError
+        raise kind(f"{what}{message.removesuffix('.')}. {advice}." if advice else f"{what}{message}")
     return done.stdout
 
 

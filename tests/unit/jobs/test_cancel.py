@@ -139,6 +139,22 @@ def test_jobs_that_take_too_long_are_cancelled_and_then_given_up(world, tmp_path
     assert err == f"collectx: {tmp_path}/a did not end within {rule}. To end it at once, add --now.\n"
 
 
+@pytest.mark.parametrize("is_now", [False, True])
+def test_jobs_that_slurm_does_not_end_are_not_waited_for(world, tmp_path, monkeypatch, capsys, is_now):
+    def refuse(jobs):
+        raise LauncherError("Access/permission denied")
+
+    for name in ("interrupt", "cancel"):
+        monkeypatch.setattr(cancel.commands, name, refuse)
+    runs = [world.add("a", 1000.0, job="17"), world.add("b", 2.0, pid=7)]
+    assert cancel.cancel(runs, is_now) == (True, False)
+    assert world.now_s < 5.0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path}/b: completed\n"
+    assert "denied" in err
+    assert "--now" not in err
+
+
 def test_a_refusal_of_slurm_is_said(capsys):
     def refuse(jobs):
         raise LauncherError("Access denied")

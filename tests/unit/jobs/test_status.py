@@ -56,7 +56,7 @@ def folder(tmp_path):
         ({"7": JobState("NODE_FAIL", True, True, "", "n[1-2]")}, "failed", "; SLURM says that n2 is down"),
         ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
         ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
-        ({}, "interrupted", "job 7 was cancelled in the queue"),
+        ({}, "interrupted", "job 7 was cancelled before it started"),
         ({"7": JobState("FAILED", True, True)}, "failed", "perhaps because not all nodes share its file system"),
         (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
     ],

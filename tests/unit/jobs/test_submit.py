@@ -174,6 +174,30 @@ def test_refusals_are_told_with_what_is_left_to_submit(queue, capsys):
     assert not done.is_detached
 
 
+@pytest.mark.parametrize(("num_allowed", "num_calls"), [(5, 6), (8, 1), (0, 4)])
+def test_at_the_limit_of_jobs_as_many_points_are_submitted_as_slurm_allows(queue, capsys, num_allowed, num_calls):
+    run, calls = queue.sbatch, []
+
+    def sbatch(command):
+        calls.append(
+            num_runs := Path(command[-1]).read_text().partition("runs=(\n")[2].partition("\n)\n")[0].count("\n") + 1
+        )
+        if len(queue.states) + num_runs > num_allowed:
+            raise commands.TooManyJobs("AssocMaxSubmitJobLimit")
+        return run(command)
+
+    queue.sbatch = sbatch
+    points = [f"collector.num_workers=2 trainer.gamma={1 - 0.1**index}" for index in range(1, 9)]
+    if num_allowed:
+        done = start(*points)
+        assert len(queue.states) == num_allowed
+        assert [ended.status for ended in done.results].count("failed") == 8 - num_allowed
+    else:
+        with pytest.raises(ConfigError, match="AssocMaxSubmitJobLimit"):
+            start(*points)
+    assert len(calls) == num_calls
+
+
 def test_a_job_that_has_not_ended_is_not_replaced(queue, capsys):
     queue.is_held = True
     start("launcher.wait=false")

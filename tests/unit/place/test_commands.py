@@ -25,8 +25,16 @@ def said(monkeypatch):
 
 
 def test_options_and_counts_in_the_syntax_of_slurm():
-    values = {"no_kill": True, "overlap": False, "nodes": 2, "time": None, "mem": "", "ntasks": 0}
-    assert commands.options(values) == ["--no-kill", "--nodes=2", "--mem=", "--ntasks=0"]
+    values = {
+        "no_kill": True,
+        "overlap": False,
+        "nodes": 2,
+        "time": None,
+        "mem": "",
+        "ntasks": 0,
+        "nodelist": ["n1", "n2"],
+    }
+    assert commands.options(values) == ["--no-kill", "--nodes=2", "--mem=", "--ntasks=0", "--nodelist=n1,n2"]
     assert [commands.per_node(text) for text in ("4(x2),2", "3", "")] == [[4, 4, 2], [3], []]
 
 

@@ -19,7 +19,7 @@ import gymnasium
 import torch
 
 from collectx.errors import NotRestorableError, text_of
-from collectx.state.reducers import ReducingPickler
+from collectx.state.reducers import ReducingPickler, restore_global
 from collectx.state.simulators import Kept, kept_of
 
 _ENVS = (gymnasium.Env, gymnasium.vector.VectorEnv)
@@ -131,7 +131,7 @@ class _Unpickler(pickle.Unpickler):
             # A trial does not change classes and modules.
             for holder, names in states if self._loads_kept else ():
                 for name, each in names.items():
-                    setattr(holder, name, each)
+                    restore_global(holder, name, each)
         return value
 
     def persistent_load(self, reference: Any) -> Any:

@@ -1,10 +1,12 @@
 """How to pickle objects that `pickle` and `cloudpickle` refuse, or change without a word.
 
     memory that arrays and tensors share     shared again
+    arrays that are read from a mapped file  opened again, `np.load(path, mmap_mode="r")`
     closures, lambdas, local functions       with the globals of their module, and variables that they share
     envs that pickle their arguments only    `gymnasium.utils.EzPickle`: with their attributes
     weak references                          to the objects of the graph
-    data of modules and classes              if an object of the class is pickled: numbers, containers, generators, ...
+    data of modules, classes, functions      of the user's modules that pickled objects reach: numbers, containers,
+                                             generators, spaces, ...; and generators of an installed env's classes
 
 Open files, memoryviews, memory that processes share, and objects of the process, such as threads, raise
 `NotRestorableError`.
@@ -12,9 +14,13 @@ Open files, memoryviews, memory that processes share, and objects of the process
 
 from __future__ import annotations
 
+import array
+import contextlib
+import datetime
 import enum
 import importlib
 import io
+import itertools
 import pickle
 import random
 import sys
@@ -22,11 +28,16 @@ import types
 import weakref
 from bisect import bisect_right
 from collections import deque
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import cloudpickle
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 from gymnasium.utils import EzPickle
 
 from collectx.errors import NotRestorableError
@@ -35,11 +46,17 @@ from collectx.state.simulators import simulator_reducer
 
 # Packages whose objects refer to parts of the process, such as file descriptors.
 _OF_PROCESS = ("asyncio", "concurrent", "ctypes", "mmap", "multiprocessing", "selectors", "socket", "subprocess")
-_REFUSED = (memoryview, io.TextIOWrapper, np.memmap)
+_REFUSED = (memoryview, io.TextIOWrapper)
+_NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_GENERATORS = (*_NUMPYS, random.Random, torch.Generator, Space)
+_MUTABLE = (bytearray, list, dict, set, deque, array.array, np.ndarray, torch.Tensor, *_GENERATORS)
 _DATA = (
-    *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, deque, np.ndarray),
-    *(np.generic, np.random.Generator, np.random.RandomState, random.Random, torch.Tensor, torch.Generator),
+    *(type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, *_MUTABLE),
+    *(types.SimpleNamespace, itertools.count, itertools.cycle, datetime.date, datetime.timedelta, Decimal, Fraction),
+    *(gymnasium.Env, gymnasium.vector.VectorEnv),
 )
+# Values that a class or a module only defines.
+_DEFINED = (type, types.FunctionType, types.ModuleType, enum.Enum)
 
 
 class ReducingPickler(cloudpickle.Pickler):
@@ -92,19 +109,44 @@ class ReducingPickler(cloudpickle.Pickler):
         pickle.Pickler.dump(self, value)
 
     def take_globals(self) -> list[tuple[Any, dict[str, Any]]]:
-        """Returns the modules and classes that occurred since the last call, each with its data by name."""
-        holders = [*self._holders.values()][self._num_taken :]
-        self._num_taken = len(self._holders)
-        return [(holder, data) for holder in holders if (data := _data_of(holder))]
+        """Returns the modules, classes and functions that occurred since the last call, and what they refer to, each
+        with its data by name."""
+        taken = []
+        while self._num_taken < len(self._holders):
+            holder = [*self._holders.values()][self._num_taken]
+            self._num_taken += 1
+            if _is_users(holder):
+                for value in [*vars(holder).values()]:
+                    self._note(getattr(value, "__func__", value))  # of a class method or static method
+            if data := _data_of(holder):
+                taken.append((holder, data))
+        return taken
 
-    def _note(self, kind: type) -> None:
-        """Notes a class that is pickled by name, and its module, unless they are installed."""
-        module = sys.modules.get(kind.__module__)
-        path = getattr(module, "__file__", None) or ""
-        if path and not is_installed(path) and not kind.__module__.startswith("collectx."):
-            self._holders |= {id(module): module, id(kind): kind}
+    def _note(self, value: Any) -> None:
+        """Notes a module of the user; a class or a function that is pickled by name, with its module, base classes and
+        metaclass. Envs of installed packages are noted too, as their classes may have generators."""
+        if isinstance(value, types.ModuleType):
+            holders = [value] if _is_users(value) else []
+        elif not isinstance(value, type | types.FunctionType) or not _has_name(value):
+            return
+        elif isinstance(value, type) and not issubclass(value, enum.Enum):
+            kinds = [each for each in (*value.__mro__, *type(value).__mro__) if _is_users(each) or _is_env(each)]
+            holders = [sys.modules[each.__module__] for each in kinds if _is_users(each)] + kinds
+        else:
+            holders = [sys.modules[value.__module__], value] if _is_users(value) else []
+        for holder in holders:
+            self._holders.setdefault(id(holder), holder)
 
     def _array(self, array: np.ndarray) -> Any:
+        file = _mapped(array)
+        if file is not None and (file is array or self._blocks.get(_address(array)) is not array):
+            if file.mode not in ("r", "c"):
+                raise NotRestorableError(f"numpy.memmap with mode {file.mode!r} cannot be saved. Open it with mode 'r'")
+            if file.mode == "c" or file.filename is None:
+                file = np.asarray(file)
+            elif file is array:
+                return _open_map, (file.filename, file.dtype, file.offset, file.shape, file.flags.c_contiguous)
+            return _view, self._place(array, file)
         if type(array) is not np.ndarray:
             if type(array).__reduce__ is not np.ndarray.__reduce__ or not getattr(array, "__dict__", None):
                 return NotImplemented
@@ -162,6 +204,7 @@ class ReducingPickler(cloudpickle.Pickler):
     def _function(self, function: types.FunctionType) -> Any:
         reduced = super().reducer_override(function)
         if reduced is NotImplemented:
+            self._note(function)
             return reduced  # by its name
         module = sys.modules.get(function.__globals__.get("__name__", ""))
         by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
@@ -179,18 +222,65 @@ class ReducingPickler(cloudpickle.Pickler):
 
 
 def _data_of(holder: Any) -> dict[str, Any]:
-    """Returns the data of a module or class by name, without data that cannot be pickled by itself."""
-    module = holder.__name__ if isinstance(holder, types.ModuleType) else holder.__module__
+    """Returns the data of a module, class or function by name, without data that cannot be pickled by itself: of
+    installed code, only generators; of a function, also its mutable defaults."""
     data = {}
-    for name, value in vars(holder).items():
-        is_data = isinstance(value, _DATA) or type(value) is object or type(value).__module__ == module
-        if is_data and not name.startswith("__") and not isinstance(value, type | types.FunctionType | enum.Enum):
+    for name, value in [*vars(holder).items(), *_defaults(holder)]:
+        is_data = isinstance(value, _DATA) or type(value) is object or _is_users(type(value))
+        if not _is_users(holder):
+            is_data = isinstance(value, _GENERATORS)
+        is_special = name.startswith("__") and name.endswith("__") and name not in _DEFAULTS
+        if is_data and not is_special and not isinstance(value, _DEFINED):
             try:
                 ReducingPickler(io.BytesIO()).dump(value)
             except Exception:
                 continue
             data[name] = value
     return data
+
+
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
+
+
+def _defaults(holder: Any) -> list[tuple[str, Any]]:
+    """Returns the mutable defaults of a function's parameters."""
+    both = [(name, getattr(holder, name)) for name in _DEFAULTS] if isinstance(holder, types.FunctionType) else []
+    return [
+        (name, values)
+        for name, values in both
+        if any(isinstance(each, _MUTABLE) for each in (values.values() if isinstance(values, dict) else values or ()))
+    ]
+
+
+def restore_global(holder: Any, name: str, value: Any) -> None:
+    """Sets a datum that `ReducingPickler.take_globals` returned."""
+    # What a class does not let anybody set, nobody has changed.
+    with contextlib.suppress(AttributeError, TypeError):
+        setattr(holder, name, value)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether a module, class or function is defined in a file of the user, other than the script that is executed."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(name, str) or name == "__main__" or name.partition(".")[0] == "collectx":
+        return False
+    path = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(path, str) and not _is_installed(path)
+
+
+_is_installed = cache(is_installed)
+
+
+def _is_env(kind: type) -> bool:
+    return issubclass(kind, gymnasium.Env | gymnasium.vector.VectorEnv)
+
+
+def _has_name(value: Any) -> bool:
+    """Whether a class or function is found by its name in its module."""
+    found: Any = sys.modules.get(value.__module__ or "")
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def _bytes(storage: torch.UntypedStorage) -> np.ndarray:
@@ -217,6 +307,19 @@ def _storage_of(block: np.ndarray, offset: int, nbytes: int) -> torch.UntypedSto
 
 def _storage_on(content: np.ndarray, device: torch.device) -> torch.UntypedStorage:
     return torch.from_numpy(content).to(device).untyped_storage()
+
+
+def _mapped(array: Any) -> np.memmap | None:
+    """Returns the map of a file whose memory an array is a part of; None without one."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and not isinstance(array.base, np.ndarray):
+            return array if hasattr(array, "_mmap") and array._mmap is not None else None
+        array = array.base
+    return None
+
+
+def _open_map(path: str, dtype: np.dtype, offset: int, shape: tuple[int, ...], is_c_contiguous: bool) -> np.memmap:
+    return np.memmap(path, dtype, "r", offset, shape, "C" if is_c_contiguous else "F")
 
 
 def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:

@@ -29,6 +29,8 @@ import gymnasium
 import numpy as np
 import torch
 
+from user_code import sharing
+
 EPISODE = 23
 
 
@@ -1487,6 +1489,56 @@ class ClassDict(Shape):
     def advance(self, action):
         self.seen[action] = self.seen.get(action, 0) + 1
         return self.seen.get(0, 0) + 100 * self.seen.get(1, 0)
+
+
+class BaseClassData(Shape, sharing.Common):
+    def advance(self, action):
+        self.drawn.append(action + self.rng.random())
+        return sum(self.drawn) + self.space.sample()
+
+
+class ClassSpace(Shape):
+    space = gymnasium.spaces.Box(0, 9, (2,), np.float32, seed=3)
+
+    def advance(self, action):
+        return self.space.sample().sum() + action
+
+
+class MetaclassData(Shape, metaclass=sharing.Counting):
+    def advance(self, action):
+        sharing.Counting.count += 1 + action
+        return type(self).count
+
+
+class ObjectOfAnotherModule(Shape):
+    clock = sharing.Clock()
+
+    def advance(self, action):
+        return self.clock.tick(1 + action)
+
+
+class FunctionOfAnotherModule(Shape):
+    def advance(self, action):
+        return sharing.called(1 + action)
+
+
+class ClassWithoutObjects(Shape):
+    def advance(self, action):
+        sharing.Registry.Names.used += 1 + action
+        return sharing.Registry.Names.used
+
+
+_generator: np.random.Generator | None = None
+
+
+class ModuleNoneOrAnObject(Shape):
+    def begin(self, rng):
+        return 0
+
+    def advance(self, action):
+        global _generator
+        _generator = None if _generator and action else _generator or np.random.default_rng(3)
+        return _generator.random() if _generator else 0
 
 
 class Sentinel(Shape):

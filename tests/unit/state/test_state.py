@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import random
 import weakref
 import zlib
@@ -456,3 +457,37 @@ def test_references_closures_and_slots_are_as_they_were():
     assert round_trip([eager])[0].size == 9
     with pytest.raises(NotRestorableError, match="a weak reference with a callback cannot be saved"):
         dumps(weakref.ref(kept, print), "value")
+
+
+def test_a_file_that_is_mapped_to_be_read_is_opened_again(tmp_path):
+    path = tmp_path / "data.npy"
+    np.save(path, np.arange(1000.0).reshape(10, 100))
+    read, private = np.load(path, mmap_mode="r"), np.load(path, mmap_mode="c")
+    private[1] = -1
+    value = {"all": read, "row": read[3], "column": np.asarray(read)[:, 1], "private": private, "part": private[:2]}
+    saved = dumps(value, "the env", level=0)
+    np.save(path, np.arange(1000.0).reshape(10, 100) + 1)
+    found = loads(saved, None, "the env")
+    for name in ("all", "row", "column"):
+        np.testing.assert_array_equal(found[name], value[name])
+        assert not found[name].flags.writeable
+    assert found["all"][0, 0] == 1
+    assert (found["private"][1] == -1).all()
+    assert found["private"][0, 0] == 0
+    found["private"][0] = 7
+    assert (found["part"][0] == 7).all()
+    with pytest.raises(NotRestorableError, match=r"memmap with mode 'r\+' cannot be saved. Open it with mode 'r'"):
+        dumps(np.load(path, mmap_mode="r+"), "the env")
+
+
+def test_generators_in_the_class_of_an_installed_env_are_saved(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    text = "import gymnasium\n\nclass Env(gymnasium.Env):\n    action_space = gymnasium.spaces.Discrete(99, seed=1)\n"
+    (folder / "installed_env.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    env = importlib.import_module("installed_env").Env()
+    saved = dumps(env, "the env")
+    expected = [env.action_space.sample() for _ in range(9)]
+    env = loads(saved, env, "the env")
+    assert [env.action_space.sample() for _ in range(9)] == expected

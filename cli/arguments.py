@@ -29,7 +29,7 @@ _SWITCHES: dict[str, dict[str, str]] = {
     "logs": {"follow": "-f"},
     "plan": {"json": ""},
     "reproduce": {"trust": ""},
-    "resume": {"trust": ""},
+    "resume": {"trust": "", "moved": ""},
 }
 # Flags of the subcommands that take a value, and their short names.
 _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}

@@ -25,13 +25,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check_overrides
-from collectx.config.check import UNSET, Unresolved, check_config
+from collectx.config.check import check_config
 from collectx.config.convert import wrong_type
+from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Problem, did_you_mean, either
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import Unset, incomplete
@@ -289,23 +290,7 @@ def folder_of(node: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={as_written(node, key)} {_why_unresolved(error)}") from error
-
-
-def _why_unresolved(error: OmegaConfBaseException, where: str = "") -> str:
-    """Returns a predicate with what OmegaConf says about an interpolation, and what to do; `where` stands between the
-    two."""
-    text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
-    advice = "."
-    if isinstance(error, UnsupportedInterpolationType):
-        advice = ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)."
-    elif missing := re.fullmatch(r"Environment variable '(.*)' not found", text):
-        text = f"the environment variable '{missing[1]}' is not set"
-        advice = f". Set it, or write a default: ${{oc.env:{missing[1]},VALUE}}"
-    elif missing := re.fullmatch(r"Interpolation key '(.*)' not found", text):
-        text = f"there is no option '{missing[1]}'"
-        advice = ". Write the name in full, as in ${collector.num_workers}."
-    return f"cannot be resolved: {text}{where}{advice}"
+        raise ConfigError(f"{key}={as_written(node, key)} {why_unresolved(error)}") from error
 
 
 def as_written(node: DictConfig, key: str) -> Any:
@@ -334,9 +319,10 @@ def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> 
     """Returns (typed configuration, problems, message about keys that were left out, or ""), see `check_config`.
     `hydra` is Hydra's part of the composition `node`. The composition is untyped: otherwise Hydra would stop at the
     first problem, and its advice to put a `+` before an unknown key would switch this check off."""
-    values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
+    values, written = resolved(node)
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)
+    cfg.written = written
     return cfg, problems, note
 
 
@@ -365,20 +351,3 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     plural = "s" * (len(unused) > 1)
     lacks = f"{named} has no option{plural} {', '.join(unused)}"
     return f"{lacks}, so the value{plural} from {either(presets)} will be ignored."
-
-
-def _plain(node: DictConfig, key: str) -> Any:
-    """Returns the value of a key as plain data, with interpolations resolved; in a group one by one, so that each can
-    fail alone."""
-    if OmegaConf.is_missing(node, key):
-        return UNSET
-    try:
-        value = node[key]
-        if isinstance(value, DictConfig) and not value._is_none() and key in GROUPS:
-            return {str(name): _plain(value, str(name)) for name in value}
-        if isinstance(value, (DictConfig, ListConfig)):
-            return OmegaConf.to_container(value, resolve=True)
-        return value
-    except OmegaConfBaseException as error:
-        where = "" if error.full_key in (None, "", node._get_full_key(key)) else f" ({error.full_key})"
-        return Unresolved(_why_unresolved(error, where))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
@@ -41,6 +42,7 @@ def _eval(arguments: Arguments) -> int:
     saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
+    print_changes(run_folder, cfg)
     from collectx.run.after import evaluation, trained
 
     recording = evaluation.with_video(cfg, run_folder.videos) if cfg.eval.video else cfg

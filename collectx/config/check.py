@@ -64,7 +64,7 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
     for name in values:
         if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
             problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
-    return incomplete(RunConfig, **sections), problems
+    return incomplete(RunConfig, **sections, written=[]), problems
 
 
 def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:

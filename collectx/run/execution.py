@@ -334,7 +334,8 @@ class _Execution:
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
         reasons = stream.load(point.state, self._cfg.seed)
         statistics = self._record.statistics
-        self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
+        counts = {"batches": statistics.batches, "frames": statistics.frames}
+        self._add_event("resumed", **counts, new_episodes=reasons, moved=point.moved)
         point.load_generators()
 
     def _say_stopping(self) -> None:

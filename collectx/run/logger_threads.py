@@ -9,11 +9,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from collectx import loggers
+from collectx.config.interpolation import as_written
 from collectx.config.schema.run import RunConfig
 from collectx.errors import summary_of
 from collectx.loggers import MEAN_RETURN, Logger
@@ -123,7 +123,7 @@ def factories(cfg: RunConfig, run_folder: RunFolder, frames: int | None) -> dict
     """Returns the factory of each logger of a run, by name. `frames` is the number of frames up to the checkpoint from
     which the run continues; None for a new run."""
     options = cfg.logger
-    config = flat(asdict(cfg))
+    config = flat(as_written(cfg, escaped=False))
     make: dict[str, Callable[[], Logger]] = {}
     if (tensorboard := options.tensorboard) is not None:
         make["tensorboard"] = partial(

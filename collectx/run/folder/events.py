@@ -147,7 +147,8 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             for reason, which in workers.items()
         )
         batches = counted(fields["batches"], "batch", "batches")
-        return f"the run continues after {batches} ({fields['frames']:,} frames){begin}"
+        moved = "".join(f"; its data moved: {each}" for each in fields.get("moved", ()))
+        return f"the run continues after {batches} ({fields['frames']:,} frames){begin}{moved}"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"

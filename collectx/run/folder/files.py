@@ -16,16 +16,17 @@ from collectx.checkpoints import INCOMPLETE
 from collectx.errors import DamagedFileError
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, is_private: bool = False) -> None:
     """Writes `value` as JSON, so that a reader at any moment, also after a crash, finds the complete old or new
     file."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()), is_private)
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], is_private: bool = False) -> None:
     """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`; blocks until it is on the
-    disk. An error leaves `path` as it was."""
+    disk. An error leaves `path` as it was. With `is_private`, only this user can read the file; otherwise, the umask
+    says who can."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{INCOMPLETE}{path.name}-")
     except OSError as error:
@@ -37,8 +38,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes the file readable by its owner only.
-        os.umask(mask := os.umask(0))
-        os.chmod(temporary, 0o666 & ~mask)
+        if not is_private:
+            _allow_reading(temporary)
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
@@ -49,6 +50,13 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 cause = OSError(cause.errno, cause.strerror)
             raise _with_filename(cause, path) from None
         raise
+
+
+def _allow_reading(path: str) -> None:
+    """Gives a file the permissions of a new one. On a file system without permissions, it has those of the mount."""
+    os.umask(mask := os.umask(0))
+    with suppress(PermissionError):
+        os.chmod(path, 0o666 & ~mask)
 
 
 def write_private(path: Path, content: bytes) -> None:

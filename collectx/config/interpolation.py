@@ -30,16 +30,16 @@ def resolved(node: DictConfig) -> tuple[dict[str, Any], list[Written]]:
         return {str(key): reader.option(node, (key,)) for key in node if key != "hydra"}, written
 
 
-def as_written(cfg: RunConfig, escaped: bool = True, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def as_written(cfg: RunConfig, is_escaped: bool = True, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns a configuration as plain data, with `${oc.env:NAME}` as written.
 
     Args:
-        escaped: whether other texts are such that OmegaConf resolves them to their value.
+        is_escaped: whether other texts are such that OmegaConf resolves them to their value.
         like: the same data of another configuration; words that it lacks are replaced by their values.
     """
     values = asdict(cfg)
     del values["written"]
-    content = _escaped(values) if escaped else values
+    content = escaped(values) if is_escaped else values
     for path, text in cfg.written:
         is_known = like is None or _at(like, path) == text
         if is_known and _at(content, path) is not None:
@@ -146,11 +146,12 @@ def _environment() -> Iterator[list[str]]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
-def _escaped(value: Any) -> Any:
+def escaped(value: Any) -> Any:
+    """Returns plain data whose texts are such that OmegaConf resolves them to those of `value`."""
     if isinstance(value, dict):
-        return {key: _escaped(each) for key, each in value.items()}
+        return {key: escaped(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_escaped(each) for each in value]
+        return [escaped(each) for each in value]
     # Backslashes are only special before an interpolation.
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 

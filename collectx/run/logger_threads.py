@@ -123,7 +123,7 @@ def factories(cfg: RunConfig, run_folder: RunFolder, frames: int | None) -> dict
     """Returns the factory of each logger of a run, by name. `frames` is the number of frames up to the checkpoint from
     which the run continues; None for a new run."""
     options = cfg.logger
-    config = flat(as_written(cfg, escaped=False))
+    config = flat(as_written(cfg, is_escaped=False))
     make: dict[str, Callable[[], Logger]] = {}
     if (tensorboard := options.tensorboard) is not None:
         make["tensorboard"] = partial(

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from commands import collectx, forked
 
-from collectx.config.interpolation import _escaped
+from collectx.config.interpolation import escaped
 from collectx.run import RunFolder
 
 ENV = """
@@ -71,7 +71,7 @@ def test_a_chain_of_jobs_finds_its_data_where_each_job_has_them(tmp_path, place)
     place("job2")
     done = forked("run", *words, "run.max_batches=4", cwd=tmp_path)
     assert note in done.stderr
-    assert "the run continues after" in done.stderr
+    assert [each["batches"] for each in RunFolder(tmp_path / "r").read_events() if each["event"] == "resumed"] == [2]
     place("job3")
     done = forked("resume", "r", "run.max_batches=6", cwd=tmp_path)
     assert done.stderr.count(note) == 1
@@ -90,9 +90,7 @@ def test_data_that_moved_are_named_and_the_move_is_noted(tmp_path, place):
     more = ["r", "run.max_batches=4", f"env.kwargs.data={new}"]
     refused = forked("resume", *more, cwd=tmp_path, status=2)
     assert "If only the place of your data is another, add --moved" in refused.stderr
-    assert f"its data moved: env.kwargs.data (was {tmp_path}/job1, now {new})" in (
-        forked("resume", *more, "--moved", cwd=tmp_path).stderr
-    )
+    forked("resume", *more, "--moved", cwd=tmp_path)
     (event,) = [each for each in RunFolder(tmp_path / "r").read_events() if each["event"] == "resumed"]
     assert event["moved"] == [f"env.kwargs.data (was {tmp_path}/job1, now {new})"]
     # The run is still one run.
@@ -126,15 +124,18 @@ def test_a_text_with_the_signs_of_an_interpolation_stays_as_it_is(tmp_path, plac
     collectx("run", *words, "hydra.run.dir=r", cwd=tmp_path)
     for command in (["resume", "r", "run.max_batches=4"], ["eval", "r", *EVAL], ["reproduce", "r"]):
         forked(*command, cwd=tmp_path)
-    for _ in range(2):
-        done = forked("run", "-m", *words, "seed=0,1", "hydra.sweep.dir=s", cwd=tmp_path)
-    assert done.stderr.count("already complete") == 2
+    written = []
+    for _ in range(2):  # the points are complete
+        forked("run", "-m", *words, "seed=0,1", "hydra.sweep.dir=s", cwd=tmp_path)
+        written.append([path.stat().st_mtime_ns for path in sorted(tmp_path.glob("s/*/result.json"))])
+    assert written[0] == written[1]
+    assert len(written[0]) == 2
 
 
 @pytest.mark.parametrize("text", ["${x}", r"\${x}", r"\\${x}", r"a\b${oc.env:HOME}\\", "$${x", "${", r"\\", "{$x}"])
 def test_a_saved_text_is_read_as_it_was(text):
     from omegaconf import OmegaConf
 
-    assert OmegaConf.to_container(OmegaConf.create(json.loads(json.dumps({"a": _escaped(text)}))), resolve=True) == {
+    assert OmegaConf.to_container(OmegaConf.create(json.loads(json.dumps({"a": escaped(text)}))), resolve=True) == {
         "a": text
     }

@@ -20,6 +20,7 @@ from user_code.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
 from collectx.checkpoints import Checkpoints
+from collectx.config.interpolation import as_written
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.fork_server import start

@@ -142,6 +142,9 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
     key = name.lstrip("-")
     if subcommand == "run" and key.replace("-", "") in ("dry", "dryrun"):
         return ". To see what a run would do, without starting it: collectx plan"
+    if name in ("--config", "--experiment", "--config-file"):
+        chosen = value or "NAME"
+        return f". To use an experiment of yours: --config-dir DIR experiment={chosen}"
     if near := nearest(name, [each for each in names(subcommand) if each != "--run"], 0.75):
         return f". Did you mean {near}?"
     # As in `[episodes=10]`.

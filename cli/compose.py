@@ -35,13 +35,15 @@ from collectx.config.convert import wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Problem, did_you_mean, either
 from collectx.config.registry import GROUPS, KINDS, schemas
-from collectx.config.schema.fields import Unset, incomplete
+from collectx.config.schema.fields import ABSENT, Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import preflight
 from hydra_plugins import collectx as plugins
 
+# The groups whose choices set keys of the whole configuration.
+_PRESETS = ("experiment", "debug")
 # The names of the file that composition starts from: the packaged one, and the snapshot of a run. Neither sets
 # `hydra.searchpath`.
 _PACKAGED = "config"
@@ -95,6 +97,16 @@ class Composer:
         if config_dir is not None and not os.path.isdir(config_dir):
             what = f"'{config_dir}' is a file" if os.path.exists(config_dir) else f"there is no folder '{config_dir}'"
             raise ConfigError(f"{what}. Name the folder that contains your choices: --config-dir DIR")
+        inner = os.path.basename(os.path.abspath(config_dir or ""))
+        if (
+            config_dir is not None
+            and inner in (*GROUPS, *_PRESETS)
+            and not any(os.path.isdir(os.path.join(config_dir, group)) for group in (*GROUPS, *_PRESETS))
+        ):
+            above = os.path.dirname(os.fspath(config_dir).rstrip("/")) or "."
+            raise ConfigError(
+                f"--config-dir {config_dir} names the group {inner}. Name the folder above it: --config-dir {above}"
+            )
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
@@ -176,6 +188,17 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
         raise ConfigError(_explained(error)) from error
 
 
+# The packages of Hydra's own plugins, by the choices that they add.
+_PLUGINS = {
+    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher",
+    "hydra/launcher/rq": "hydra-rq-launcher",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/sweeper/ax": "hydra-ax-sweeper",
+    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
+    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
+}
 # What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
 _SENTENCES = {
     r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. To "
@@ -206,6 +229,8 @@ def _explained(error: BaseException) -> str:
                 f"--config-name {path} cannot be used: there is no file '{path}.yaml'. Name the folder that contains "
                 "it: --config-dir DIR"
             )
+        if package := _PLUGINS.get(path):
+            return f"{group}={name} needs a plugin of Hydra that is not installed. Install it: pip install {package}"
         more = f"To list all: collectx list {group}" if group in GROUPS else ""
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
@@ -233,7 +258,7 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
     names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
-    texts = [*(_text(problem, node.hydra) for problem in problems), *_two_launchers(node.hydra, cfg)]
+    texts = [*dict.fromkeys(_text(problem, node.hydra) for problem in problems), *_two_launchers(node.hydra, cfg)]
     return Composed(node, cfg, [*texts, *preflight.rule_problems(cfg)], note)
 
 
@@ -247,6 +272,11 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     if group == "launcher" and problem.is_unknown and key in hydra.launcher:
         text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)
+    if group in _PRESETS and choice is not None and problem.is_unknown:
+        return (
+            f"{group}/{choice}.yaml sets keys of `{group}`, not of the run, because its first line is not `# @package "
+            "_global_`. Add this line."
+        )
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return text
     if key == "kind" and problem.rule == "is missing":
@@ -257,7 +287,8 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
         word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
     )
-    return text if is_elsewhere or not problem.is_unknown else f"{group}/{choice}.yaml: {text}"
+    is_of_file = problem.is_unknown or problem.value is not ABSENT
+    return f"{group}/{choice}.yaml: {text}" if is_of_file and not is_elsewhere else text
 
 
 def _two_launchers(hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:

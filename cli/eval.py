@@ -76,6 +76,8 @@ def _eval(arguments: Arguments) -> int:
     for name, value in result.metrics.items():
         print(f"{name} {value:.6g}")
     print(f"written to {printing.typed(run_folder.evaluation)}")
+    if videos:
+        print(f"videos in {printing.typed(run_folder.videos)}")
     return 0
 
 

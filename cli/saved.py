@@ -51,6 +51,11 @@ def compose_saved(
     problem), or the folder is another user's, and not trusted. With `is_resumed`, also if it changes what is fixed on
     resume."""
     named = set(map(key_of, overrides))
+    for preset in {"debug", "experiment"} & named:
+        raise UsageError(
+            f"{arguments.argv[1]}: {preset}=NAME is for new runs, as `collectx {arguments.argv[1]}` starts from the "
+            "saved configuration. Set single options instead, such as launcher=inline."
+        )
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
     if isinstance(content.get("run"), dict):

@@ -29,7 +29,7 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 def problems(cfg: RunConfig) -> list[str]:
     """Returns a message for each argument that its target does not take; none for a job, whose nodes may use other
     packages than this machine."""
-    messages = []
+    messages: list[str] = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
         if not place_of(cfg).is_job:

@@ -251,6 +251,9 @@ def check_folder(run_folder: RunFolder) -> None:
     """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
     `ConfigError` if there is no run, or a newer version wrote it."""
     if not os.path.isfile(run_folder.config):
+        above = (each for each in run_folder.path.absolute().parents if os.path.isfile(RunFolder(each).config))
+        if (run := next(above, None)) is not None:
+            raise ConfigError(f"'{run_folder.path}' is within the run folder {run}. Name this folder.")
         if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
         if runs := runs_below(run_folder.path, max_depth=1):

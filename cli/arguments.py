@@ -29,7 +29,7 @@ _SWITCHES: dict[str, dict[str, str]] = {
     "logs": {"follow": "-f"},
     "plan": {"json": ""},
     "reproduce": {"trust": ""},
-    "resume": {"trust": ""},
+    "resume": {"trust": "", "moved": ""},
 }
 # Flags of the subcommands that take a value, and their short names.
 _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
@@ -142,6 +142,9 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
     key = name.lstrip("-")
     if subcommand == "run" and key.replace("-", "") in ("dry", "dryrun"):
         return ". To see what a run would do, without starting it: collectx plan"
+    if name in ("--config", "--experiment", "--config-file"):
+        chosen = value or "NAME"
+        return f". To use an experiment of yours: --config-dir DIR experiment={chosen}"
     if near := nearest(name, [each for each in names(subcommand) if each != "--run"], 0.75):
         return f". Did you mean {near}?"
     # As in `[episodes=10]`.

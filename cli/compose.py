@@ -26,22 +26,25 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check_overrides
-from collectx.config.check import UNSET, Unresolved, check_config
+from collectx.config.check import check_config
 from collectx.config.convert import wrong_type
+from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Problem, did_you_mean, either
 from collectx.config.registry import GROUPS, KINDS, schemas
-from collectx.config.schema.fields import Unset, incomplete
+from collectx.config.schema.fields import ABSENT, Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import preflight
 from hydra_plugins import collectx as plugins
 
+# The groups whose choices set keys of the whole configuration.
+_PRESETS = ("experiment", "debug")
 # The names of the file that composition starts from: the packaged one, and the snapshot of a run. Neither sets
 # `hydra.searchpath`.
 _PACKAGED = "config"
@@ -97,6 +100,16 @@ class Composer:
         if config_dir is not None and not os.path.isdir(config_dir):
             what = f"'{config_dir}' is a file" if os.path.exists(config_dir) else f"there is no folder '{config_dir}'"
             raise ConfigError(f"{what}. Name the folder that contains your choices: --config-dir DIR")
+        inner = os.path.basename(os.path.abspath(config_dir or ""))
+        if (
+            config_dir is not None
+            and inner in (*GROUPS, *_PRESETS)
+            and not any(os.path.isdir(os.path.join(config_dir, group)) for group in (*GROUPS, *_PRESETS))
+        ):
+            above = os.path.dirname(os.fspath(config_dir).rstrip("/")) or "."
+            raise ConfigError(
+                f"--config-dir {config_dir} names the group {inner}. Name the folder above it: --config-dir {above}"
+            )
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
@@ -202,6 +215,17 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
         raise ConfigError(_explained(error)) from error
 
 
+# The packages of Hydra's own plugins, by the choices that they add.
+_PLUGINS = {
+    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher",
+    "hydra/launcher/rq": "hydra-rq-launcher",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/sweeper/ax": "hydra-ax-sweeper",
+    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
+    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
+}
 # What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
 _SENTENCES = {
     r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. To "
@@ -232,6 +256,8 @@ def _explained(error: BaseException) -> str:
                 f"--config-name {path} cannot be used: there is no file '{path}.yaml'. Name the folder that contains "
                 "it: --config-dir DIR"
             )
+        if package := _PLUGINS.get(path):
+            return f"{group}={name} needs a plugin of Hydra that is not installed. Install it: pip install {package}"
         more = f"To list all: collectx list {group}" if group in GROUPS else ""
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
@@ -259,7 +285,7 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
     names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
-    texts = [*(_text(problem, node.hydra) for problem in problems), *_two_launchers(node.hydra, cfg)]
+    texts = [*dict.fromkeys(_text(problem, node.hydra) for problem in problems), *_two_launchers(node.hydra, cfg)]
     return Composed(node, cfg, [*texts, *preflight.rule_problems(cfg)], note)
 
 
@@ -273,6 +299,11 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     if group == "launcher" and problem.is_unknown and key in hydra.launcher:
         text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)
+    if group in _PRESETS and choice is not None and problem.is_unknown:
+        return (
+            f"{group}/{choice}.yaml sets keys of `{group}`, not of the run, because its first line is not `# @package "
+            "_global_`. Add this line."
+        )
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return text
     if key == "kind" and problem.rule == "is missing":
@@ -283,7 +314,8 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
         word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
     )
-    return text if is_elsewhere or not problem.is_unknown else f"{group}/{choice}.yaml: {text}"
+    is_of_file = problem.is_unknown or problem.value is not ABSENT
+    return f"{group}/{choice}.yaml: {text}" if is_of_file and not is_elsewhere else text
 
 
 def _two_launchers(hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
@@ -316,23 +348,7 @@ def folder_of(node: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={as_written(node, key)} {_why_unresolved(error)}") from error
-
-
-def _why_unresolved(error: OmegaConfBaseException, where: str = "") -> str:
-    """Returns a predicate with what OmegaConf says about an interpolation, and what to do; `where` stands between the
-    two."""
-    text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
-    advice = "."
-    if isinstance(error, UnsupportedInterpolationType):
-        advice = ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)."
-    elif missing := re.fullmatch(r"Environment variable '(.*)' not found", text):
-        text = f"the environment variable '{missing[1]}' is not set"
-        advice = f". Set it, or write a default: ${{oc.env:{missing[1]},VALUE}}"
-    elif missing := re.fullmatch(r"Interpolation key '(.*)' not found", text):
-        text = f"there is no option '{missing[1]}'"
-        advice = ". Write the name in full, as in ${collector.num_workers}."
-    return f"cannot be resolved: {text}{where}{advice}"
+        raise ConfigError(f"{key}={as_written(node, key)} {why_unresolved(error)}") from error
 
 
 def as_written(node: DictConfig, key: str) -> Any:
@@ -361,9 +377,10 @@ def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> 
     """Returns (typed configuration, problems, message about keys that were left out, or ""), see `check_config`.
     `hydra` is Hydra's part of the composition `node`. The composition is untyped: otherwise Hydra would stop at the
     first problem, and its advice to put a `+` before an unknown key would switch this check off."""
-    values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
+    values, written = resolved(node)
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)
+    cfg.written = written
     return cfg, problems, note
 
 
@@ -392,20 +409,3 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     plural = "s" * (len(unused) > 1)
     lacks = f"{named} has no option{plural} {', '.join(unused)}"
     return f"{lacks}, so the value{plural} from {either(presets)} will be ignored."
-
-
-def _plain(node: DictConfig, key: str) -> Any:
-    """Returns the value of a key as plain data, with interpolations resolved; in a group one by one, so that each can
-    fail alone."""
-    if OmegaConf.is_missing(node, key):
-        return UNSET
-    try:
-        value = node[key]
-        if isinstance(value, DictConfig) and not value._is_none() and key in GROUPS:
-            return {str(name): _plain(value, str(name)) for name in value}
-        if isinstance(value, (DictConfig, ListConfig)):
-            return OmegaConf.to_container(value, resolve=True)
-        return value
-    except OmegaConfBaseException as error:
-        where = "" if error.full_key in (None, "", node._get_full_key(key)) else f" ({error.full_key})"
-        return Unresolved(_why_unresolved(error, where))

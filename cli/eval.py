@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
@@ -40,6 +41,7 @@ def _eval(arguments: Arguments) -> int:
     saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
+    print_changes(run_folder, cfg)
     import torch
 
     from collectx.policy.exploration import ExplorationType
@@ -81,6 +83,8 @@ def _eval(arguments: Arguments) -> int:
     for text in loaded.warnings():
         printing.note(text)
     print(f"written to {printing.typed(run_folder.evaluation)}")
+    if videos:
+        print(f"videos in {printing.typed(run_folder.videos)}")
     return 0
 
 

@@ -34,6 +34,16 @@ SUBCOMMANDS = {
     "schema": "print a JSON schema for editors: collectx schema [GROUP]",
 }
 
+# What other programs call subcommands.
+_OTHER_NAMES = {
+    "train": "run",
+    "start": "run",
+    "evaluate": "eval",
+    "test": "eval",
+    "continue": "resume",
+    "stop": "cancel",
+}
+
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.
 PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
@@ -113,7 +123,7 @@ def _dispatch(argv: list[str]) -> int:
         print(help_text(), end="")
         return 0 if argv else 2
     name, rest = argv[0], argv[1:]
-    if name == "--version":
+    if name in ("--version", "version"):
         from collectx import __version__
 
         print(f"collectx {__version__}")
@@ -136,6 +146,8 @@ def _dispatch(argv: list[str]) -> int:
         else:
             what = f"there is no subcommand '{name}'"
             near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
+            if name in _OTHER_NAMES:
+                near = f". Did you mean collectx {_OTHER_NAMES[name]}?"
         print(f"collectx: {what}{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests

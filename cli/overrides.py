@@ -5,6 +5,7 @@ Values are checked after the composition.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             problems.append(_unreadable(text))
             continue
         key = override.key_or_group
+        if not key and text.endswith((".yaml", ".yml")):
+            problems.append(_of_file(text))
+            continue
         if not key:
             problems.append(f"'{text}' has no key. Write key=value or group=choice, without spaces around the =.")
             continue
@@ -111,6 +115,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
 
 def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     choice = choice.replace("\\:", ":")  # as Hydra prints it
+    if choice.startswith("{"):
+        names = ", ".join(options[:3])
+        return f"{key}={choice} is not a name, such as {names}. Write its options one by one: {key}.NAME=VALUE"
     if ":" not in choice or key not in _CLASS_OPTIONS:
         more = f"To list all: collectx list {key}"
         if key == "devices" and choice == "gpu":
@@ -152,9 +159,20 @@ def _forced(override: Override, text: str) -> str:
     return text
 
 
+def _of_file(text: str) -> str:
+    """Returns how to use a file of the user that stands where an override is expected."""
+    folder, name = os.path.split(os.path.splitext(text)[0])
+    root, group = os.path.split(folder)
+    is_choice = group in (*GROUPS, "experiment", "debug", "logger")
+    words = f"--config-dir {root or '.'} {group}={name}" if is_choice else f"--config-dir {folder or '.'} -cn {name}"
+    return f"{text} is a file, and collectx takes names. Write {words}"
+
+
 def _unreadable(text: str) -> str:
     if not text:
         return "an argument is empty (''). Leave it out, or write key=value."
+    if text.endswith((".yaml", ".yml")):
+        return _of_file(text)
     if "=" not in text:
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

@@ -14,8 +14,8 @@ from typing import Any
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import key_of, quoted
-from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, find_run_folder, print_changed_sources
+from collectx.cli.run import launch, print_changes
+from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.config.derived import READY_ORDER
 from collectx.config.problem import counted
 from collectx.config.schema.collector import SCHEDULES
@@ -58,7 +58,7 @@ def _reproduce(arguments: Arguments) -> int:
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
     typed = parsed(composer.check(overrides).overrides)
-    print_changed_sources(snapshot.changed_sources(old, cfg, len(digests)))
+    print_changes(old, cfg, len(digests))
     for override in typed:
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(f"{override.input_line} is the folder of the run to reproduce. Choose another folder.")

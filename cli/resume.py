@@ -10,9 +10,9 @@ from dataclasses import replace
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, find_run_folder, print_changed_sources
+from collectx.cli.saved import compose_saved, find_run_folder
 from collectx.jobs.status import where_running
-from collectx.run.folder import saved_config, snapshot
+from collectx.run.folder import saved_config
 from collectx.run.resume import starts_over
 
 _USAGE = """\
@@ -21,7 +21,8 @@ collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from it
 Batches after the checkpoint are collected again; every batch counts once. To continue a completed run, raise the limit
 that ended it, for example collector.total_frames=200000. You cannot change the seed, env, policy, algorithm, or
 anything else that alters the size or shape of batches: `collectx list GROUP -v` marks these options with "Fixed on
-resume". resume first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
+resume". If only the place of your data is another, add --moved: env.kwargs.data=/new/place --moved. resume first prints
+which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 Exit status: 0 completed, now or earlier, 1 failed, 2 wrong usage or nothing to continue, 130 interrupted."""
 
@@ -43,8 +44,8 @@ def _resume(arguments: Arguments) -> int:
             f"resume: {run_folder.path} contains no checkpoint to continue from. To start over, repeat the command "
             "that started it, and add run.overwrite=true."
         )
-    composer, cfg = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
-    print_changed_sources(snapshot.changed_sources(run_folder, cfg))
+    overrides += ("run.moved=true",) * ("moved" in arguments.flags)
+    composer, _ = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
     overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
 

@@ -35,7 +35,7 @@ from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, preflight
 from collectx.run.after import foreign_code
-from collectx.run.folder import saved_config
+from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.layout import folder_errors, locked, removing_empty_folders
 from collectx.run.folder.result import Result, exit_status
 from collectx.run.terminal import printing
@@ -209,10 +209,17 @@ def _check_resume(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> Resul
         problems := saved_config.problems(run_folder, cfg)
     ):
         raise ConfigError(*problems)
+    print_changes(run_folder, cfg)
     checkpoints = Checkpoints(run_folder.checkpoints)
     if done is None and (unreadable := _unreadable(checkpoints.all())):
         raise ConfigError(checkpoints.no_intact(unreadable))
     return done
+
+
+def print_changes(run_folder: RunFolder, cfg: RunConfig, batches: int | None = None) -> None:
+    """Prints a note for each of the `changes` of code and values since the run."""
+    for text in snapshot.changes(run_folder, cfg, batches):
+        printing.note(text)
 
 
 def _unreadable(checkpoints: Sequence[Path]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,6 @@ from collectx.errors import ConfigError
 from collectx.run import RunFolder, preflight
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
-from collectx.run.terminal import printing
 
 
 def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
@@ -52,11 +51,15 @@ def compose_saved(
     problem), or the folder is another user's, and not trusted. With `is_resumed`, also if it changes what is fixed on
     resume."""
     named = set(map(key_of, overrides))
+    for preset in {"debug", "experiment"} & named:
+        raise UsageError(
+            f"{arguments.argv[1]}: {preset}=NAME is for new runs, as `collectx {arguments.argv[1]}` starts from the "
+            "saved configuration. Set single options instead, such as launcher=inline."
+        )
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
-    # These options said what to do with an earlier run in the folder.
     if isinstance(content.get("run"), dict):
-        content["run"] = content["run"] | {"overwrite": False, "resume": None}
+        content["run"] = {k: v for k, v in content["run"].items() if k not in saved_config.RUN_FOLDER_OPTIONS}
     # Placeholders: the user's overrides replace them.
     choices: list[dict[str, Any]] = [{group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced]
     if "logger" in named:
@@ -78,9 +81,3 @@ def compose_saved(
         raise ConfigError(*problems)
     foreign_code.check(run_folder, composed.cfg, "trust" in arguments.flags)
     return composer, composed.cfg
-
-
-def print_changed_sources(names: Iterable[str]) -> None:
-    """Prints a note for each of the `changed_sources` of a snapshot."""
-    for name in names:
-        printing.note(f"the source of {name} has changed since the run.")

@@ -15,9 +15,10 @@ from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import EnvConfig, GymnasiumConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
+from collectx.errors import ConfigError
 from collectx.place import place_of
 from collectx.run.folder.sources import Target, targets
-from collectx.user_objects import resolve
+from collectx.user_objects import HYDRA_KEYS, resolve
 
 # A target, and the names of arguments that are valid besides its own.
 _Call = tuple[Target, tuple[str, ...]]
@@ -28,16 +29,22 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 def problems(cfg: RunConfig) -> list[str]:
     """Returns a message for each argument that its target does not take; none for a job, whose nodes may use other
     packages than this machine."""
-    messages = []
+    messages: list[str] = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
         if not place_of(cfg).is_job:
             calls += [(target, ()) for target in targets(cfg)]
             calls += _made_by_id(cfg.env)
     for target, extra in calls:
+        if target.key.endswith("._target_"):
+            try:
+                resolve(target.name, target.key)
+            except ConfigError as error:
+                messages += error.problems
+                continue
         names = parameters(target.name) if target.kwargs else None
         for key in target.kwargs:
-            if names is not None and key not in (*names, *extra):
+            if names is not None and key not in (*names, *extra, *HYDRA_KEYS):
                 hint = did_you_mean(str(key), [*names, *extra], prefix=f"{target.kwargs_key}.")
                 messages.append(f"{target.kwargs_key}.{key} is not an argument of {target.name}{hint}")
     return messages

@@ -177,7 +177,10 @@ def _verdict(result: tune.SearchResult) -> str:
         count = sum(bool(point.rates) for point in result.points)
         return f"keeping your settings, the fastest of {counted(count, 'point')}"
     if result.gain is None:
-        return f"keeping your settings, because {result.best} failed when it was measured again beside them"
+        if not result.points[0].failed:
+            return f"keeping your settings, because {result.best} failed when it was measured again beside them"
+        why = f"your settings failed when they were measured again ({result.points[0].status})"
+        return f"{why}, so {result.best} is chosen" if result.chosen is result.best else f"{why}, and so did all others"
     mean, low, high = (f"{each:.2f}" for each in result.gain)
     if low == "1.00" and result.chosen is result.best:
         low = f"{result.gain[1]:.4f}"  # a gain counts if all of the interval is above 1

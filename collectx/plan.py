@@ -4,7 +4,7 @@ run.
 Makes one env in this process to read its spaces, as `collectx run` does before it starts workers, and steps it for a
 moment. A plan is plain data, by sections. Keys that end in `_bytes` mean bytes, keys that end in `_s` seconds.
 
-Not counted: interpreters and libraries, the envs themselves, and the memory that a learning trainer needs besides its
+Not counted: the envs themselves, and the memory that a learning trainer needs besides its
 copy of the weights (gradients, optimizer state, activations).
 """
 
@@ -37,6 +37,9 @@ from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
+# The memory of Python and torch, as measured: of the trainer, of the fork server, which all other processes share, and
+# of each of these.
+_TRAINER_NBYTES, _SHARED_NBYTES, _PROCESS_NBYTES = 300 * 10**6, 100 * 10**6, 20 * 10**6
 # How many seconds an env is stepped after its first step, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
 
@@ -108,7 +111,8 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
 
 def _cores(cfg: RunConfig) -> Section:
     launcher, place = cfg.launcher, place_of(cfg)
-    threads = {"torch_threads_of_each_worker": launcher.num_threads} if not place.is_inline else {}
+    has_threads = cfg.collector.has_workers and not place.is_inline
+    threads = {"torch_threads_of_each_worker": launcher.num_threads} if has_threads else {}
     if job := place.job_needs():
         return {**job, **threads}
     if not place.is_local:
@@ -148,7 +152,9 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
     }
     if place.shares_memory:
         known["shared_memory_bytes"] = SlabLayout(slots).nbytes
-    return known | sizes | {"total_bytes": sum(sizes.values())}
+    others = sum(processes.values()) - processes["total"] - processes["trainer"]
+    python = _TRAINER_NBYTES + (_SHARED_NBYTES + others * _PROCESS_NBYTES) * bool(others)
+    return known | sizes | {"total_bytes": sum(sizes.values()), "python_and_torch_about_bytes": python}
 
 
 def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
@@ -197,12 +203,15 @@ def step_s(group: Env) -> float | None:
 
 
 def _time(cfg: RunConfig, slots: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
-    """Returns times of the envs alone, without policy, trainer, network and waiting for cores."""
+    """Returns times of the envs alone, without policy, trainer and network. Workers of this machine share its cores."""
     if one_step_s is None:
         return {"batch_s": None}
     inner = cfg.collector.num_workers_per_collector
     envs = max(1, slots.rows // inner)
-    step, part_s = envs * one_step_s, slots.steps * envs * one_step_s
+    place, num_processes = place_of(cfg), num_processes_of(cfg.collector)
+    crowd = num_processes / min(num_processes, 1 if place.is_inline else cores.num_cores()) if place.is_local else 1
+    step = envs * one_step_s * crowd
+    part_s = slots.steps * step
     workers = 1 if slots.stacked else slots.num_workers
     num_batches = traffic["batches"]
     return {

@@ -66,6 +66,10 @@ class Point:
     rates: list[float] = field(default_factory=list)
     status: str = "kept"
 
+    @property
+    def failed(self) -> bool:
+        return self.status.startswith("failed")
+
     def __str__(self) -> str:
         return " ".join(words(self.values))
 
@@ -78,7 +82,7 @@ class SearchResult:
         points: the points that were tried, the user's settings first.
         best: the fastest point.
         gain: how many times as fast `best` is as the user's settings, measured in turns: (mean, lower end, upper end of
-            the 95 % confidence interval). None if they are the same point, or one of them failed.
+            the 95 % confidence interval). None if they are the same point, or one of them failed: its `status` says so.
     """
 
     points: list[Point]
@@ -87,8 +91,10 @@ class SearchResult:
 
     @property
     def chosen(self) -> Point:
-        """The fastest point if its gain is beyond the noise, otherwise the user's settings."""
-        return self.best if self.gain is not None and self.gain[1] > 1 else self.points[0]
+        """The fastest point if its gain is beyond the noise, or the user's settings failed; otherwise these."""
+        yours = self.points[0]
+        is_better = self.gain[1] > 1 if self.gain is not None else yours.failed and not self.best.failed
+        return self.best if is_better else yours
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
@@ -228,10 +234,15 @@ def search(
         for point in ranked[len(racing) :]:
             point.status = "dropped"
     best = racing[0] if racing else yours
-    yours.status = "kept"
-    tried = [yours, *(point for point in others if point.rates or point.status.startswith("failed"))]
+    if not yours.failed:
+        yours.status = "kept"
+    tried = [yours, *(point for point in others if point.rates or point.failed)]
     ratios: list[float] = []
-    while best is not yours and (len(ratios) < _MIN_TURNS or (len(ratios) < _MAX_TURNS and left_s(2) > 0)):
+    while (
+        best is not yours
+        and not yours.failed
+        and (len(ratios) < _MIN_TURNS or (len(ratios) < _MAX_TURNS and left_s(2) > 0))
+    ):
         # The order alternates, so that neither is always measured first.
         if not all(map(measured, (yours, best) if len(ratios) % 2 == 0 else (best, yours))):
             return SearchResult(tried, best, None)

@@ -5,6 +5,7 @@ collectors themselves: they are pickled by value (cloudpickle) when a worker sta
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import os
@@ -13,14 +14,15 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from collectx.config.problem import did_you_mean
+from collectx.config.interpolation import escaped
+from collectx.config.problem import YAML, did_you_mean
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError, summary_of
@@ -68,15 +70,106 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 def named_call(item: Any) -> tuple[Any, Any]:
     """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments. `item` is a name, `{name:
     {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a dot or colon means a class
-    of gymnasium.wrappers."""
+    of gymnasium.wrappers. `_partial_: true` says what is so anyway: the env is missing."""
     name, arguments = item, None
     if isinstance(item, Mapping):
         name, arguments = next(iter(item.items()), ("", None))
         if "_target_" in item:
-            name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
+            ours = ("_target_", "_partial_", "_convert_")
+            name, arguments = item["_target_"], {key: value for key, value in item.items() if key not in ours}
     if isinstance(name, str) and name.isidentifier():
         name = f"gymnasium.wrappers:{name}"
     return name, arguments or {}
+
+
+# What hydra.utils.instantiate reads in a mapping with `_target_`, besides the arguments.
+HYDRA_KEYS = ("_target_", "_args_", "_partial_", "_convert_", "_recursive_")
+
+
+def named_objects(value: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yields each mapping with `_target_` in the arguments of a configuration, and the option that contains it."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield where, value
+        for key, each in value.items() if value.get("_recursive_", True) else ():
+            yield from named_objects(each, f"{where}.{key}")
+    elif isinstance(value, list):
+        for i, each in enumerate(value):
+            yield from named_objects(each, f"{where}[{i}]")
+
+
+def with_objects(value: Any, where: str) -> Any:
+    """Returns arguments of a configuration in which each mapping with `_target_` is what `hydra.utils.instantiate`
+    makes of it. Raises `ConfigError` if a target does not exist, or lacks an argument."""
+    if isinstance(value, dict) and "_target_" in value:
+        return _instantiated(value, where)
+    if isinstance(value, dict):
+        return {key: with_objects(each, f"{where}.{key}") for key, each in value.items()}
+    return [with_objects(each, f"{where}[{i}]") for i, each in enumerate(value)] if isinstance(value, list) else value
+
+
+def _instantiated(node: dict[Any, Any], where: str) -> Any:
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    node = copy.deepcopy(node)
+    for path, each in named_objects(node, where):
+        resolve(each["_target_"], f"{path}._target_")
+        each["_target_"] = each["_target_"].replace(":", ".")
+    try:
+        return instantiate(escaped(node))
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, TypeError) and "_args_" not in node:
+            raise_missing(cause, resolve(node["_target_"], where), node, where)
+        if cause is None:
+            raise ConfigError(f"{where} cannot be built: {error}") from error
+        cause.add_note(f"raised while {where} was built from _target_={node['_target_']}")
+        raise cause from None
+
+
+def arguments_of(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns keyword arguments of a configuration as `target` takes them: with the objects that they name, and with a
+    tuple for a list where the annotation or the default of the parameter is one."""
+    built = {str(key): with_objects(value, f"{where}.{key}") for key, value in kwargs.items()}
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(TypeError, ValueError):  # a builtin may have no signature
+        parameters = inspect.signature(target).parameters
+    return {
+        name: as_tuple(value) if name in parameters and _is_tuple(parameters[name]) else value
+        for name, value in built.items()
+    }
+
+
+def _is_tuple(parameter: inspect.Parameter) -> bool:
+    annotation = "" if parameter.annotation is parameter.empty else str(parameter.annotation)
+    takes_lists = re.search(r"\b(list|sequence|iterable|collection|any)\b", annotation, re.IGNORECASE)
+    is_named = re.search(r"\btuple\b", annotation, re.IGNORECASE) is not None
+    return not takes_lists and (is_named or isinstance(parameter.default, tuple))
+
+
+def as_tuple(value: Any) -> Any:
+    """Returns a list, with the lists in it, as a tuple."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value
+
+
+def call_with_tuples(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns `target(*args, **kwargs)`. If the call fails with a message about a tuple, tries again with
+    tuples in place of lists, which YAML writes alike."""
+    try:
+        return target(*args, **kwargs)
+    except (TypeError, ValueError, AssertionError) as error:
+        has_list = any(isinstance(value, list) for value in kwargs.values())
+        if not has_list or "tuple" not in str(error).lower():
+            raise
+        return target(*args, **{name: as_tuple(value) for name, value in kwargs.items()})
+
+
+def tuple_advice(kwargs: Mapping[str, Any]) -> str:
+    """Returns how to write a tuple in place of the first list of a call that failed; "" without a list."""
+    name, value = next(((name, value) for name, value in kwargs.items() if isinstance(value, list)), ("", None))
+    written = f"{name}: {{_target_: builtins.tuple, _args_: [{YAML.show(value)}]}}"
+    return f" If {name} must be a tuple, write {written}." if name else ""
 
 
 def where_raised(error: SyntaxError | SystemExit) -> str:
@@ -91,10 +184,10 @@ def where_raised(error: SyntaxError | SystemExit) -> str:
 
 
 def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> Any:
-    """Returns `target(**kwargs)`. Raises `ConfigError` if `target` needs arguments that `kwargs` lack; the message
-    names them as options below `where`."""
+    """Returns `target(**kwargs)`, with `kwargs` as in `arguments_of`. Raises `ConfigError` if `target` needs arguments
+    that `kwargs` lack; the message names them as options below `where`."""
     try:
-        return target(**kwargs)
+        return call_with_tuples(target, **arguments_of(target, kwargs, where))
     except TypeError as error:
         raise_missing(error, target, kwargs, where)
         raise

@@ -23,7 +23,24 @@ UNSET = "???"
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
 # What a message shows as the value of a missing option, by the last part of its name.
-_EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0"}
+_EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
+# What other libraries call options.
+_OTHER_NAMES = {
+    "buffer_size": "trainer.buffer_frames",
+    "clip_coef": "trainer.clip_epsilon",
+    "clip_range": "trainer.clip_epsilon",
+    "ent_coef": "trainer.entropy_coeff",
+    "env_id": "env.id",
+    "gae_lambda": "trainer.gae_lambda",
+    "lr": "trainer.learning_rate",
+    "n_envs": "env.num_envs",
+    "n_epochs": "trainer.num_epochs",
+    "num_minibatches": "trainer.minibatch_size",
+    "run.dir": "hydra.run.dir",
+    "sweep.dir": "hydra.sweep.dir",
+    "total_timesteps": "collector.total_frames",
+    "vf_coef": "trainer.critic_coeff",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +81,7 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
     for name in values:
         if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
             problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
-    return incomplete(RunConfig, **sections), problems
+    return incomplete(RunConfig, **sections, written=[]), problems
 
 
 def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:
@@ -149,6 +166,8 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     for key in value:
         if key not in names:
             near = did_you_mean(str(key), names, f"{path}.", _how_to_list(path))
+            if other := _OTHER_NAMES.get(f"{path}.{key}"):
+                near = f". Did you mean {other}?"
             problems.append(Problem(f"{path}.{key}", f"is not an option{near}", is_unknown=True))
     return incomplete(cls, **_options(f"{path}.", cls, value, problems))
 
@@ -207,6 +226,8 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
     """Returns how to write a value that YAML reads as another type: 100k, or one entry of a list."""
     if language is not YAML or isinstance(value, list | tuple | Mapping):
         return ""
+    if example := _EXAMPLES.get(path.rpartition(".")[2]):
+        return f"write {path}={example}."
     if (number := _COUNT.fullmatch(str(value))) and {int, float} & {*members(hint)}:
         return f"write {path}={number[1]}{_ZEROS[number[2].lower()]}."
     lists = [each for each in members(hint) if typing.get_origin(each) is list]
@@ -219,12 +240,21 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
 def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:
     """Returns the problem that the schema lacks the key `path`. `section` is the choice that lacks the key, such as
     "trainer=ppo"; None: `path` does not begin with a group. `names` are the keys that the section has."""
+    if (other := _OTHER_NAMES.get(path) or _OTHER_NAMES.get(path.rpartition(".")[2])) and path not in known_paths():
+        is_possible = (
+            section is None or not other.startswith(f"{path.partition('.')[0]}.") or other.rpartition(".")[2] in names
+        )
+        if is_possible:
+            return Problem(path, f"is not an option. Did you mean {other}?", is_unknown=True)
     if section is not None:
         group, key = path.split(".", 1)
         others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
         if others and nearest(key, names, 0.8) is None:
             rule = f"is an option of {group}={either(others)}, not of {section}"
-            return Problem(path, rule, advice="leave it out.", is_unknown=True)
+            own = "leave it out."
+            if "kwargs" in names:
+                own = f"for an argument of your own class, write {group}.kwargs.{key}=VALUE. Otherwise, {own}"
+            return Problem(path, rule, advice=own, is_unknown=True)
         near = did_you_mean(key, names, f"{group}.", _how_to_list(path))
         return Problem(path, f"is not an option of {section}{near}", is_unknown=True)
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.

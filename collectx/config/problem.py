@@ -179,7 +179,9 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Returns the name that is the most similar to `name`; None if no similarity is at least `cutoff`, from 0 to 1."""
-    return next(iter(difflib.get_close_matches(name, [*names], n=1, cutoff=cutoff)), None)
+    names = [*names]
+    same = (each for each in names if str(each).lower() == name.lower())
+    return next(same, None) or next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 
 
 def either(names: Iterable[str]) -> str:

@@ -131,7 +131,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
     groups = {group: group_from_dict(group, (missing | values)[group]) for group in GROUPS}
     sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
-    return RunConfig(**groups, **sections, seed=values["seed"])
+    written = [(tuple(path), text) for path, text in values.get("written", ())]
+    return RunConfig(**groups, **sections, seed=values["seed"], written=written)
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:

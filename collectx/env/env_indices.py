@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from collectx.errors import CollectxError, ConfigError
+from collectx.user_objects import arguments_of
 
 _NAME = re.compile(
     r"\{ *(env_index|worker_index|restart_count)(?: *([*%]) *([1-9]\d*))?(?: *([+-]) *(\d+))? *(?::([^{}]*))?\}"
@@ -82,10 +83,12 @@ class EnvNumbers:
         is_set = target.keywords if isinstance(target, partial) else ()
         return {name: number for name, number in vars(self).items() if name in parameters and name not in is_set}
 
-    def arguments(self, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the keyword arguments of a call of `target`: `kwargs` of a configuration, and the numbers that it
-        takes."""
-        return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
+    def arguments(
+        self, target: Callable[..., Any], kwargs: Mapping[str, Any], where: str = "env.kwargs"
+    ) -> dict[str, Any]:
+        """Returns the keyword arguments of a call of `target`: `kwargs` of a configuration at `where`, as in
+        `arguments_of`, and the numbers that it takes."""
+        return {**self.named_by(target), **arguments_of(target, self.filled(dict(kwargs)), where)}
 
     @contextmanager
     def explained(self, made_by: object) -> Iterator[None]:

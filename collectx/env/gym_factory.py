@@ -19,7 +19,15 @@ from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.wrappers import outputs_of
 from collectx.errors import ConfigError
-from collectx.user_objects import extra_advice, named_call, raise_missing, resolve, where_raised
+from collectx.user_objects import (
+    call_with_tuples,
+    extra_advice,
+    named_call,
+    raise_missing,
+    resolve,
+    tuple_advice,
+    where_raised,
+)
 
 
 def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers], gymnasium.Env]:
@@ -34,7 +42,7 @@ def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers]
 
     def make_one(numbers: EnvNumbers) -> gymnasium.Env:
         with numbers.explained(made_by):
-            env = make(**numbers.arguments(made_by, kwargs))
+            env = call_with_tuples(make, **numbers.arguments(made_by, kwargs))
             _check_env(env, cfg)
             for wrap in wrappers:
                 env = wrap(env, numbers)
@@ -130,11 +138,12 @@ def _wrap(
 ) -> gymnasium.Env:
     """Wraps an env. If a wrapper of Gymnasium refuses the env, by errors of many types, raises `ConfigError`. Errors of
     a user's own wrapper are not changed, because a bug needs its traceback."""
-    kwargs = numbers.arguments(make, arguments)
+    kwargs = numbers.arguments(make, arguments, where)
+    args = kwargs.pop("_args_", [])
     if not str(getattr(make, "__module__", "")).startswith("gymnasium.wrappers"):
-        return make(env, **kwargs)
+        return call_with_tuples(make, env, *args, **kwargs)
     try:
-        return make(env, **kwargs)
+        return call_with_tuples(make, env, *args, **kwargs)
     except gymnasium.error.DependencyNotInstalled:
         raise
     except (TypeError, ValueError, AssertionError, AttributeError, gymnasium.error.Error) as error:
@@ -144,7 +153,8 @@ def _wrap(
             raise ConfigError(
                 f"{where}={name} needs the argument {missing[1]}. Pass it, as in env.wrappers=[{how}]."
             ) from error
-        raise ConfigError(f"{where}={name} cannot wrap {env}: {error}") from error
+        advice = tuple_advice(kwargs)
+        raise ConfigError(f"{where}={name} cannot wrap {env}: {error}{'.' * bool(advice)}{advice}") from error
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from collectx.env.tensor_vector import TensorVectorEnv, device_of
 from collectx.env.wrappers import CHECKED, statistics_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
+from collectx.user_objects import call_with_tuples
 
 # Seconds that the processes of an async env may take to finish a step before they are killed.
 _CLOSE_S = 2.0
@@ -380,7 +381,8 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
     with numbers.explained(entry_point or constructor(cfg)):
         if entry_point is not None:
             arguments = numbers.arguments(entry_point, cfg.kwargs)
-            made = as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), [*cfg.info_keys, *cfg.metrics])
+            made = call_with_tuples(entry_point, num_envs=cfg.num_envs, **arguments)
+            made = as_vector_env(made, [*cfg.info_keys, *cfg.metrics])
         else:
             made = gymnasium.make_vec(
                 str(cfg.id),

@@ -46,7 +46,9 @@ class JobSpec:
         if objects is not None:
             write_private(run_folder.job_objects, pickle.dumps([*map(Sealed.of, objects)]))
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
-        write_json(run_folder.job_spec, {"cfg": asdict(cfg), "argv": self.argv, "token": self.token})
+        content = {"cfg": asdict(cfg), "argv": self.argv, "token": self.token}
+        # It contains the values of environment variables, which may be secrets.
+        write_json(run_folder.job_spec, content, is_private=True)
 
     @classmethod
     def read(cls, run_folder: RunFolder) -> JobSpec:

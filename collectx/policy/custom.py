@@ -17,7 +17,7 @@ from torch import nn
 from collectx.config.schema.policy import CustomPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.user_objects import call, resolve
+from collectx.user_objects import arguments_of, call, resolve
 
 
 def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
@@ -44,6 +44,7 @@ def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
     """Returns `factory(**kwargs)`, with `spec` if it takes one; bound only if arguments are missing."""
     if isinstance(factory, nn.Module) or not callable(factory):
         return factory
+    kwargs = arguments_of(factory, kwargs, "policy.kwargs")
     try:
         signature = inspect.signature(factory)
     except ValueError:  # a builtin without a signature

@@ -357,7 +357,8 @@ class _Execution:
         if self._evaluator is not None:
             self._evaluator.load(point.state.get("evaluations", ()))
         statistics = self._record.statistics
-        self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
+        counts = {"batches": statistics.batches, "frames": statistics.frames}
+        self._add_event("resumed", **counts, new_episodes=reasons, moved=point.moved)
         point.load_generators()
 
     def _say_stopping(self) -> None:

@@ -10,11 +10,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from collectx import loggers
+from collectx.config.interpolation import as_written
 from collectx.config.schema.run import RunConfig
 from collectx.errors import summary_of
 from collectx.loggers import MEAN_RETURN, Logger
@@ -139,7 +139,7 @@ def factories(
         events: the event log; receives the notes of the loggers.
     """
     options = cfg.logger
-    config = flat(asdict(cfg))
+    config = flat(as_written(cfg, is_escaped=False))
     make: dict[str, Callable[[], Logger]] = {}
     if (tensorboard := options.tensorboard) is not None:
         make["tensorboard"] = partial(

@@ -65,6 +65,7 @@ class ResumePoint:
         self.batches: int = self._checkpoint.manifest["batches"]
         self.collector: CollectorState = self.state["collector"]
         self._check_ends(cfg)
+        self.moved = saved_config.moved(run_folder, cfg)
         self.order = self._order(run_folder, cfg, lines)
 
     def _check_ends(self, cfg: RunConfig) -> None:

@@ -30,6 +30,11 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
         parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}
+    if inspect.isfunction(target) and "collection" in {*parameters} - {*arguments, *cfg.kwargs}:
+        raise ConfigError(
+            f"trainer.target={cfg.target} is a function of the collection, but it must make a trainer. Write a class "
+            "with a method train(self, collection)."
+        )
     trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
         raise ConfigError(

@@ -74,7 +74,13 @@ def test_whole_plans(expected, tmp_path, monkeypatch):
         whole = plan([NamedRun("run", Path("run"), composed(f"{SMALL} {line}"))])
         files, memory = (whole["runs"][0][name] for name in ("files", "memory"))
         assert files.pop("folder") == str(tmp_path / "run")
-        described = ("total_bytes", "frame_bytes", "weights_of_the_policy_bytes", "shared_memory_bytes")
+        described = (
+            "total_bytes",
+            "frame_bytes",
+            "weights_of_the_policy_bytes",
+            "shared_memory_bytes",
+            "python_and_torch_about_bytes",
+        )
         assert memory["total_bytes"] == sum(each for name, each in memory.items() if name not in described)
         text += [f"=== {line}", *lines(whole)]
     expected("plans", "\n".join(text))
@@ -119,6 +125,15 @@ def test_how_long_the_envs_take(tmp_path):
         assert 0.019 < time["each_step_of_a_worker_s"] < 1.0
         assert time["each_batch_of_a_worker_s"] == pytest.approx(steps * time["each_step_of_a_worker_s"])
         assert time["all_batches_s"] == pytest.approx(4 * time["each_batch_of_a_worker_s"] / workers)
+
+
+def test_workers_that_share_cores_take_longer_and_need_memory_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("collectx.run.cores.num_cores", lambda: 2)
+    line = "env.step_s=0.02 env.num_envs=1 collector=multi_async trainer=meter collector.num_workers="
+    few, many = (planned(f"{line}{number}", tmp_path) for number in (2, 8))
+    assert many["time"]["all_batches_s"] == pytest.approx(few["time"]["all_batches_s"], rel=0.5)
+    python = "python_and_torch_about_bytes"
+    assert many["memory"][python] - few["memory"][python] == 6 * 20 * 10**6
 
 
 @pytest.mark.parametrize("kind", ["single", "multi_sync"])

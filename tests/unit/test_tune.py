@@ -8,6 +8,7 @@ import pytest
 from composed_overrides import composed
 
 from collectx import tune
+from collectx.cli import tune as command
 from collectx.config.schema.run import TuneConfig
 from collectx.errors import ConfigError
 from collectx.run import cores
@@ -103,6 +104,24 @@ def test_points_that_fail_or_break_a_rule_are_left_out():
     assert len(asked) == len(POINTS) - 1  # all but the first, each once
     with pytest.raises(ConfigError, match="your settings cannot be measured: no memory"):
         machine.search(points=POINTS[::-1])
+
+
+@pytest.mark.parametrize("measurement", [2, 3, 4])
+def test_settings_that_fail_when_they_are_measured_again_are_not_kept(measurement):
+    measured = []
+
+    def speed(values):
+        measured.append(values)
+        if values == POINTS[0] and measured.count(values) == measurement:
+            raise tune.Failed("no memory")
+        return workers_and_envs(values)
+
+    found = Machine(speed).search()
+    assert found.points[0].status == "failed: no memory"
+    assert found.chosen is found.best is not found.points[0]
+    assert command._verdict(found).startswith(
+        "your settings failed when they were measured again (failed: no memory), so "
+    )
 
 
 def test_little_time_is_enough_for_the_configuration_as_given_and_one_other():

@@ -33,11 +33,13 @@ class GymnasiumConfig(EnvConfig):
         """Keyword arguments of the env: `env.kwargs.sutton_barto_reward=true`. Strings here and in wrappers may contain
         {env_index}, the env's number over all workers, {worker_index} and {restart_count}:
         {port: "{env_index + 5001}"}.""",
+        movable=True,
     )
     wrappers: list[Any] = option(
         [],
         """Wrappers, innermost first: the import path of a class, or a mapping of that path (_target_) and keyword
         arguments.""",
+        movable=True,
     )
     reset_options: dict[str, Any] = option(
         {},
@@ -114,7 +116,7 @@ class GymVectorEnvConfig(GymnasiumConfig):
 class EnvPoolEnvConfig(EnvConfig):
     num_envs: int = like(EnvConfig, "num_envs", default=64)
     id: str = required("An EnvPool task such as CartPole-v1 or Pong-v5.")
-    kwargs: dict[str, Any] = option({}, "Keyword arguments of envpool.make.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of envpool.make.", movable=True)
     num_threads: int = option(1, "Threads in each worker's pool. 0: one per core.", minimum=0, bits=31)
     exclude_keys: list[str] = option(
         [], "Parts of a Dict observation to leave out of the batch, such as text: [mission, inner.text]."
@@ -125,7 +127,7 @@ class EnvPoolEnvConfig(EnvConfig):
 class TorchrlEnvConfig(EnvConfig):
     num_envs: int = like(EnvConfig, "num_envs", "Envs per worker; for a batched env, its batch size.")
     target: str = required("`module:function` that creates one env, or a batched env such as a SerialEnv.")
-    kwargs: dict[str, Any] = option({}, "Keyword arguments of the function: `env.kwargs.id=CartPole-v1`.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the function: `env.kwargs.id=CartPole-v1`.", movable=True)
     reset_options: dict[str, Any] = like(
         GymnasiumConfig,
         "reset_options",
@@ -148,7 +150,8 @@ class DatasetEnvConfig(EnvConfig):
     )
     dir: str = required(
         """Folder of a data set in memmap or parquet format, or of a run that recorded one. Each worker reads it into
-        memory."""
+        memory.""",
+        movable=True,
     )
 
 

@@ -60,6 +60,8 @@ class Limits(TypedDict, total=False):
         also: values outside of the range that are accepted too, such as -1 for no limit.
         choices: the words that are accepted.
         kept: the option is fixed on resume, because the saved state was made for its value.
+        movable: the option, or a text in it, may name a place. A snapshot keeps `${oc.env:NAME}` in it as written, and
+            `run.moved` permits other texts on resume.
         without_effect: the option or section does not change the content of batches: a resume may change it, and
             `reproduce` still repeats all batches.
     """
@@ -72,6 +74,7 @@ class Limits(TypedDict, total=False):
     also: Sequence[float]
     choices: Sequence[str]
     kept: bool
+    movable: bool
     without_effect: bool
 
 

@@ -58,4 +58,4 @@ class CustomPolicyConfig(PolicyConfig):
         """`module:name`. An nn.Module, or a function of an observation, is the policy itself. A class or factory is
         called with kwargs, and with the env's spec if it takes a parameter `spec`."""
     )
-    kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.", movable=True)

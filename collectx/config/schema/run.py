@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from collectx.config.schema.collector import CollectorConfig, InferenceConfig
 from collectx.config.schema.env import EnvConfig
@@ -32,6 +32,12 @@ class RunOptions(Section):
         sweep, never for a single run. `resume=auto` is short for `run.resume=auto`. `collectx resume RUN_DIR` continues
         a run with its saved configuration.""",
         choices=("never", "auto"),
+    )
+    moved: bool = option(
+        False,
+        """`true`: a resumed run may find its data in another place: texts in env.kwargs, env.wrappers, env.dir and
+        policy.kwargs may change. `false`: they are fixed. `collectx resume RUN_DIR env.kwargs.data=DIR --moved` is
+        short for it.""",
     )
 
 
@@ -171,8 +177,18 @@ class LoggerConfig(Section):
     custom: CustomLoggerConfig | None = None
 
 
+# The path of a value, such as `("env", "kwargs", "token")`, and its text in the configuration: `${oc.env:TOKEN}`.
+Written: TypeAlias = tuple[tuple[Any, ...], str]
+
+
 @dataclass(kw_only=True)
 class RunConfig(Section):
+    """The groups and sections of a run.
+
+    Attributes:
+        written: what a snapshot keeps as written in place of the value, see `collectx.config.interpolation`.
+    """
+
     env: EnvConfig
     policy: PolicyConfig
     collector: CollectorConfig
@@ -192,6 +208,7 @@ class RunConfig(Section):
     inference: InferenceConfig = section(InferenceConfig)
     logger: LoggerConfig = section(LoggerConfig, without_effect=True)
     eval: EvalOptions = section(EvalOptions, without_effect=True)
+    written: list[Written] = field(default_factory=list)
 
 
 # The sections of a run that are not groups.

@@ -142,7 +142,10 @@ def evaluate(
             longest = max((lengths[each] for each in range(episodes) if each not in ended), default=0)
             if time.monotonic() > next_s:
                 next_s += _SAY_S
-                say(f"{_count(ended, episodes)}; the longest of the others has {longest:,} frames")
+                others = (
+                    f"; the longest of the others has {longest:,} frames" if longest else "; no env has stepped yet"
+                )
+                say(f"{_count(ended, episodes)}{others}")
     returned, counts = [returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)]
     return Evaluation(returned, counts, counted.means())
 

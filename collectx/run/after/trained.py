@@ -318,10 +318,17 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
         return
     if run_folder.policy.is_file():
         try:
-            module.load_state_dict(torch.load(run_folder.policy, map_location="cpu", weights_only=True))
+            weights_of_run = torch.load(run_folder.policy, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise DamagedFileError(
+                f"{run_folder.policy} is damaged: {summary_of(error).splitlines()[0]}. Restore it from a copy, or "
+                f"delete it to use the weights of the newest checkpoint."
+            ) from error
+        try:
+            module.load_state_dict(weights_of_run)
             return
         except Exception as error:
-            if isinstance(error, RuntimeError):  # of load_state_dict
+            if isinstance(error, RuntimeError):
                 reason = (
                     "Leave out overrides that change the policy or the spaces of the env, or restore the code of the "
                     "run."

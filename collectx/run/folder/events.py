@@ -162,7 +162,8 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             for reason, which in workers.items()
         )
         batches = counted(fields["batches"], "batch", "batches")
-        return f"the run continues after {batches} ({fields['frames']:,} frames){begin}"
+        moved = "".join(f"; its data moved: {each}" for each in fields.get("moved", ()))
+        return f"the run continues after {batches} ({fields['frames']:,} frames){begin}{moved}"
     if name == "evaluation_awaited":
         one = _evaluations(fields["frames"])
         if (limit_s := fields["timeout_s"]) is None:

@@ -16,20 +16,21 @@ from collectx.checkpoints import INCOMPLETE
 from collectx.errors import DamagedFileError
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, is_private: bool = False) -> None:
     """Writes `value` as JSON, so that a reader at any moment, also after a crash, finds the complete old or new
     file."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()), is_private)
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], is_private: bool = False) -> None:
     """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`; blocks until it is on the
-    disk. An error leaves `path` as it was."""
+    disk. An error leaves `path` as it was. With `is_private`, only this user can read the file; otherwise, the umask
+    says who can."""
     temporary = str(path.with_name(f"{INCOMPLETE}{path.name}-{secrets.token_hex(4)}"))
     try:
         # The system applies the umask. To read it, os.umask would change it for other threads.
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
     except OSError as error:
         error.filename = str(path)
         raise

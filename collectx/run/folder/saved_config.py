@@ -9,15 +9,17 @@ Each resume also adds a `meta-<batches>.json` and, with uncommitted changes, a `
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from collectx.config.check import check_config, check_group
-from collectx.config.problem import YAML
+from collectx.config.interpolation import as_written, resolved
+from collectx.config.problem import YAML, Problem
 from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, field_of, marked, schemas
 from collectx.config.schema.fields import default_of
 from collectx.config.schema.run import SECTIONS, RunConfig
@@ -35,14 +37,16 @@ def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batch
         for before, path in run_folder.parts(first)[1:]:
             if before >= batches:
                 path.unlink()
-    if _comparable_file(run_folder.newest_config) != _comparable(cfg):
+    saved = _comparable_file(run_folder.newest_config)
+    if saved != _comparable(cfg, saved):
         snapshot.write_config(cfg, run_folder.resumed(run_folder.config, batches))
     snapshot.write_meta(cfg, run_folder, argv, batches)
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
-    return not _effects(_comparable_file(config), _comparable(cfg))
+    saved = _comparable_file(config)
+    return not _effects(saved, _back(saved, _comparable(cfg, saved), cfg.run.moved))
 
 
 def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
@@ -55,6 +59,10 @@ def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
         for path in {**before, **after}
         if f"{path}.".startswith(named) and before.get(path) != after.get(path)
     ]
+
+
+# These options say what happens to an earlier run in the folder.
+RUN_FOLDER_OPTIONS = ("overwrite", "resume", "moved")
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,8 @@ def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
     (_, path), *others = run_folder.configs
     changes = []
     for batches, other in others:
-        if effects := _effects(_comparable_file(path), _comparable_file(other)):
+        before, after = _comparable_file(path), _comparable_file(other)
+        if effects := _effects(before, _back(before, after, (read_config(other).get("run") or {}).get("moved"))):
             changes.append(Change(batches, f"with {', '.join(effects)}"))
             break
         path = other
@@ -89,7 +98,8 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     result = run_folder.read_result()
     if result is None or result["status"] != Status.COMPLETED or not run_folder.config.is_file():
         return None
-    saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
+    saved = _comparable_file(run_folder.newest_config)
+    new = _back(saved, _comparable(cfg, saved), cfg.run.moved)
     ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
@@ -108,11 +118,34 @@ def with_old_scale(run_folder: RunFolder, cfg: RunConfig) -> RunConfig:
     return replace(cfg, policy=replace(cfg.policy, scale=_OLD_SCALE)) if saved.get("scale") == _OLD_SCALE else cfg
 
 
+def moved(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
+    """Returns a clause for each text of `cfg` that names another place than in the newest configuration of a folder."""
+    saved = _comparable_file(run_folder.newest_config)
+    return [
+        f"{'.'.join(map(str, path))} (was {before}, now {after})"
+        for path, before, after in _moves(saved, _comparable(cfg, saved))
+    ]
+
+
 def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
-    saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
+    saved = _comparable_file(run_folder.newest_config)
+    now = _comparable(cfg, saved)
+    found = _fixed(saved, _back(saved, now, cfg.run.moved))
+    is_moved = not cfg.run.moved and _fixed(saved, _back(saved, now, True)) != found
+    advice = "Leave it out, or start a new run in another folder."
+    if is_moved:
+        advice = (
+            "If only the place of your data is another, add --moved (in `collectx run`: run.moved=true). Otherwise, "
+            f"{advice[0].lower()}{advice[1:]}"
+        )
+    return [f"{text} cannot change when you resume {run_folder.path}. {advice}" for text in found]
+
+
+def _fixed(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns a clause for each option that differs, although it is fixed on resume."""
     changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
@@ -122,15 +155,45 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
             for name in dict.fromkeys(names)
             if before.get(name) != after.get(name)
         ]
-    return [
-        f"{text} cannot change when you resume {run_folder.path}. Leave it out, or start a new run in another folder."
-        for text in changed
-    ]
+    return changed
+
+
+def _moves(saved: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, str]]:
+    """Yields path, saved text and new text of each text that may name a place and differs, if its option differs in
+    texts only."""
+    for group in GROUPS:
+        for name in marked(group, "movable"):
+            path = (group, name)
+            found = [*_other_texts((saved.get(group) or {}).get(name), new[group].get(name), path)]
+            yield from found if all(isinstance(each, str) for _, *texts in found for each in texts) else ()
+
+
+def _other_texts(saved: Any, new: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+    """Yields path, saved value and new value of each difference."""
+    if isinstance(saved, dict) and isinstance(new, dict) and saved.keys() == new.keys():
+        for key in saved:
+            yield from _other_texts(saved[key], new[key], (*path, key))
+    elif isinstance(saved, list) and isinstance(new, list) and len(saved) == len(new):
+        for i, pair in enumerate(zip(saved, new, strict=True)):
+            yield from _other_texts(*pair, (*path, i))
+    elif saved != new:
+        yield path, saved, new
+
+
+def _back(saved: Mapping[str, Any], new: dict[str, Any], is_moved: bool | None) -> dict[str, Any]:
+    """Returns `new` with the saved places, if `is_moved`: for comparison, a run is the same wherever its data are."""
+    new = copy.deepcopy(new) if is_moved else new
+    for path, before, _ in [*_moves(saved, new)] if is_moved else ():
+        holder: Any = new
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = before
+    return new
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns a saved configuration as plain data. Leaves out Hydra's section, which would decide where the new run
-    writes. Raises `DamagedFileError` if the file cannot be read."""
+    """Returns a saved configuration as plain data, with its interpolations. Leaves out Hydra's section, which would
+    decide where the new run writes. Raises `DamagedFileError` if the file cannot be read."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -148,12 +211,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def config_text(cfg: RunConfig) -> str:
     """Returns a configuration as YAML, for comparison: runs with equal texts are equal. It leaves out options that have
-    no effect on a run: `run.overwrite`, `run.resume`, checkpoints, loggers, evaluations, and all launcher options
-    except `kind`, such as the resources of a scheduler."""
+    no effect on a run: those about an earlier run in the folder, checkpoints, loggers, evaluations, and all launcher
+    options except `kind`, such as the resources of a scheduler."""
     from omegaconf import OmegaConf
 
-    content = asdict(cfg)
-    del content["run"]["overwrite"], content["run"]["resume"]
+    content = _relevant(as_written(cfg))
     del content["checkpoint"], content["logger"], content["eval"]
     content["launcher"] = cfg.launcher.kind
     if content["policy"].get("scale") == _OLD_SCALE:  # a point of an earlier version's sweep; see `with_old_scale`
@@ -163,10 +225,19 @@ def config_text(cfg: RunConfig) -> str:
 
 def _checked_config(run_folder: RunFolder) -> RunConfig:
     """See `run_config`."""
-    cfg, problems = check_config(read_config(run_folder.newest_config))
+    cfg, problems = _check(read_config(run_folder.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
     return cfg
+
+
+def _check(content: dict[str, Any]) -> tuple[RunConfig, list[Problem]]:
+    from omegaconf import OmegaConf
+
+    values, written = resolved(OmegaConf.create(content))
+    cfg, problems = check_config(values)
+    cfg.written = written
+    return cfg, problems
 
 
 def readable_config(run_folder: RunFolder) -> RunConfig:
@@ -176,7 +247,7 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
         content = read_config(run_folder.newest_config)
     except DamagedFileError:
         content = {}
-    cfg, problems = check_config(content)
+    cfg, problems = _check(content)
     for name in {problem.path.partition(".")[0] for problem in problems}.intersection([*GROUPS, *SECTIONS]):
         right = vars(getattr(cfg, name))
         if name in GROUPS:
@@ -193,6 +264,9 @@ def check_folder(run_folder: RunFolder) -> None:
     """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
     `ConfigError` if there is no run, or a newer version wrote it."""
     if not os.path.isfile(run_folder.config):
+        above = (each for each in run_folder.path.absolute().parents if os.path.isfile(RunFolder(each).config))
+        if (run := next(above, None)) is not None:
+            raise ConfigError(f"'{run_folder.path}' is within the run folder {run}. Name this folder.")
         if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
         if runs := runs_below(run_folder.path, max_depth=1):
@@ -259,18 +333,15 @@ def _comparable_file(config: Path) -> dict[str, Any]:
     return _relevant(content | complete)
 
 
-def _comparable(cfg: RunConfig) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    content = OmegaConf.to_container(OmegaConf.create(asdict(cfg)), resolve=True)
-    assert isinstance(content, dict)
-    return _relevant({str(key): value for key, value in content.items()})
+def _comparable(cfg: RunConfig, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration for comparison with a saved one, which may contain values of interpolations."""
+    return _relevant(as_written(cfg, like=saved))
 
 
 def _relevant(content: dict[str, Any]) -> dict[str, Any]:
     """Leaves out the options that say what happens to an earlier run in the folder."""
     run = content.get("run") or {}
-    return {**content, "run": {name: run[name] for name in run if name not in ("overwrite", "resume")}}
+    return {**content, "run": {name: run[name] for name in run if name not in RUN_FOLDER_OPTIONS}}
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

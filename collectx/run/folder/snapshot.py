@@ -1,4 +1,4 @@
-"""The snapshot of a run: its resolved configuration, and the packages, commits and machine. JSON and YAML only.
+"""The snapshot of a run: its configuration, and the packages, commits and machine. JSON and YAML only.
 
 Written before workers start or, for a job, when the job is submitted.
 """
@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from collectx.config.interpolation import as_written, written_values
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.place.slurm import requeue
@@ -45,10 +46,11 @@ def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
 
 
 def write_config(cfg: RunConfig, path: Path) -> None:
-    """Writes a configuration: every value of every group, `kind` included, with interpolations resolved."""
+    """Writes a configuration: every value of every group, `kind` included, with interpolations resolved except those of
+    environment variables, see `collectx.config.interpolation`."""
     from omegaconf import OmegaConf
 
-    text = OmegaConf.to_yaml(OmegaConf.create(asdict(cfg)), resolve=True)
+    text = OmegaConf.to_yaml(OmegaConf.create(as_written(cfg)))
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -82,6 +84,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": packages(),
         "sources": sources.digests(cfg),
+        "values": _digests(cfg),
         "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
         "seeds": {"seed": cfg.seed},
     }
@@ -126,14 +129,23 @@ def check_format(folder: RunFolder) -> None:
         raise ConfigError(f"{folder.path} has format {found}, but {reads}. {advice}")
 
 
-def changed_sources(folder: RunFolder, cfg: RunConfig, batches: int | None = None) -> list[str]:
-    """Returns `option=import path` for each import path in a configuration whose source files have changed since one of
-    the first `batches` batches; None: since the last start or resume."""
+def changes(folder: RunFolder, cfg: RunConfig, batches: int | None = None) -> list[str]:
+    """Returns a sentence for each import path of a configuration whose source files have changed since one of the first
+    `batches` batches, and for each interpolation whose value has; None: since the last start or resume."""
     metas = [folder.read_meta()] if batches is None else [meta for _, meta in _metas(folder, batches)]
-    saved = [meta.get("sources") or {} for meta in metas]
     return [
-        name for name, digest in sources.digests(cfg).items() if any(each.get(name, digest) != digest for each in saved)
+        f"the {what} of {name} has changed since the run."
+        for what, digests in (("source", sources.digests(cfg)), ("value", _digests(cfg)))
+        for name, digest in digests.items()
+        if any((meta.get(f"{what}s") or {}).get(name, digest) != digest for meta in metas)
     ]
+
+
+def _digests(cfg: RunConfig) -> dict[str, str]:
+    """Returns a digest of each value that the snapshot keeps as written. It is too short to tell the value, which may
+    be a password, even to who tries all of them."""
+    values = written_values(cfg)
+    return {name: blake2b(repr(value).encode(), digest_size=3).hexdigest() for name, value in values.items()}
 
 
 def _metas(folder: RunFolder, batches: int) -> list[tuple[int, dict[str, Any]]]:
@@ -146,8 +158,10 @@ def _metas(folder: RunFolder, batches: int) -> list[tuple[int, dict[str, Any]]]:
 def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
     git = {f"git checkout of {name}": state for name, state in (meta.get("git") or {}).items()}
     files = {f"source of {name}": digest for name, digest in (meta.get("sources") or {}).items()}
+    values = {f"value of {name}": digest for name, digest in (meta.get("values") or {}).items()}
     return {
         **files,
+        **values,
         **(meta.get("numerics") or {}),
         "python": meta.get("python"),
         **git,

@@ -16,7 +16,7 @@ import xxhash
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.installed import is_installed
-from collectx.user_objects import named_call
+from collectx.user_objects import HYDRA_KEYS, named_call, named_objects
 
 
 class Target(NamedTuple):
@@ -44,6 +44,7 @@ def targets(cfg: RunConfig) -> Iterator[Target]:
         for name in ("entry_point", "target"):
             if target := getattr(section, name, None):
                 yield Target(f"{path}.{name}", target, f"{path}.kwargs", getattr(section, "kwargs", {}))
+        yield from _objects(getattr(section, "kwargs", None), f"{path}.kwargs")
     if isinstance(env := sections["env"], GymnasiumConfig):
         if ":" in (name := getattr(env, "id", None) or ""):
             yield Target("env.id", name, "env.kwargs", {})
@@ -51,6 +52,13 @@ def targets(cfg: RunConfig) -> Iterator[Target]:
             target, arguments = named_call(item)
             kwargs = arguments if isinstance(arguments, Mapping) else {}
             yield Target(f"env.wrappers[{index}]", str(target), f"env.wrappers[{index}]", kwargs)
+            yield from _objects(kwargs, f"env.wrappers[{index}]")
+
+
+def _objects(kwargs: Any, where: str) -> Iterator[Target]:
+    for path, node in named_objects(kwargs, where):
+        arguments = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+        yield Target(f"{path}._target_", str(node["_target_"]), path, arguments)
 
 
 def digests(cfg: RunConfig) -> dict[str, str]:

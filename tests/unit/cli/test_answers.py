@@ -100,6 +100,30 @@ run ~env.id
 run policy.hidden_sizes={a:1}
 run seed=${oc.env:NOTHING}
 """,
+    "mistakes": r"""
+train
+version
+run -m hydra/sweeper=ax seed=0,1
+run -m hydra/launcher=rq seed=0,1
+run conf/experiment/without.yaml
+run conf/env/mine.yaml
+run my/primary.yaml
+run --config=without
+run --config-dir conf experiment=without
+run --config-dir conf env=mine
+run --config-dir conf/env env=mine
+run trainer=custom trainer.target=a:B trainer.learning_rate=1e-3
+run 'env={id: Acrobot-v1}'
+run trainer=PPO trainer.lr=1 clip_range=0.1 run.dir=x
+run trainer.lr=1 collector.n_envs=4 total_timesteps=10
+run checkpoint.keep_best=true
+export finished format=ONNX
+eval finished/policy.pt
+logs finished/logs
+resume finished/checkpoints/000000002
+resume finished debug=inline
+reproduce finished experiment=without
+""",
 }
 
 
@@ -110,6 +134,17 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
+    for name, text in {
+        "conf/experiment/without.yaml": "env:\n  num_envs: 3\ntrainer:\n  learning_rate: 1.0\n",
+        "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
+        "finished/snapshot/config.yaml": "seed: 0\n",
+        "finished/snapshot/meta.json": "{}",
+        "finished/metrics.jsonl": '{"digest": "0"}\n',
+        "finished/result.json": '{"status": "completed"}',
+        "finished/checkpoints/000000002/manifest.json": "{}",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 

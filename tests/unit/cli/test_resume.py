@@ -250,7 +250,7 @@ _CHANGED = "note: the source of trainer.target=learner:Learner has changed since
 @pytest.mark.ci
 def test_a_resume_keeps_what_describes_the_start_and_tells_of_edited_sources(custom, monkeypatch, capsys):
     files, module, resumed = custom
-    monkeypatch.setattr(resume, "launch", lambda *_, **__: 0)
+    monkeypatch.setattr(run, "call_hydra", lambda *_: None)
     monkeypatch.setattr(snapshot, "_diff", lambda folder: b"patch")
     before = files.meta.read_bytes()
 

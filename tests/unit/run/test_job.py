@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import configurations
 import pytest
@@ -20,6 +20,7 @@ from user_code.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
 from collectx.checkpoints import Checkpoints
+from collectx.config.interpolation import as_written
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.fork_server import start
@@ -46,7 +47,7 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert [line["frames"] for line in lines] == [line["scalars"]["frames"] for line in lines] == [20, 40, 60, 80, 100]
     assert saved["num_episodes"] == sum(line.get("episodes", 0) for line in lines) > 0
     assert torch.load(files.final_checkpoint)["batches"] == 5
-    assert OmegaConf.to_container(OmegaConf.load(files.config)) == asdict(cfg)
+    assert OmegaConf.to_container(OmegaConf.load(files.config)) == as_written(cfg)
     meta = json.loads(files.meta.read_text())
     assert (meta["argv"], meta["seeds"], meta["num_cpus"]) == (["run", "seed=3"], {"seed": 3}, cores.num_cores())
     assert meta["numerics"]["torch threads of the trainer"] == torch.get_num_threads()

@@ -102,7 +102,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         "memory": memory,
         "traffic": traffic,
         "time": _time(cfg, slots, traffic, one_step_s),
-        "files": _files(cfg, run.folder, traffic, slots.weights_nbytes, replay_nbytes),
+        "files": _files(cfg, run.folder, traffic, slots.weights_nbytes, replay_nbytes * cfg.checkpoint.replay_buffer),
     }
 
 

@@ -303,6 +303,7 @@ class _Execution:
             checkpointer.before_batch,
             self._signals.hold,
             max_batches=self._cfg.run.max_batches,
+            end_s=self._record.end_s,
             loggers=self._loggers,
             evaluator=self._evaluator,
         )
@@ -324,17 +325,21 @@ class _Execution:
 
     def _train(self, collection: RunCollection) -> str | None:
         """Returns the exit reason of the trainer. One that calls `next` may leave the end of the batches to us."""
+        reason = None
         try:
-            return self._trainer.train(collection)
+            reason = self._trainer.train(collection)
         except StopIteration:
             if not collection.is_exhausted:
                 raise
-            return None
+        minutes = self._cfg.run.max_minutes
+        return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
         reasons = stream.load(point.state, self._cfg.seed)
         statistics = self._record.statistics
-        self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
+        empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
+        counts = {"batches": statistics.batches, "frames": statistics.frames}
+        self._add_event("resumed", **counts, new_episodes=reasons, **empty)
         point.load_generators()
 
     def _say_stopping(self) -> None:

@@ -314,6 +314,8 @@ EFFECTS = {
     "devices.storing_device": "there is one device",
     "devices.policy_device": "there is one device",
     "devices.env_device": "there is one device",
+    "run.max_minutes": "tests/system/test_resume.py has it",
+    "checkpoint.replay_buffer": "tests/system/test_resume.py has it",
     "eval.every_batches": Effect("evaluated", "eval.every_batches=3", lambda seen, same: seen.due == {6, 9}, "every"),
     "eval.episodes": Effect(
         "evaluated", "eval.episodes=2", lambda seen, same: seen.returns != same.returns, "episodes"

@@ -67,6 +67,12 @@ CASES = {
     "ppo_pong": Case(["env=pong", *_PPO_ATARI], "20.36 ± 0.20", "CleanRL, ppo_atari.py (one network for both)"),
     "impala_cartpole": Case(["experiment=cartpole_impala", "trainer.target_return=null"]),
     "impala_pong": Case(["experiment=pong_impala"]),
+    "sac_pendulum": Case(["experiment=pendulum_sac"]),
+    "sac_halfcheetah": Case(
+        ["experiment=halfcheetah_sac"],
+        "9634.89 ± 1423.73",
+        "CleanRL, sac_continuous_action.py on HalfCheetah-v2 (critics learn with 1e-3)",
+    ),
     "dqn_cartpole": Case(
         ["experiment=cartpole_dqn", "trainer.target_return=null"], "488.69 ± 16.11", "CleanRL, dqn.py, 500,000 frames"
     ),

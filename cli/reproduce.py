@@ -69,6 +69,7 @@ def _reproduce(arguments: Arguments) -> int:
         only = "the first batch" if change.batches == 1 else f"the first {first}"
         printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {only} will be repeated.")
     collector, is_cut = saved.get("collector") or {}, ended != "completed" or change is not None
+    is_cut = is_cut or (saved.get("run") or {}).get("max_minutes") is not None
     reason = _order_problem(old, saved, overrides)
     if reason and had_digest:
         printing.note(f"the batches may differ from those in {old.path}: {reason}.")
@@ -102,6 +103,8 @@ def _added(cfg: RunConfig, keys: Collection[str], compares: bool, num_batches: i
         yield "launcher.wait=true"  # batches are compared when the run has ended
     if num_batches is not None and "run.max_batches" not in keys:
         yield f"run.max_batches={num_batches}"
+    if cfg.run.max_minutes is not None and "run.max_minutes" not in keys:
+        yield "run.max_minutes=null"
 
 
 def _order_problem(old: RunFolder, saved: dict[str, Any], overrides: Sequence[str]) -> str | None:

@@ -25,7 +25,7 @@ from collectx.config.derived import expected_batches, num_processes_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.config.schema.trainer import DqnTrainerConfig
+from collectx.config.schema.trainer import OffPolicyTrainerConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import headers
@@ -89,7 +89,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
     module = policy.build(cfg.policy, spec, cfg.seed)
     slots = collector.slot_spec_of(cfg, module, spec)
     replay_nbytes = 0
-    if isinstance(cfg.trainer, DqnTrainerConfig):
+    if isinstance(cfg.trainer, OffPolicyTrainerConfig):
         learner: Any = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))
         zeros = torch.zeros(slots.layout().nbytes, dtype=torch.uint8)
         size = (slots.rows, slots.steps)
@@ -105,7 +105,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         "memory": memory,
         "traffic": traffic,
         "time": _time(cfg, slots, traffic, one_step_s),
-        "files": _files(cfg, run.folder, traffic, slots.weights_nbytes, replay_nbytes),
+        "files": _files(cfg, run.folder, traffic, slots.weights_nbytes, replay_nbytes * cfg.checkpoint.replay_buffer),
     }
 
 

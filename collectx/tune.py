@@ -46,7 +46,14 @@ _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
 # Overrides of a measured run.
 _ENDLESS = (
-    *("collector.total_frames=-1", "run.max_batches=null", "run.resume=never", "run.overwrite=false", "logger=[]"),
+    *(
+        "collector.total_frames=-1",
+        "run.max_batches=null",
+        "run.max_minutes=null",
+        "run.resume=never",
+        "run.overwrite=false",
+        "logger=[]",
+    ),
     *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
 )
 # How many seconds a run may take to end before it is killed; and how many two batches may take in any case.

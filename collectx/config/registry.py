@@ -52,6 +52,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.cnn:build"),
         "q_mlp": Kind(policy.MlpPolicyConfig, "collectx.policy.q:build"),
         "q_cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.q:build"),
+        "squashed_mlp": Kind(policy.SquashedMlpPolicyConfig, "collectx.policy.squashed:build"),
         "custom": Kind(policy.CustomPolicyConfig, "collectx.policy.custom:build"),
     },
     "collector": {
@@ -91,6 +92,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "ppo": Kind(trainer.PpoTrainerConfig, "collectx.trainer.actor_critic:PpoTrainer"),
         "impala": Kind(trainer.ImpalaTrainerConfig, "collectx.trainer.actor_critic:ImpalaTrainer"),
         "dqn": Kind(trainer.DqnTrainerConfig, "collectx.trainer.dqn:DqnTrainer"),
+        "sac": Kind(trainer.SacTrainerConfig, "collectx.trainer.sac:SacTrainer"),
         "record": Kind(trainer.RecordTrainerConfig, "collectx.trainer.record:RecordTrainer"),
         "custom": Kind(trainer.CustomTrainerConfig, "collectx.trainer.custom:build"),
     },

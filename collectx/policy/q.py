@@ -11,14 +11,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.env.action_masks import is_legal, uniform
 from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
 from collectx.policy import cnn, mlp
-from collectx.policy.heads import Categorical
+from collectx.policy.heads import Categorical, Head
 from collectx.policy.stochastic import StochasticPolicy
 
 
@@ -77,12 +76,11 @@ class QPolicy(StochasticPolicy):
     class.
     """
 
-    def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
+    def make_head(self, spec: EnvSpec) -> Head:
         space = spec.action_space
         assert isinstance(space, spaces.Discrete)
-        super().__init__(spec, encode, body, num_features)
         kind = EpsilonGreedy if self.legal is None else LegalEpsilonGreedy
-        self.head = kind(np.array([space.n]), np.array(space.start), spec.action[0])
+        return kind(np.array([space.n]), np.array(space.start), spec.action[0])
 
     @property
     def epsilon(self) -> torch.Tensor:

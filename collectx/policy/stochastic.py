@@ -98,7 +98,7 @@ class StochasticPolicy(nn.Module):
         if self.legal is not None:
             self.observation_keys += (self.legal.key,)
         self.body = body
-        self.head: Head = head_for(spec.action_space, spec.action[0])
+        self.head = self.make_head(spec)
         self.out = nn.Linear(num_features, self.head.num_inputs)
         initialize(self.body, math.sqrt(2))
         # A nearly uniform first policy: see Andrychowicz et al. 2021, "What Matters in On-Policy RL?", section 3.2.
@@ -112,6 +112,10 @@ class StochasticPolicy(nn.Module):
             return raw
         # Trainers also pass next observations, which may be final ones without legal actions.
         return self.legal.restrict(raw, self.legal.or_all(self.legal(observation[-1])))
+
+    def make_head(self, spec: EnvSpec) -> Head:
+        """Returns the head for the action space of `spec`. Raises `SpaceError` if none supports it."""
+        return head_for(spec.action_space, spec.action[0])
 
     @property
     def update_statistics(self) -> Callable[[Sequence[torch.Tensor]], None] | None:

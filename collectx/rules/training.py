@@ -82,7 +82,7 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
-    """PPO and IMPALA learn an action distribution, DQN learns action values."""
+    """PPO and IMPALA learn an action distribution, DQN learns action values, SAC a squashed Gaussian."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
         rule = f"has no weights, so `trainer={trainer}` has nothing to train"
@@ -91,13 +91,21 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
         rule = f"`trainer={trainer}` needs log-probabilities, which only sampled actions have"
         yield Problem("collector.exploration_type", rule, exploration, "use `collector.exploration_type=random`.")
-    if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
+    if trainer == "dqn" and policy in ("random", "mlp", "cnn", "squashed_mlp"):
         yield Problem(
             "policy",
             "`trainer=dqn` needs a policy that computes action values",
             policy,
             "use `policy=q_mlp` or `policy=q_cnn`, and an env with discrete actions.",
         )
-    if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
+    if trainer == "sac" and policy not in ("squashed_mlp", "custom"):
+        yield Problem(
+            "policy",
+            "`trainer=sac` needs a policy of squashed Gaussians",
+            policy,
+            "use `policy=squashed_mlp`, and an env whose actions are a Box.",
+        )
+    if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn", "squashed_mlp"):
         rule = f"`trainer={trainer}` needs a policy that computes action probabilities"
-        yield Problem("policy", rule, policy, f"use `policy={policy.removeprefix('q_')}`, or `trainer=dqn`.")
+        instead, other = (policy.removeprefix("q_"), "dqn") if policy.startswith("q_") else ("mlp", "sac")
+        yield Problem("policy", rule, policy, f"use `policy={instead}`, or `trainer={other}`.")

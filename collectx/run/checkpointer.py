@@ -5,7 +5,7 @@
 
     state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, the
                         evaluations without a result, and the random generators of the trainer's process
-    replay-<name>.pt    one for each of the trainer's `replay_buffers`
+    replay-<name>.pt    one for each of the trainer's `replay_buffers`, unless `checkpoint.replay_buffer=false`
 
 collectx/run/resume.py continues a run from a checkpoint.
 """
@@ -108,7 +108,7 @@ class Checkpointer:
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
         began_s, every_s = time.monotonic(), self._every_s
-        buffers = getattr(self._trainer, "replay_buffers", {})
+        buffers = getattr(self._trainer, "replay_buffers", {}) if self._options.replay_buffer else {}
         facts = {
             "batches": statistics.batches,
             "frames": statistics.frames,

@@ -47,6 +47,7 @@ class RunCollection(EnvMethods):
         statistics: sums over all deliveries, also read by the progress display.
         is_learning: whether the trainer holds a batch, and has not asked for the next one.
         is_exhausted: whether `next` has raised `StopIteration`.
+        is_late: whether that was because of `end_s`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class RunCollection(EnvMethods):
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
         max_batches: int | None = None,
+        end_s: float | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
         events: Callable[..., None] = lambda name, **fields: None,
@@ -73,6 +75,8 @@ class RunCollection(EnvMethods):
                 completely.
             clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
+            end_s: ends the iteration at the first request after this time of `clock`, except for the run's first batch;
+                None: no limit.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
             events: the event log; receives metrics that no episode has, and the end of a run without an episode.
@@ -90,7 +94,7 @@ class RunCollection(EnvMethods):
         self._check = check
         self._hold = hold
         self._clock = clock
-        self._max_batches = max_batches
+        self._max_batches, self._end_s = max_batches, end_s
         # For each worker: the time of its last complete entry, and its totals at that time.
         self._written = {worker: (-math.inf, copy(totals)) for worker, totals in statistics.workers.items()}
         self._lines = JsonLines(folder.metrics)
@@ -103,7 +107,7 @@ class RunCollection(EnvMethods):
         self._has_said_missing = False
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
-        self.is_learning = self.is_exhausted = False
+        self.is_learning = self.is_exhausted = self.is_late = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -127,6 +131,9 @@ class RunCollection(EnvMethods):
         self._check(self._write_line)
         statistics = self.statistics
         if statistics.batches == self._max_batches:
+            raise StopIteration
+        if self._end_s is not None and statistics.batches and self._clock() >= self._end_s:
+            self.is_late = True
             raise StopIteration
         # The line of the last batch is written while the workers fill the next one.
         self._core.grant_next_batch()

@@ -322,6 +322,7 @@ class _Execution:
             checkpointer.before_batch,
             self._signals.hold,
             max_batches=self._cfg.run.max_batches,
+            end_s=self._record.end_s,
             loggers=self._loggers,
             evaluator=self._evaluator,
             events=self._add_event,
@@ -345,20 +346,23 @@ class _Execution:
 
     def _train(self, collection: RunCollection) -> str | None:
         """Returns the exit reason of the trainer. One that calls `next` may leave the end of the batches to us."""
+        reason = None
         try:
-            return self._trainer.train(collection)
+            reason = self._trainer.train(collection)
         except StopIteration:
             if not collection.is_exhausted:
                 raise
-            return None
+        minutes = self._cfg.run.max_minutes
+        return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
         reasons = stream.load(point.state, self._cfg.seed)
         if self._evaluator is not None:
             self._evaluator.load(point.state.get("evaluations", ()))
         statistics = self._record.statistics
+        empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
         counts = {"batches": statistics.batches, "frames": statistics.frames}
-        self._add_event("resumed", **counts, new_episodes=reasons, moved=point.moved)
+        self._add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty)
         point.load_generators()
 
     def _say_stopping(self) -> None:

@@ -48,6 +48,7 @@ class ResumePoint:
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.order.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
+        empty_buffers: names of the trainer's replay buffers that the checkpoint does not contain, see `load_trainer`.
     """
 
     def __init__(self, run_folder: RunFolder, cfg: RunConfig):
@@ -67,6 +68,7 @@ class ResumePoint:
         self._check_ends(cfg)
         self.moved = saved_config.moved(run_folder, cfg)
         self.order = self._order(run_folder, cfg, lines)
+        self.empty_buffers: list[str] = []
 
     def _check_ends(self, cfg: RunConfig) -> None:
         """Raises `ConfigError` if the checkpoint is already past the end that `cfg` sets."""
@@ -75,6 +77,7 @@ class ResumePoint:
         ends = (
             ("collector.total_frames", cfg.collector.total_frames, frames, "frames", cfg.collector.frames_per_batch),
             ("run.max_batches", cfg.run.max_batches, self.batches, "batches", 1),
+            ("run.max_minutes", cfg.run.max_minutes, round(self.state["wall_s"] / 60, 2), "minutes", 0),
         )
         text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
         problems = [
@@ -128,6 +131,8 @@ class ResumePoint:
             for key, buffer in getattr(trainer, "replay_buffers", {}).items():
                 if (saved := buffer_file(key)) in self._checkpoint:
                     buffer.load_state_dict(self._checkpoint.load(saved, mmap=True))
+                else:
+                    self.empty_buffers.append(key)
         except Exception as error:
             text = f"{name} does not accept its saved state: {summary_of(error)}"
             if not hasattr(trainer, "load_state_dict"):

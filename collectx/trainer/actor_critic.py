@@ -206,7 +206,6 @@ class Critic(nn.Module):
 
     def __init__(self, policy: Any, spec: EnvSpec, seed: int):
         super().__init__()
-        self._parts: list[tuple[int, Key]] | None = None
         with torch.random.fork_rng(devices=[]), single_threaded():
             torch.random.default_generator.manual_seed(seed)
             if isinstance(policy, StochasticPolicy):
@@ -214,11 +213,7 @@ class Critic(nn.Module):
                 self.body: nn.Module = copy.deepcopy(policy.body)
                 width = policy.num_features
             else:
-                keys = enumerate(map(as_key, policy.observation_keys))
-                parts = [(i, key, leaf) for i, key in keys for leaf in spec.observation if leaf.key[: len(key)] == key]
-                self._parts = [(i, leaf.key[len(key) :]) for i, key, leaf in parts]
-                flatten = Flatten(spec, [leaf for _, _, leaf in parts])
-                self.encode = flatten
+                self.encode = flatten = FlatObservation(policy, spec)
                 self.body = nn.Sequential(nn.Linear(flatten.num_outputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
                 width = 64
             self.out = nn.Linear(width, 1)
@@ -228,9 +223,22 @@ class Critic(nn.Module):
     def forward(self, observation: Sequence[Any]) -> torch.Tensor:
         """Returns values `[B]` for a tensor `[B, *shape]` per key of the policy's `observation_keys`; a key above
         several leaves takes a TensorDict."""
-        if self._parts is not None:
-            observation = [observation[i][path] if path else observation[i] for i, path in self._parts]
         return self.out(self.body(self.encode(observation))).squeeze(-1)
+
+
+class FlatObservation(Flatten):
+    """Flattens the observation leaves at and below the `observation_keys` of a user's policy, except those that the env
+    does not write, such as a recurrent state."""
+
+    def __init__(self, policy: Any, spec: EnvSpec):
+        keys = enumerate(map(as_key, policy.observation_keys))
+        parts = [(i, key, leaf) for i, key in keys for leaf in spec.observation if leaf.key[: len(key)] == key]
+        super().__init__(spec, [leaf for _, _, leaf in parts])
+        self._parts = [(i, leaf.key[len(key) :]) for i, key, leaf in parts]
+
+    def forward(self, observation: Sequence[Any]) -> torch.Tensor:
+        """Like `Flatten.forward`, for a tensor or TensorDict per key of the policy's `observation_keys`."""
+        return super().forward([observation[i][path] if path else observation[i] for i, path in self._parts])
 
 
 @dataclass(frozen=True, slots=True)

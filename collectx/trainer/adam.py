@@ -17,14 +17,14 @@ class Adam(torch.optim.Adam):
     state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Adam.load_state_dict)
 
-    def minimize(self, loss: torch.Tensor, max_norm: float) -> None:
-        """Takes one gradient step to reduce `loss`, with a gradient of at most this norm."""
+    def minimize(self, loss: torch.Tensor, max_norm: float | None) -> None:
+        """Takes one gradient step to reduce `loss`, with a gradient of at most this norm; None: of any."""
         self.zero_grad()
         loss.backward()
         self.clipped_step(max_norm)
 
     @torch.no_grad()
-    def clipped_step(self, max_norm: float) -> None:
+    def clipped_step(self, max_norm: float | None) -> None:
         """Has the effect of `torch.nn.utils.clip_grad_norm_` and `step`, with a few calls for all parameters together:
         on small networks, a call takes longer than its arithmetic."""
         group = self.param_groups[0]
@@ -32,8 +32,9 @@ class Adam(torch.optim.Adam):
         gradients = [parameter.grad for parameter in parameters]
         if not parameters:
             return
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        if max_norm is not None:
+            norm = torch.stack(torch._foreach_norm(gradients)).norm()
+            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
         states = [self.state[parameter] for parameter in parameters]
         if not all(states):
             self.step()  # makes the states

@@ -41,9 +41,9 @@ def check_finite(
         if len(bad):
             problems.append((last_step, f"the weight {name} contains {bad[0].item()}"))
     step, what = problems[0]
+    norm = "null" if cfg.max_grad_norm is None else f"{cfg.max_grad_norm:g}"
     raise TrainingDivergedError(
         f"{what} in gradient step {step} of trainer={cfg.kind}: training diverged, or batches contain such values "
         f"(possible with collector.check_finite=false). Lower trainer.learning_rate (now {cfg.learning_rate:g}) or "
-        f"trainer.max_grad_norm (now {cfg.max_grad_norm:g}), or continue with trainer.check_finite=false "
-        "collector.check_finite=false."
+        f"trainer.max_grad_norm (now {norm}), or continue with trainer.check_finite=false collector.check_finite=false."
     )

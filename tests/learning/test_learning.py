@@ -1,4 +1,5 @@
-"""Each learning trainer learns CartPole-v1 with the settings of its packaged experiment, from workers in this process.
+"""Each learning trainer learns CartPole-v1, and SAC Pendulum-v1, with the settings of its packaged experiment, from
+workers in this process.
 
 Learning is chaotic: where a processor rounds otherwise, every later batch has other returns. So the tests ask for no
 more than nearly every seed reaches, and allow the frames of the experiment. Of 12 seeds of PPO and IMPALA each needed
@@ -21,7 +22,7 @@ from collectx.run.statistics import Statistics
 # On a busy machine threads wait for one another in every small operation.
 torch.set_num_threads(1)
 # Experiment, and how many publishes the workers' weights are behind.
-LAGS = {"ppo": 0, "impala": 2, "dqn": 2}
+LAGS = {"ppo": 0, "impala": 2, "dqn": 2, "sac": 0}
 
 
 class Lagging(RunCollection):
@@ -37,7 +38,13 @@ class Lagging(RunCollection):
 
 
 def learn(name, target_return, folder, *overrides) -> RunCollection:
-    overrides = (f"experiment=cartpole_{name}", f"trainer.target_return={target_return}", "launcher=inline", *overrides)
+    env_name = "pendulum" if name == "sac" else "cartpole"
+    overrides = (
+        f"experiment={env_name}_{name}",
+        f"trainer.target_return={target_return}",
+        "launcher=inline",
+        *overrides,
+    )
     cfg = compose(overrides)
     spec = env.read_spec(cfg.env)
     module = policy.build(cfg.policy, spec, cfg.seed)
@@ -71,6 +78,13 @@ ONE_STEP = ["trainer.num_steps=1", "collector.total_frames=30208"]
 def test_learns(name, target_return, overrides, tmp_path):
     """Random actions have a mean return of 22."""
     assert learn(name, target_return, tmp_path, *overrides).mean_return >= target_return
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_sac_swings_a_pendulum_up(tmp_path):
+    """Random actions have a mean return of -1200, a pendulum that is always swung up at once has -150."""
+    assert learn("sac", -300, tmp_path).mean_return >= -300
 
 
 @pytest.mark.nightly

@@ -151,3 +151,61 @@ def test_a_run_is_watched_and_cancelled_by_other_commands(tmp_path, wait_until):
     assert (command.wait(200), watch.wait(200)) == (130, 130), watched.read_text()
     assert "interrupted by SIGTERM" in watched.read_text()
     assert "already ended" in collectx("cancel", "run", "--now", cwd=tmp_path).stdout
+
+
+TIMED = [*COUNTING, "launcher=inline", "collector=single", "collector.total_frames=-1", "trainer.digest=true"]
+TIMED += ["collector.frames_per_batch=64", "env.step_s=0.001"]
+
+
+def test_a_run_ends_when_its_minutes_have_passed_and_a_resume_has_the_minutes_that_are_left(tmp_path):
+    done = collectx("run", *TIMED, "run.max_minutes=0.15", "hydra.run.dir=run", cwd=tmp_path)
+    first = result(tmp_path / "run")
+    assert (first["status"], first["exit_reason"]) == ("completed", "0.15 minutes passed (run.max_minutes=0.15)")
+    assert "To train longer: collectx resume run run.max_minutes=N" in done.stderr
+    assert first["wall_s"] >= 9
+    assert RunFolder(tmp_path / "run").has_checkpoint
+    again = forked("resume", "run", cwd=tmp_path)
+    assert "already complete: 0.15 minutes passed" in again.stderr
+    less = forked("resume", "run", "run.max_minutes=0.01", cwd=tmp_path, status=2)
+    assert "run.max_minutes=0.01 is too small: the checkpoint" in less.stderr
+    minutes = first["wall_s"] / 60 + 0.05
+    forked("resume", "run", f"run.max_minutes={minutes}", cwd=tmp_path)
+    longer = result(tmp_path / "run")
+    assert longer["batches"] > first["batches"]
+    assert first["wall_s"] + 2.9 <= longer["wall_s"]
+    same = forked("reproduce", "run", cwd=tmp_path)
+    assert f"identical up to its end: all {longer['batches']} batches are identical" in same.stdout
+
+
+def test_each_point_of_a_sweep_has_its_minutes(tmp_path):
+    forked("run", "-m", *TIMED, "run.max_minutes=0.03", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    results = [result(folder) for folder in sorted((tmp_path / "sweep").glob("seed*"))]
+    assert [each["exit_reason"] for each in results] == ["0.03 minutes passed (run.max_minutes=0.03)"] * 2
+    assert all(each["batches"] for each in results)
+
+
+DQN = [
+    "trainer=dqn",
+    "policy=q_mlp",
+    "launcher=inline",
+    "collector.frames_per_batch=256",
+    "collector.total_frames=5120",
+]
+DQN += ["trainer.warmup_frames=512", "trainer.digest=true"]
+
+
+def test_a_checkpoint_without_the_replay_buffer_fills_a_new_one_before_it_learns(tmp_path):
+    words = [*DQN, "checkpoint.replay_buffer=false"]
+    collectx("run", *words, "run.max_batches=4", "hydra.run.dir=run", cwd=tmp_path)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("0*")
+    assert {path.name for path in saved.iterdir()} == {"manifest.json", "state.pt"}
+    resumed = forked("resume", "run", "run.max_batches=8", cwd=tmp_path)
+    assert "the replay buffer replay is empty, as the checkpoint does not contain it" in resumed.stderr
+    learned = ["loss" in line["scalars"] for line in RunFolder(tmp_path / "run").read_metrics()]
+    # Two batches are the warm-up.
+    assert learned == [False, True, True, True, False, True, True, True]
+    repeated = forked("reproduce", "run", cwd=tmp_path)
+    assert "resumed after 4 batches with empty replay buffers" in repeated.stderr
+    assert "identical up to its end: all 4 batches are identical" in repeated.stdout
+    plan = forked("plan", *DQN, cwd=tmp_path).stdout, forked("plan", *words, cwd=tmp_path).stdout
+    assert ["replay buffer in a checkpoint" in each for each in plan] == [True, False]

@@ -35,6 +35,17 @@ RUNS = {
         [*SYNC, "policy=q_mlp", "trainer=dqn", "trainer.warmup_frames=300", "trainer.epsilon_frames=100000"],
         ["trainer"],
     ),
+    "sac": (
+        [
+            *SYNC,
+            "env=pendulum",
+            "policy=squashed_mlp",
+            "trainer=sac",
+            "trainer.warmup_frames=300",
+            "trainer.batch_size=16",
+        ],
+        ["trainer"],
+    ),
     "record": ([*SYNC, "trainer=record", "trainer.digest=true"], ["trainer"]),
 }
 BATCHES, MORE = 5, 10
@@ -100,7 +111,7 @@ def cases(groups, content):
                 changes[option] = f"{option}={json.dumps(value)}"
             if field.metadata.get("without_effect"):
                 silent.add(option)
-    if content["trainer"]["kind"] == "dqn":
+    if content["trainer"]["kind"] in ("dqn", "sac"):
         silent.add("trainer.digest")  # the worker writes its batches to the replay buffer, without a digest
     return changes, silent & {*changes}
 
@@ -129,7 +140,7 @@ def outcome(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["impala", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("ppo", "dqn", "record"))]
+    "name", ["impala", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("ppo", "dqn", "sac", "record"))]
 )
 def test_every_option_that_a_resume_accepts_acts(tmp_path, name):
     words, groups = RUNS[name]
@@ -303,6 +314,8 @@ EFFECTS = {
     "devices.storing_device": "there is one device",
     "devices.policy_device": "there is one device",
     "devices.env_device": "there is one device",
+    "run.max_minutes": "tests/system/test_resume.py has it",
+    "checkpoint.replay_buffer": "tests/system/test_resume.py has it",
     "eval.every_batches": Effect("evaluated", "eval.every_batches=3", lambda seen, same: seen.due == {6, 9}, "every"),
     "eval.episodes": Effect(
         "evaluated", "eval.episodes=2", lambda seen, same: seen.returns != same.returns, "episodes"

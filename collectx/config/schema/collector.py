@@ -115,7 +115,7 @@ class CollectorConfig(Section):
     compact_obs: bool = option(
         False,
         """`true`: batches have no observation below next. Within a trajectory, take it from the next frame. The
-        trainers ppo, impala, dqn and record need final observations, so they refuse this option.""",
+        trainers ppo, impala, dqn, sac and record need final observations, so they refuse this option.""",
         kept=True,
     )
     check_finite: bool = option(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from collectx.config.schema.fields import Section, option, required
+from collectx.config.schema.fields import Section, like, option, required
 
 
 @dataclass(kw_only=True)
@@ -32,6 +32,12 @@ class MlpPolicyConfig(PolicyConfig):
         """`true`: scale observations to mean 0 and variance 1 over all frames so far. The trainer updates these
         statistics from each batch, and publishes them with the weights.""",
     )
+
+
+@dataclass(kw_only=True)
+class SquashedMlpPolicyConfig(MlpPolicyConfig):
+    hidden_sizes: list[int] = like(MlpPolicyConfig, "hidden_sizes", default=[256, 256])
+    activation: str = like(MlpPolicyConfig, "activation", default="relu")
 
 
 @dataclass(kw_only=True)

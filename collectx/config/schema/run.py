@@ -25,6 +25,13 @@ class RunOptions(Section):
         collector.total_frames, such as the learning rate, stay as they are. `null`: no maximum.""",
         minimum=1,
     )
+    max_minutes: float | None = option(
+        None,
+        """Maximum minutes, after which the run ends as completed, when its batch is complete. They begin with the
+        command, and add up over its resumes. In a sweep, each point has this time. `null`: no maximum.""",
+        above=0,
+        finite=True,
+    )
     resume: str | None = option(
         None,
         """What to do if the run folder contains a run. never: see `overwrite`. auto: continue the run from its newest
@@ -55,6 +62,11 @@ class CheckpointOptions(Section):
         above=0,
     )
     keep: int = option(2, "Number of checkpoints to keep. Older ones are deleted.", minimum=1)
+    replay_buffer: bool = option(
+        True,
+        """`true`: checkpoints contain the trainer's replay buffers. `false`: they are small, but a resumed run begins
+        with empty buffers.""",
+    )
     keep_best: str | None = option(
         None,
         """Also keep the checkpoint with the highest value of this metric: `mean_return` or an entry of env.metrics. To

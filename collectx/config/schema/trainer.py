@@ -52,7 +52,9 @@ class LearningTrainerConfig(TrainerConfig):
         with rate 0. No effect on a run without a limit.""",
     )
     gamma: float = option(0.98, "Discount factor per frame, 0 to 1.", minimum=0, maximum=1)
-    max_grad_norm: float = option(0.5, "Maximum norm of the gradients; larger ones are scaled down.", above=0)
+    max_grad_norm: float | None = option(
+        0.5, "Maximum norm of the gradients; larger ones are scaled down. `null`: no maximum.", above=0
+    )
     target_return: float | None = option(
         None,
         "End the run when the mean return of the last 100 episodes reaches this value. `null`: do not end early.",
@@ -106,14 +108,15 @@ class ImpalaTrainerConfig(ActorCriticTrainerConfig):
 
 
 @dataclass(kw_only=True)
-class DqnTrainerConfig(LearningTrainerConfig):
+class OffPolicyTrainerConfig(LearningTrainerConfig):
+    """Options of `dqn` and `sac`."""
+
     digest: bool | None = like(TrainerConfig, "digest", default=None)
     gamma: float = like(LearningTrainerConfig, "gamma", default=0.99)
-    max_grad_norm: float = like(LearningTrainerConfig, "max_grad_norm", default=10.0)
     num_steps: int = option(
-        10,
-        """The n of the n-step return, at least 1. 1: one-step Q-learning. Returns at the end of an episode, or of an
-        env's frames in a batch, use fewer steps.""",
+        1,
+        """The n of the n-step return, at least 1. Returns at the end of an episode, or of an env's frames in a batch,
+        use fewer steps.""",
         minimum=1,
     )
     buffer_frames: int = option(
@@ -127,6 +130,61 @@ class DqnTrainerConfig(LearningTrainerConfig):
         "Rate of the target network's soft update at each gradient step, 0 to 1. 0: no update. 1: copy the policy.",
         minimum=0,
         maximum=1,
+    )
+
+
+@dataclass(kw_only=True)
+class SacTrainerConfig(OffPolicyTrainerConfig):
+    learning_rate: float = like(
+        LearningTrainerConfig,
+        "learning_rate",
+        "Initial learning rate of Adam, for actor, critics and entropy_coeff.",
+        3e-4,
+    )
+    adam_eps: float = like(LearningTrainerConfig, "adam_eps", default=1e-8)
+    anneal: bool = like(LearningTrainerConfig, "anneal", default=False)
+    max_grad_norm: float | None = like(LearningTrainerConfig, "max_grad_norm", default=None)
+    buffer_frames: int = like(OffPolicyTrainerConfig, "buffer_frames", default=1_000_000)
+    warmup_frames: int = like(
+        OffPolicyTrainerConfig,
+        "warmup_frames",
+        """Frames collected before the first gradient step. Their actions are random if collector.init_random_frames
+        says so.""",
+        5000,
+    )
+    batch_size: int = like(OffPolicyTrainerConfig, "batch_size", default=256)
+    updates_per_frame: float = like(OffPolicyTrainerConfig, "updates_per_frame", default=1.0)
+    target_rate: float = like(
+        OffPolicyTrainerConfig,
+        "target_rate",
+        """Rate of the target critics' soft update at each gradient step (tau), 0 to 1. 0: no update. 1: copy the
+        critics.""",
+        0.005,
+    )
+    entropy_coeff: float | None = option(
+        None,
+        """Weight of the entropy (alpha), above 0. `null`: it begins at 1, and is learned so that the entropy approaches
+        target_entropy.""",
+        above=0,
+        finite=True,
+    )
+    target_entropy: float | None = option(
+        None,
+        """Entropy of the actions, scaled to [-1, 1], at which a learned entropy_coeff aims. `null`: minus the number of
+        action dimensions. No effect with a fixed entropy_coeff.""",
+        finite=True,
+    )
+
+
+@dataclass(kw_only=True)
+class DqnTrainerConfig(OffPolicyTrainerConfig):
+    max_grad_norm: float | None = like(LearningTrainerConfig, "max_grad_norm", default=10.0)
+    num_steps: int = like(
+        OffPolicyTrainerConfig,
+        "num_steps",
+        """The n of the n-step return, at least 1. 1: one-step Q-learning. Returns at the end of an episode, or of an
+        env's frames in a batch, use fewer steps.""",
+        10,
     )
     epsilon_start: float = option(
         1.0, "Initial probability of a random action, 0 to 1; it decreases linearly.", minimum=0, maximum=1

@@ -161,6 +161,8 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"; {which[0] if len(which) == 1 else f'{len(which)} workers begin'} new episodes: {reason}"
             for reason, which in workers.items()
         )
+        if empty := fields.get("empty_buffers"):
+            begin += f"; the replay buffer {' and '.join(empty)} is empty, as the checkpoint does not contain it"
         batches = counted(fields["batches"], "batch", "batches")
         moved = "".join(f"; its data moved: {each}" for each in fields.get("moved", ()))
         return f"the run continues after {batches} ({fields['frames']:,} frames){begin}{moved}"

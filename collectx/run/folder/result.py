@@ -157,7 +157,7 @@ class ResultBuilder:
         self.error_after_signal: BaseException | None = None
         self._last_loss: Failure | None = None
         self._recovered: list[Failure] = []
-        self._max_batches = cfg.run.max_batches
+        self._max_batches, self._max_minutes = cfg.run.max_batches, cfg.run.max_minutes
         self._signals = signals
         self._status: Status | None = None
         self._reason = ""
@@ -194,6 +194,11 @@ class ResultBuilder:
                 self._reason = f"the trainer ended the run after {frames} frames"
             if isinstance(reason, str):
                 self._reason = reason
+
+    @property
+    def end_s(self) -> float | None:
+        """When `run.max_minutes` have passed, by `time.monotonic`; None without this limit."""
+        return None if self._max_minutes is None else self.start_s + 60 * self._max_minutes
 
     @property
     def is_interrupted(self) -> bool:

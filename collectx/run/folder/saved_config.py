@@ -86,8 +86,11 @@ def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
             break
         path = other
     for event in run_folder.read_events():
-        if event.get("event") == "resumed" and event.get("new_episodes"):
-            changes.append(Change(event["batches"], "with new episodes, because env states were not saved"))
+        if event.get("event") == "resumed" and (event.get("new_episodes") or event.get("empty_buffers")):
+            why = "with new episodes, because env states were not saved"
+            if not event["new_episodes"]:
+                why = "with empty replay buffers (checkpoint.replay_buffer=false)"
+            changes.append(Change(event["batches"], why))
             break
     return path, min(changes, key=lambda change: change.batches, default=None)
 
@@ -100,7 +103,11 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
         return None
     saved = _comparable_file(run_folder.newest_config)
     new = _back(saved, _comparable(cfg, saved), cfg.run.moved)
-    ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
+    limits = ("max_batches", "max_minutes")
+    ends = [
+        (each["collector"].get("total_frames"), *(each.get("run", {}).get(name) for name in limits))
+        for each in (saved, new)
+    ]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
     try:

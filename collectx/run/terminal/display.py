@@ -356,6 +356,8 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         printing.message(result.exit_reason)
         if result.status is Status.INTERRUPTED and result.batches:
             printing.message(_how_to_continue(result))
+        elif (option := _limit_of(result)) == "run.max_minutes":
+            printing.message(_how_to_train_longer(result, option))
     _print_table(result)
 
 
@@ -369,14 +371,24 @@ def _how_to_continue(result: Result) -> str:
 
 def print_completed(result: Result) -> None:
     """Prints that a run is already complete, and the run's table."""
-    is_limit = "(run.max_batches=" in result.exit_reason
-    if is_limit or result.exit_reason == ALL_DELIVERED:
-        option = "run.max_batches" if is_limit else "collector.total_frames"
-        how = f"To train longer: collectx resume {shlex.quote(printing.typed(result.folder))} {option}=N"
-    else:
-        how = "To train longer, change the option that ended it."
+    option = _limit_of(result)
+    how = "To train longer, change the option that ended it."
+    if option is not None:
+        how = _how_to_train_longer(result, option)
     printing.message(f"this run is already complete: {result.exit_reason}. {how}")
     _print_table(result)
+
+
+def _limit_of(result: Result) -> str | None:
+    """Returns the option whose limit ended a completed run; None if the trainer did."""
+    if result.exit_reason == ALL_DELIVERED:
+        return "collector.total_frames"
+    limits = ("run.max_batches", "run.max_minutes")
+    return next((option for option in limits if f"({option}=" in result.exit_reason), None)
+
+
+def _how_to_train_longer(result: Result, option: str) -> str:
+    return f"To train longer: collectx resume {shlex.quote(printing.typed(result.folder))} {option}=N"
 
 
 def _print_table(result: Result) -> None:

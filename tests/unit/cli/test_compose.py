@@ -45,7 +45,7 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     assert {**read, "hydra": read.hydra.runtime.choices} == {**node, "hydra": node.hydra.runtime.choices}
     cfg, problems, _ = typed(node, node.hydra)
     # Some choices have keys that the user must set.
-    assert [problem for problem in problems if "is missing. Add it" not in problem.text()] == []
+    assert [problem for problem in problems if problem.rule != "is missing"] == []
     for group in GROUPS:
         if KINDS[group]:
             assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema
@@ -124,7 +124,7 @@ def test_keys_of_an_experiment_that_another_choice_lacks_are_left_out():
     assert compose(["experiment=cartpole_ppo", "trainer=impala"]).trainer.target_return == 475  # which IMPALA has too
     with pytest.raises(
         ConfigError,
-        match=r"trainer\.gamma is an option of trainer=ppo, impala or dqn, not of trainer=meter. Leave it out.",
+        match=r"trainer\.gamma is an option of trainer=ppo, impala, dqn or sac, not of trainer=meter. Leave it out.",
     ):
         compose(["experiment=halfcheetah_ppo", "trainer=meter", "trainer.gamma=0.5"])
 

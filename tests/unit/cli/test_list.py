@@ -39,7 +39,7 @@ def test_the_keys_of_a_group_with_defaults_and_documentation(capsys, show):
     assert show() == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "ppo PPO with a clipped objective and GAE" in out
-    assert "trainer.gamma default 0.98 (ppo, impala), 0.99 (dqn). Discount factor per frame, 0 to 1." in out
+    assert "trainer.gamma default 0.98 (ppo, impala), 0.99 (dqn, sac). Discount factor per frame, 0 to 1." in out
     assert "trainer.target required (custom). `module:Class` with train(collection)." in out
     keys = {f"trainer.{field.name}" for kind in KINDS["trainer"].values() for field in fields(kind.schema)}
     assert [key for key in keys - {"trainer.kind"} if f" {key} " not in out] == []

@@ -6,7 +6,7 @@ import torch
 from collectx import ReplayBuffer
 from collectx.batch import to_tensordict
 from collectx.trainer.actor_critic import Transitions, next_values
-from collectx.trainer.dqn import NstepWriter
+from collectx.trainer.off_policy import NstepWriter
 from collectx.trainer.returns import gae, nstep, vtrace
 
 

@@ -191,6 +191,7 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
         for _ in range(3):
             challenged(place[1], lambda nonce: b"")
     assert (max(num_proving), len(listener.refusals)) == (3, 4)
+    assert not any("before" in reason for _, reason in listener.refusals)
     monkeypatch.setattr(handshake, "_REFUSALS_S", 0.0)
     challenged(place[1], lambda nonce: b"")
     wait_until(lambda: len(listener.refusals) > 4)

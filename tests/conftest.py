@@ -7,6 +7,7 @@ Also puts this folder on the import path, so that tests find `ways` and `configu
 import contextlib
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -167,6 +168,12 @@ def _wait_until(condition, timeout_s: float = 100.0, what: str = "condition") ->
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.005)
+
+
+@pytest.fixture
+def fork_server_pid():
+    """`fork_server_pid()` is the process from which workers are forked; multiprocessing does not tell it."""
+    return lambda: multiprocessing.forkserver._forkserver._forkserver_pid
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 from dataclasses import replace
-from multiprocessing import forkserver, util
+from multiprocessing import util
 
 import psutil
 import pytest
@@ -306,9 +306,9 @@ def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
 
 
 @over([ways.SHARED_SYNC], smoke=True)
-def test_this_process_and_the_fork_server_may_open_as_many_files_as_the_workers_need(way):
+def test_this_process_and_the_fork_server_may_open_as_many_files_as_the_workers_need(way, fork_server_pid):
     count, before = resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)
-    server = forkserver._forkserver._forkserver_pid
+    server = fork_server_pid()
     try:
         for pid in (0, server):
             resource.prlimit(pid, count, (psutil.Process().num_fds() + 100, before[1]))

@@ -52,9 +52,9 @@ def test_pinned_workers_share_out_the_cores_of_the_trainer():
     assert cores == [{available[worker % len(available)]} for worker in range(3)]
 
 
-def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatch):
+def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatch, fork_server_pid):
     assert reports(LocalLauncher(1), 1)
-    server, read_signed = forkserver._forkserver._forkserver_pid, forkserver.read_signed
+    server, read_signed = fork_server_pid(), forkserver.read_signed
 
     def kill_server(descriptor):
         monkeypatch.undo()
@@ -65,7 +65,7 @@ def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatc
     monkeypatch.setattr(forkserver, "read_signed", kill_server)
     os.kill(server, signal.SIGSTOP)
     assert reports(LocalLauncher(1), 1)
-    assert forkserver._forkserver._forkserver_pid != server
+    assert fork_server_pid() != server
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ print(util.get_temp_dir())
     assert not list(folder.glob("pymp-*"))
 
 
-def test_a_fork_server_that_hangs_is_an_error_that_names_the_timeout():
+def test_a_fork_server_that_hangs_is_an_error_that_names_the_timeout(fork_server_pid):
     assert reports(LocalLauncher(1), 1)
-    server, launcher = forkserver._forkserver._forkserver_pid, LocalLauncher(1, start_timeout_s=0.5)
+    server, launcher = fork_server_pid(), LocalLauncher(1, start_timeout_s=0.5)
     os.kill(server, signal.SIGSTOP)
     try:
         with pytest.raises(WorkerTimeout, match=r"worker-7 was not forked within 0\.5 s .*start_timeout_s=0\.5"):

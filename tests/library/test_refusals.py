@@ -233,6 +233,19 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"policy": Argmax(), "compile_policy": {"speed": 3}}, "compile_policy={'speed': unexpected keyword"),
         ("sync", {"policy": Argmax(), "cudagraph_policy": True}, "cudagraph_policy=True cpu GPU"),
         ("sync", {"compile_policy": True}, "compile_policy=True random"),
+        # Delivery, the replay buffer and the functions of users.
+        ("sync", {"cat_results": "cat"}, "cat_results='cat' 'stack'"),
+        ("sync", {"split_trajs": True, "track_traj_ids": False}, "split_trajs=True track_traj_ids=True"),
+        ("sync", {"replay_buffer": 3}, "replay_buffer extend() int"),
+        ("gloo", {"weight_recv_schemes": {"env": 1, "critic": 2}}, "weight_recv_schemes models 'critic' 'env'"),
+        ("sync", {"policy": 3}, "policy=3 module"),
+        ("sync", {"policy_factory": [Argmax, None], "create_env_kwargs": [3, {}]}, "create_env_kwargs=3 dict"),
+        ("single", {"trajs_per_batch": 2, "split_trajs": True}, "split_trajs=True trajs_per_batch=2"),
+        ("single", {"trajs_per_write": 0}, "trajs_per_write=0 1"),
+        # Keywords with one meaning.
+        ("sync", {"update_at_each_batch": True, "update_interval": 5}, "update_interval=5 update_at_each_batch=True"),
+        ("sync", {"update_interval": 3, "max_weight_update_interval": 5}, "max_weight_update_interval=5 contradict"),
+        ("sync", {"exploration_type": "MODE", "exploration_mode": "random"}, "exploration_type='MODE' contradict"),
         # Values of a wrong type.
         ("sync", {"frames_per_batch": "100"}, "frames_per_batch='100' int list"),
         ("sync", {"split_trajs": "yes"}, "split_trajs='yes' True False"),

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -100,13 +99,15 @@ def test_a_killed_worker_takes_its_simulator_along_and_leaves_those_of_others(si
 
 
 @pytest.mark.ci
-def test_the_trainer_ends_the_simulators_of_workers_that_end_with_the_fork_server(simulators, wait_until):
+def test_the_trainer_ends_the_simulators_of_workers_that_end_with_the_fork_server(
+    simulators, wait_until, fork_server_pid
+):
     knobs = {"on_worker_failure": "restart", "total_frames": -1}
     with start("multi_sync", "local", env(simulators, **KINDS["daemon"]), **knobs) as collector:
         next(collector)
         before = [simulators(0), simulators(1)]
         workers = worker_pids(collector)
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        os.kill(fork_server_pid(), signal.SIGKILL)
         # They end when the fork server is gone, and may fill a few small batches until then.
         wait_until(lambda: not any(map(is_alive, workers)), SOON_S, "the end of the workers")
         for _ in range(4):

@@ -163,12 +163,17 @@ def test_whole_answers(name, folders, expected, capsys, queue):
     expected(f"answers about {name}", "\n".join(text))
 
 
-def test_whole_completions(expected):
-    answers = {"": completion._candidates("", main.SUBCOMMANDS)}
+def test_whole_completions(expected, monkeypatch, capsys):
+    def candidates(line):
+        monkeypatch.setenv("COMP_LINE", line)
+        assert completion.main(["query=bash"], main.SUBCOMMANDS) == 0
+        return capsys.readouterr().out.split()
+
+    answers = {"": candidates("")}
     for subcommand in ("ru", "list", "tune", "cancel", "schema", "nothing"):
         for last in ("", " ", " -", " --c", " x"):
             line = f"collectx {subcommand}{last}"
-            answers[line] = completion._candidates(line, main.SUBCOMMANDS)
+            answers[line] = candidates(line)
     answers |= {f"flags of {name}": arguments.names(name) for name in main.SUBCOMMANDS}
     expected("completions", {line: " ".join(words) for line, words in answers.items()})
 

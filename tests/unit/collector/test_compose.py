@@ -14,7 +14,6 @@ from collectx.collector import RecordedBatch, compose, slot_spec_of
 from collectx.collector.compose import start_collector
 from collectx.errors import ConfigError
 from collectx.rules import problems
-from collectx.schedule.sync import PreemptiveSchedule
 from collectx.transport.inline import InlineTransport
 from collectx.transport.slab import SlabLayout
 from collectx.user_objects import Hooks
@@ -79,17 +78,11 @@ def composed(knobs, arguments, monkeypatch):
     policy = policies.build(cfg.policy, spec, cfg.seed)
     with start_collector(cfg, policy, spec, log, **arguments) as core:
         (workers,) = made
-        slots, delivery, schedule, pool = workers.batch, core._spec, core._schedule, core.pool
+        slots = workers.batch
         lines = [f"slots: {name} = {value}" for name, value in told(slots).items() if name != "leaves"]
         lines += [f"leaf: {'.'.join(leaf.key)} {[*leaf.shape]} {leaf.dtype}" for leaf in slots.leaves]
-        lines += [f"delivery: {name} = {value}" for name, value in told(delivery).items() if name != "slots"]
-        lines += [f"delivery: copied on {'its device' if core._is_owned else core._copy_to}"]
-        lines += [f"schedule: {type(schedule).__name__}"]
-        lines += [f"schedule: {name} = {value}" for name, value in vars(schedule).items() if name != "preempt"]
-        lines += [f"{pool._failure_policy}", f"begins with {pool._min_workers} of {pool._num_workers} workers"]
         lines += [f"is served: {workers.specs.is_served}", f"version: {core.policy_version}"]
         lines += [f"{each}" for each in (*workers.calls, *log.lines)]
-        assert hasattr(schedule, "preempt") is isinstance(schedule, PreemptiveSchedule)
         workers.transport.slab.leases.on_lack()
         assert log.lines[-1] == ("batches_copied", {})
         assert slot_spec_of(cfg, policy, spec).layout().nbytes == slots.layout().nbytes
@@ -179,17 +172,16 @@ def test_which_devices_of_an_env_that_returns_tensors_are_refused(expected, monk
 def test_slots_that_do_not_fit_in_memory_are_refused(monkeypatch, within):
     cfg = config("multi_async", frames_per_batch=1000)
     spec = envs.read_spec(cfg.env, False)
-    batch = slot_spec_of(cfg, None, spec)
-    nbytes = SlabLayout(replace(batch, num_spare=0)).nbytes
+    policy = policies.build(cfg.policy, spec, 0)
+    nbytes = SlabLayout(replace(slot_spec_of(cfg, policy, spec), num_spare=0)).nbytes
+    monkeypatch.setattr(compose, "open_workers", Workers)
 
-    def said(available, options=cfg.collector, spec=spec):
+    def said(available, cfg=cfg):
         within(compose, "psutil", virtual_memory=lambda: SimpleNamespace(total=available))
-        return refusal(compose._check_memory, options, batch, spec)
+        return refusal(lambda: start_collector(cfg, policy, spec).close())
 
     assert said(nbytes) is None
-    fewer = "Use fewer frames, or collector.num_slots below 2"
-    assert fewer in said(nbytes - 1)
-    assert "num_slots" not in said(nbytes - 1, config().collector)
-    assert said(0, spec=replace(spec, device=torch.device("cuda"))) is None
-    batch = replace(batch, steps=10**9)
-    assert re.search(r"need 4\d\d GB, but this machine has 12 GB of memory", said(12 * 10**9))
+    assert "Use fewer frames, or collector.num_slots below 2" in said(nbytes - 1)
+    assert "num_slots" not in said(1, config())
+    many = config("multi_async", frames_per_batch=10**10)
+    assert re.search(r"need [\d,]+ GB, but this machine has 12 GB of memory", said(12 * 10**9, many))

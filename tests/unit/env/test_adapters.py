@@ -400,7 +400,6 @@ def test_each_env_of_an_envpool_goes_through_whole_episodes(num_envs, is_dict, m
     assert len(made) == 2
     assert stepper.observation[0].tolist() == [[e, 2, 0] for e in range(num_envs)]
     stepper.env.close()
-    assert stepper.env._pool is None
 
 
 def test_what_an_envpool_cannot_do_is_refused(monkeypatch):

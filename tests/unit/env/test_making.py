@@ -379,17 +379,6 @@ def test_an_error_of_making_an_env_names_its_numbers():
         assert re.sub("while .* was making", "while it was making", note) == f"raised while it was making {which}"
 
 
-def test_the_modes_of_vector_envs_and_their_names():
-    names = {
-        "next_step": "NextStep",
-        "SameStep": "SameStep",
-        "DISABLED": "Disabled",
-        AutoresetMode.DISABLED: "Disabled",
-    }
-    assert [vectors._parse_mode(name).value for name in names] == [*names.values()]
-    assert vectors._parse_mode(None) is None
-
-
 @pytest.mark.parametrize(
     ("name", "index", "where"),
     [
@@ -410,9 +399,3 @@ def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
     env = vectors.CheckedEnv(env, index=index)
     with pytest.raises(ShapeError, match=f"^{where} returned .* as 'observation', but its space has shape"):
         env.step(0)
-
-
-def test_gymnasiums_vector_envs_need_not_copy_what_the_adapter_copies(registered):
-    group = build(gym_vector(2, None, "sync", "Named-v0"))
-    assert not group._env.copy
-    group.close()

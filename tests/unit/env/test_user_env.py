@@ -1,13 +1,14 @@
 """Envs that users pass or make themselves."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import gymnasium
 import pytest
 from user_code.torchrlenvs import sampled
 
-from collectx.env import user_env
+from collectx.env import build, user_env
 from collectx.env.user_env import copied
+from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
 
@@ -42,12 +43,8 @@ def test_an_env_of_torchrl_that_has_started_is_left_alone_unless_a_copy_is_neede
 
 
 def test_envs_made_by_one_function_are_different_ones():
-    env = gymnasium.make("CartPole-v1")
-    numbers = SimpleNamespace(of=lambda index: numbers, explained=lambda: gymnasium.make("CartPole-v1"), named_by=None)
-    cfg = python(env)
-    assert user_env._make_envs(cfg, env, numbers) == [env]
-    cfg.num_envs = 1
-    assert user_env._make_envs(cfg, env, numbers) == [env]
-    cfg.num_envs = 2
-    with pytest.raises(user_env.ConfigError, match="num_envs=2 cannot be used: create_env_fn is a single env"):
-        user_env._make_envs(cfg, env, numbers)
+    for num_envs in (0, 1):
+        env = gymnasium.make("CartPole-v1")
+        assert build(replace(python(env), num_envs=num_envs)).user_envs == [env]
+    with pytest.raises(ConfigError, match="num_envs=2 cannot be used: create_env_fn is a single env"):
+        build(replace(python(env), num_envs=2))

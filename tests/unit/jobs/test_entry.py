@@ -3,9 +3,7 @@
 import os
 import signal
 import stat
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from composed_overrides import composed
 from collectx.errors import ConfigError, JobEnded, RendezvousError, WorkerDied
 from collectx.jobs import entry, rendezvous
 from collectx.place.slurm import nodes
-from collectx.place.slurm.job import JobTasksLauncher
 from collectx.run import RunFolder, Status, execution
 from collectx.run.folder import files
 from collectx.run.folder.result import Failure, Result, exit_status
@@ -75,37 +72,6 @@ def test_a_worker_whose_job_is_ended_says_so(within, tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_signal_after_the_result_of_a_job_is_without_effect(within, folder):
-    killed = []
-    within(entry, "os", kill=lambda *arguments: killed.append(arguments))
-    before = signal.getsignal(signal.SIGUSR1)
-    folder.result.touch()
-    entry._end_without_result(folder, signal.SIGUSR1)
-    assert (killed, signal.getsignal(signal.SIGUSR1)) == ([], before)
-    folder.result.unlink()
-    entry._end_without_result(folder, signal.SIGUSR1)
-    assert killed == [(os.getpid(), signal.SIGUSR1)]
-    signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.parametrize("gone", ["the trainer", "its node"])
-def test_the_task_of_an_ended_worker_lasts_as_long_as_the_trainer(within, monkeypatch, folder, gone):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    folder.jobs.mkdir(exist_ok=True)
-    node, waits = folder.node_note("7"), []
-    node.parent.mkdir(exist_ok=True)
-    node.write_text("n1")
-
-    def sleep(seconds):
-        waits.append(seconds)
-        if len(waits) == 3:
-            (folder.jobs / "exit_status.7").touch() if gone == "the trainer" else node.unlink()
-
-    within(entry, "time", sleep=sleep)
-    entry._wait_for_trainer(composed("launcher=slurm"), folder)
-    assert len(waits) == 3
-
-
 @pytest.fixture
 def task(folder, monkeypatch, queue):
     """`task(rank, words, **variables)` runs a task of SLURM's job 7, whose log is at its beginning; returns its exit
@@ -161,8 +127,7 @@ def test_what_becomes_of_the_job_when_its_run_has_ended(
 ):
     status = Status.FAILED if failure else Status.INTERRUPTED if "interrupted" in reason else Status.COMPLETED
     failures = (failure,) if failure else ()
-    ended = Result(status, reason, 1, 1, 1.0, 0.0, None, None, None, 0, None, failures, folder.path)
-    calls = []
+    ended, calls = Result(status, reason, 1, 1, 1.0, 0.0, None, None, None, 0, None, failures, folder.path), []
     monkeypatch.setattr(execution, "execute", lambda *arguments: calls.append(arguments) or ended)
     monkeypatch.setattr(nodes, "is_lost", lambda node: node == "n1")
     node = folder.node_note("7")
@@ -172,12 +137,7 @@ def test_what_becomes_of_the_job_when_its_run_has_ended(
     ((cfg, path, argv, open_launcher),) = calls
     assert (path, argv) == (folder.path, ["run", "seed=1"])
     with open_launcher(print) as launcher:
-        assert isinstance(launcher, JobTasksLauncher)
-        assert launcher._command == [sys.executable, "-u", "-m", "collectx.jobs.entry", str(folder.path), "--worker"]
-        assert (launcher._run, launcher._group, launcher.describe(1)) == (
-            *(str(folder.path), None),
-            f"worker 1 (log: {folder.worker_log(1)})",
-        )
+        assert launcher.describe(1) == f"worker 1 (log: {folder.worker_log(1)})"
     assert cfg.run.resume == ("never" if restarts else composed("launcher=slurm").run.resume)
     assert queue.states["7"] == state
     assert said in capsys.readouterr().err
@@ -231,36 +191,6 @@ def test_a_worker_writes_to_its_log_and_uses_its_threads(task, folder, monkeypat
     assert len(calls) == 2
 
 
-def test_a_signal_before_a_run_ends_the_process_and_none_after_its_result(folder, within):
-    done = []
-    within(entry, "signal", signal=lambda *setting: done.append(setting))
-    within(entry, "os", kill=lambda *target: done.append(target))
-    entry._end_without_result(folder, signal.SIGTERM)
-    assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
-    folder.result.write_text("{}")
-    entry._end_without_result(folder, signal.SIGTERM)
-    assert len(done) == 2
-
-
-def test_a_job_waits_for_its_task(folder, monkeypatch, within, capsys):
-    monkeypatch.setattr(entry, "ignore_requests", lambda: None)
-    now_s = [0.0]
-
-    def sleep(seconds):
-        now_s[0] += seconds
-        if now_s[0] == 1.0:
-            folder.jobs.mkdir(exist_ok=True)
-            folder.job_spec.touch()
-
-    within(entry, "time", monotonic=lambda: now_s[0], sleep=sleep)
-    assert not entry._wait_for_spec(folder, 0.5)
-    assert "no trainer within 0.5 s (queue_timeout_s=0.5): " in capsys.readouterr().err
-    assert entry._wait_for_spec(folder, 5.0)
-    assert now_s[0] == 1.0
-    assert entry._wait_for_spec(folder, 0.0)
-    assert entry.main([str(folder.path / "nowhere")]) == 1
-
-
 def test_a_worker_that_slurm_requeues_ends(task, capsys):
     """The trainer has submitted another job for it."""
     before = signal.getsignal(signal.SIGTERM)
@@ -287,18 +217,45 @@ def test_which_worker_a_process_of_a_job_is(task, monkeypatch, rank, more, varia
     assert found == [worker]
 
 
-@pytest.mark.parametrize(("backend", "is_rank", "has_mpi4py", "expected"), [
-    ("mpi", True, True, [(50.0, "collector.start_timeout_s")]),
-    ("mpi", False, True, []),
-    ("mpi", True, False, []),
-    ("gloo", True, True, []),
-])  # fmt: skip
-def test_mpi_begins_in_the_ranks_of_a_job_if_it_is_installed(monkeypatch, backend, is_rank, has_mpi4py, expected):
-    calls, name = [], "collectx.transport.network.mpi"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(initialize_ranks=lambda *limit: calls.append(limit)))
-    monkeypatch.setattr(entry, "find_spec", lambda package: object() if has_mpi4py else None)
-    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
-    if is_rank:
-        monkeypatch.setenv("PMIX_NAMESPACE", "slurm.7.0")
-    entry._begin_mpi(composed(f"launcher=slurm backend={backend} collector.start_timeout_s=50"))
-    assert calls == expected
+def test_a_signal_ends_a_job_only_before_its_result(task, folder, within, monkeypatch):
+    ended = Result(Status.COMPLETED, "", 1, 1, 1.0, 0.0, None, None, None, 0, None, (), folder.path)
+    killed = []
+
+    def execute(*arguments):
+        for has_result in (False, True):
+            if has_result:
+                folder.result.touch()
+            handler = signal.getsignal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, handler)
+        return ended
+
+    monkeypatch.setattr(execution, "execute", execute)
+    within(entry, "os", kill=lambda *target: killed.append(target))
+    assert task(0) == 0
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("gone", ["the trainer", "its node"])
+def test_the_task_of_an_ended_worker_lasts_as_long_as_the_trainer(task, folder, within, monkeypatch, gone):
+    monkeypatch.setattr(worker_entry, "run_remote_worker", lambda *arguments: None)
+    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
+    node, waits = folder.node_note("7"), []
+    node.parent.mkdir(exist_ok=True)
+    node.write_text("n1")
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            folder.exit_status("7").touch() if gone == "the trainer" else node.unlink()
+
+    within(entry, "time", sleep=sleep)
+    assert task(1) == 0
+    assert len(waits) == 3
+
+
+def test_a_worker_that_finds_no_trainer_says_where_it_looked(folder, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    assert entry.main(["--wait", "0.3", str(folder.path), "--worker", "0"]) == 1
+    signal.signal(signal.SIGTERM, before)
+    assert f"no trainer within 0.3 s (queue_timeout_s=0.3): {folder.job_spec} does not" in capsys.readouterr().err

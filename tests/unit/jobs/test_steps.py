@@ -68,27 +68,3 @@ def test_a_step_ends_with_srun_and_is_killed_after_the_grace_time(
     assert step.states(()) == {"17": JobState(word, True, True)}
     assert calls == ["terminate"] * is_cancelled + ["kill"]
     assert now[0] - begin_s == pytest.approx(run.workers_grace_s, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("cores", "num_workers", "each", "is_refused"),
-    [
-        ("4", 3, None, False),
-        ("4", 4, None, True),
-        ("2(x2),1", 4, None, False),
-        ("6", 2, 2, False),
-        ("6", 3, 2, True),
-        ("", 99, 9, False),
-    ],
-)
-def test_an_allocation_has_a_core_for_each_task(monkeypatch, cores, num_workers, each, is_refused):
-    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", cores)
-    line = f"launcher=slurm collector.num_workers={num_workers} collector.frames_per_batch={8 * num_workers}"
-    run = NamedRun("0", Path("run"), composed(f"{line} trainer=meter launcher.cpus_per_task={each or 'null'}"))
-    if not is_refused:
-        assert steps._size_problems(run, "17") == []
-        return
-    (problem,) = steps._size_problems(run, "17")
-    count = num_workers + 1
-    said = f"needs {count * (each or 1)} cores, {each or 1} for each worker and the trainer, but the allocation of "
-    assert problem.startswith(f"collector.num_workers={num_workers} {said}job 17")

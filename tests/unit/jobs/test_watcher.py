@@ -16,7 +16,6 @@ from stand_in_slurm import start
 
 from collectx.jobs import views, watcher
 from collectx.jobs.status import NamedRun, RunStatus
-from collectx.place.slurm.commands import JobState
 from collectx.run import Status
 from collectx.run.statistics import RateWindow
 
@@ -114,7 +113,8 @@ def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
 @pytest.mark.parametrize("batches", [0, 1])
 def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys, batches):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     lives = iter(["PENDING", "RUNNING", "RUNNING", "COMPLETED"])
     line = {"batch": 0, "time": 0.0, "frames": 321, "frames_per_s": None, "waited_s": 0.0, "version": 0, "lag": 0.0}
 
@@ -132,6 +132,7 @@ def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys
     parts = ["job 100 has been in the queue for 0:00", "321" if batches else "starting the workers", "completed"]
     assert [out.find(part) for part in parts] == sorted(out.find(part) for part in parts)
     assert min(out.find(part) for part in parts) >= 0
+    assert "Ctrl-C asks whether to cancel" in out
 
 
 def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(queue, monkeypatch):
@@ -321,97 +322,6 @@ def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):
     (tmp_path / "result.json").write_text('{"status": "completed", "wall_s": 55.4}')
     run.status = RunStatus(Status.COMPLETED)
     assert run.view(time.monotonic()).elapsed_s == 55.4
-
-
-@pytest.mark.parametrize(
-    ("status", "job", "may_requeue", "result", "ended_ago_s", "expected"),
-    [
-        # The job's state is that of SLURM: L lives, O is over, - is unknown.
-        ("running", "L", False, False, None, False),
-        ("completed", "L", True, True, None, False),
-        ("failed", "O", True, True, None, False),
-        ("failed", "L", True, True, 900.0, True),
-        ("failed", "L", False, True, None, False),
-        ("interrupted", "L", False, True, None, True),
-        ("interrupted", "O", False, True, None, False),
-        ("interrupted", "L", False, True, 4.9, True),
-        ("interrupted", "L", False, True, 5.0, False),
-        ("failed", "-", False, False, None, True),
-        ("failed", "-", False, False, 5.0, False),
-        ("damaged", "-", False, False, None, False),
-    ],
-)
-def test_when_the_end_of_a_run_may_not_be_its_last(status, job, may_requeue, result, ended_ago_s, expected):
-    files = SimpleNamespace(read_result=lambda: {} if result else None)
-    ended_s = None if ended_ago_s is None else 1000.0 - ended_ago_s
-    run = SimpleNamespace(run_folder=files, job="7", may_requeue=may_requeue, ended_s=ended_s)
-    states = {} if job == "-" else {"7": JobState("X", job == "O", True)}
-    may_change = watcher.Watcher._may_change(run, RunStatus(Status(status)), states, 1000.0)
-    assert may_change is expected
-    if status == "running":
-        assert run.ended_s is None
-    elif expected:
-        assert run.ended_s == (1000.0 if ended_s is None else ended_s)
-
-
-def watching(tmp_path, *jobs, **options):
-    runs = [(NamedRun(f"point{number}", tmp_path / str(number), composed()), job) for number, job in enumerate(jobs)]
-    return watcher.Watcher(runs, **options)
-
-
-def test_what_watched_runs_are_called(tmp_path, monkeypatch):
-    named = [watching(tmp_path, *jobs) for jobs in (["7"], [None], ["7", "8"], ["7", None])]
-    assert [each._describe_jobs() for each in named] == ["job 7", str(tmp_path / "0"), "2 jobs", "2 runs"]
-    described = [[each._describe(run) for run in each._runs] for each in named]
-    assert described == [["job 7"], ["point0"], ["point0 (job 7)", "point1 (job 8)"], ["point0 (job 7)", "point1"]]
-    named[2]._runs[0].status = RunStatus(Status.FAILED)
-    assert named[2]._describe_jobs() == "job 8"
-    feet = []
-    for is_terminal, options in ((True, {}), (False, {}), (True, {"may_leave": False}), (True, {"is_owner": False})):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda is_terminal=is_terminal: is_terminal))
-        feet.append(watching(tmp_path, "7", **options)._foot())
-    assert feet == ["Ctrl-C asks whether to cancel"] + ["Ctrl-C saves and cancels"] * 2 + [
-        "Ctrl-C stops watching; the run continues"
-    ]
-
-
-def test_jobs_that_do_not_end_are_cancelled_after_their_grace_time(tmp_path, within, capsys):
-    now, ended = [100.0], []
-    within(watcher, "time", monotonic=lambda: now[0])
-    each = watching(tmp_path, "7", "8", interrupt=lambda jobs: ended.append("interrupt"), cancel=ended.append)
-    each._limit_end()
-    each._interrupt_or_cancel()
-    each._runs[1].status = RunStatus(Status.INTERRUPTED)
-    for waited_s in (0.0, each._grace_s):
-        now[0] = 100.0 + waited_s
-        each._limit_end()
-    assert ended == ["interrupt"]
-    for _ in range(2):
-        now[0] += 0.5
-        each._limit_end()
-    assert ended == ["interrupt", ["7"]]
-    now[0] = 100.0 + each._grace_s + 90.0
-    each._limit_end()
-    now[0] += 0.5
-    with pytest.raises(KeyboardInterrupt):
-        each._limit_end()
-    each._interrupt_or_cancel()
-    assert ended[2:] == [["7"]]
-    assert "saving a checkpoint and ending 2 jobs, within" in capsys.readouterr().err
-
-
-def test_a_failure_is_told_with_the_last_traceback_of_the_log(tmp_path):
-    run = watching(tmp_path, None)._runs[0]
-    run.status = RunStatus(Status.FAILED, "no memory")
-    run.run_folder.log("trainer").parent.mkdir(parents=True)
-    run.run_folder.log("trainer").write_text(
-        "first\nTraceback (most recent call last)\n one\nthen\nTraceback (most recent call last)\n two\n"
-    )
-    assert watcher._failure_text(run) == "no memory"  # there is no result, so the reason has the log
-    run.run_folder.result.write_text("{}")
-    assert watcher._failure_text(run) == "no memory\n  Traceback (most recent call last)\n   two"
-    run.run_folder.log("trainer").write_text("\n".join(map(str, range(70))))
-    assert watcher._failure_text(run).splitlines()[1:] == [f"  {number}" for number in range(10, 70)]
 
 
 def add_line(path, **fields):

@@ -94,9 +94,14 @@ def shown(value):
     return getattr(value, "__qualname__", None) or str(value)
 
 
+def parts_of(collector):
+    """Returns the configuration of a collector, what differs between its workers, and its keywords."""
+    return collector._cfg, collector._overrides, collector._keywords
+
+
 def facts_of(collector):
     """Everything about a collector that its arguments set, by name."""
-    cfg, facts = collector._cfg, {}
+    (cfg, overrides, keywords), facts = parts_of(collector), {}
     for group in dataclasses.fields(cfg):
         section = getattr(cfg, group.name)
         if not dataclasses.is_dataclass(section):
@@ -104,7 +109,7 @@ def facts_of(collector):
         elif group.name not in ("env", "policy", "checkpoint", "eval", "logger", "run"):
             facts |= {f"{group.name}.{name}": value for name, value in vars(section).items()}
     facts["policy"] = cfg.policy
-    facts |= {f"worker {index}": each for index, each in enumerate(collector._overrides)}
+    facts |= {f"worker {index}": each for index, each in enumerate(overrides)}
     for name in ATTRIBUTES:
         facts[f".{name}"] = getattr(collector, name)
     frames = [collector.frames_per_batch_worker(worker_idx=index) for index in range(collector.num_workers)]
@@ -113,7 +118,7 @@ def facts_of(collector):
         facts["len"] = len(collector)
     except TypeError:
         facts["len"] = "none"
-    facts |= {f"keywords.{name}": getattr(collector._keywords, name) for name in OF_KEYWORDS}
+    facts |= {f"keywords.{name}": getattr(keywords, name) for name in OF_KEYWORDS}
     return {name: shown(value) for name, value in facts.items()}
 
 
@@ -309,7 +314,8 @@ def test_jobs_that_were_submitted_before_match_the_collector(jobs, keywords, mes
     keywords, found = {"launcher": "submitit_delayed", **keywords}, ()
     try:
         collector = configured("DistributedCollector", [cartpole, other], **keywords)
-        assert collector._cfg.backend.port == keywords.get("tcp_port", port)
+        cfg, *_ = parts_of(collector)
+        assert cfg.backend.port == keywords.get("tcp_port", port)
     except ConfigError as error:
         found = error.problems
     assert len(found) == len(messages)
@@ -319,7 +325,8 @@ def test_jobs_that_were_submitted_before_match_the_collector(jobs, keywords, mes
 def test_an_added_worker_has_the_device_of_the_first(configured):
     collector = configured("MultiSyncCollector", [cartpole, other], policy, policy_device=["cpu", "meta"])
     kwargs = {"create_env_kwargs": {"x": 1}, "exploration_type": "MODE"}
-    added = overrides_of_added(collector._keywords, collector._cfg, other, kwargs)
+    cfg, _, keywords = parts_of(collector)
+    added = overrides_of_added(keywords, cfg, other, kwargs)
     assert shown(added) == (
         "ConfigOverrides(hooks=Hooks(), env=UserEnvConfig(kind=python, create=other, kwargs={x: 1}), "
         "devices=DevicesConfig(policy_device=cpu), exploration_type=mode)"
@@ -329,8 +336,9 @@ def test_an_added_worker_has_the_device_of_the_first(configured):
 def test_an_exploration_type_of_none_in_collector_kwargs_changes_nothing(configured):
     keywords = {"launcher": "mp", "exploration_type": "MODE", "collector_kwargs": {"exploration_type": None}}
     collector = configured("DistributedCollector", [cartpole, other], policy, **keywords)
-    assert collector._cfg.collector.exploration_type == "mode"
-    assert {each.exploration_type for each in collector._overrides} == {None}
+    cfg, overrides, _ = parts_of(collector)
+    assert cfg.collector.exploration_type == "mode"
+    assert {each.exploration_type for each in overrides} == {None}
 
 
 def test_whole_configurations(configured, expected, monkeypatch):

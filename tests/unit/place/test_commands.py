@@ -38,20 +38,16 @@ def test_options_and_counts_in_the_syntax_of_slurm():
     assert [commands.per_node(text) for text in ("4(x2),2", "3", "")] == [[4, 4, 2], [3], []]
 
 
-def test_states_are_those_of_the_first_part_of_a_job():
-    rows = [
-        ("7", "RUNNING", "None", "n1"),
-        ("8+0", "PENDING", "Priority", ""),
-        ("8+1", "FAILED", "x", ""),
-        ("9", "X", "", ""),
-    ]
-    found = commands._read_states(rows, ["8", "7", "6"])
+def test_states_are_those_of_the_first_part_of_a_job(said):
+    said("7|RUNNING|None|n1\n8+0|PENDING|Priority|\n8+1|FAILED|x|\n9|X||")
+    found = commands.queued(["8", "7", "6"])
     assert list(found) == ["8", "7"]
     assert [(state.word, state.is_over, state.has_started) for state in found.values()] == [
         ("PENDING", False, False),
         ("RUNNING", False, True),
     ]
-    (over,) = commands._read_states([("7", "TIMEOUT", "", "")], ["7"]).values()
+    said("7|TIMEOUT||")
+    (over,) = commands.queued(["7"]).values()
     assert (over.is_over, over.has_started) == (True, True)
 
 
@@ -73,8 +69,8 @@ def test_lines_of_nodes_without_banners(said):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        (None, commands._DEFAULT_ARRAY_SIZE),
-        ("Other = 3", commands._DEFAULT_ARRAY_SIZE),
+        (None, 1001),
+        ("Other = 3", 1001),
         ("MaxArraySize            = 50", 50),
         ("MaxArraySize = 50\nSchedulerParameters = a=1,max_array_tasks=20", 20),
         ("MaxArraySize = 10\nSchedulerParameters = max_array_tasks=20", 10),

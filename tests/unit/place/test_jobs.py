@@ -1,10 +1,8 @@
 """Workers that are jobs: submitted together, watched, replaced, cancelled, over a scheduler that a test scripts."""
 
-import random
 import select
 import threading
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 
@@ -221,53 +219,3 @@ def test_which_workers_wait_in_the_queue_is_said_with_the_reason(workers, wait_u
     wait_until(
         lambda: "2 of 3 workers are waiting in the queue: workers 0 and 2 are PENDING (Resources)" in workers.lines
     )
-
-
-def test_what_becomes_of_jobs_round_by_round(tmp_path, monkeypatch, within, expected):
-    """Jobs change their states, SLURM refuses, workers are replaced or no longer needed; without the thread."""
-    draw, now_s = random.Random(4), 1000.0
-    within(job_watcher, "time", monotonic=lambda: now_s)
-    watcher = Jobs(tmp_path, grace_s=20.0)
-    watcher._watcher = SimpleNamespace(start=lambda: None, ident=None)
-    for name, value in {"_PATIENCE_S": 4.0, "_NOTICE_S": 15.0, "_RETRY_S": 10.0}.items():
-        monkeypatch.setattr(job_watcher, name, value)
-    handles, rows, texts = watcher.start_all(), [], {}
-    for job in watcher._jobs.values():
-        job.created_s = now_s
-    restarts = dict.fromkeys(range(3), 0)
-    for number in range(40):
-        now_s += draw.choice([1.0, 5.0])
-        scheduler, event = watcher.scheduler, ""
-        scheduler.refusal = "no more jobs" if 8 <= number < 12 else None
-        scheduler.trouble = LauncherError("no answer") if 20 <= number < 22 else None
-        living = [job for job, state in scheduler.now.items() if not state.is_over]
-        match draw.randrange(5):
-            case 0 if living:
-                event = f"{(job := draw.choice(living))} runs"
-                scheduler.now[job] = RUNNING
-            case 1 if living:
-                end = draw.choice([COMPLETED, FAILED, NODE_FAIL, JobState("PREEMPTED", True, True), None])
-                event = f"{(job := draw.choice(living))} ends"
-                scheduler.now[job] = end if end is not None else JobState("TIMEOUT", True, True)
-            case 2:
-                worker = draw.randrange(3)
-                restarts[worker] += 1
-                event = f"worker {worker} is replaced"
-                handles.append(watcher.start(worker, NOTHING, restarts[worker]))
-                watcher._jobs[handles[-1]].created_s = now_s
-            case 3 if any(each.exitcode is None for each in handles):
-                index = draw.choice([n for n, each in enumerate(handles) if each.exitcode is None])
-                event = f"handle {index} is terminated"
-                handles[index].terminate()
-        said, cancelled = len(watcher.lines), len(scheduler.cancelled)
-        jobs = list(watcher._jobs.values())
-        changed = [
-            watcher._submit([job for job in jobs if job.id is None]),
-            watcher._poll([job for job in jobs if job.id is not None and not job.state.is_over]),
-        ]
-        watcher._cancel([job for job in jobs if job.released_until_s is not None and not job.state.is_over])
-        watcher._report_queue(jobs)
-        before, texts = texts, {n: f"{each.text} {each.exitcode} {each.ended_by}" for n, each in enumerate(handles)}
-        new = {number: text for number, text in texts.items() if text != before.get(number)}
-        rows.append([now_s, event, changed, watcher.lines[said:], scheduler.cancelled[cancelled:], new])
-    expected("jobs", rows)

@@ -123,7 +123,7 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
     assert type(rollout) is kind
     infer = rollout._next_inference
     monkeypatch.setattr(rollout, "_next_inference", lambda: taking(1, infer()))
-    monkeypatch.setattr(rollout._env, "step", taking(10, rollout._env.step))
+    monkeypatch.setattr(rollout.group, "step", taking(10, rollout.group.step))
     for _ in range(2):
         before_s = now[0]
         report = rollout.collect(rows, 0)
@@ -136,9 +136,9 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 @pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
     rollout, _, rows = make(cfg, None, 9)
-    steps = iter([rollout._env.step] * 2)
+    steps = iter([rollout.group.step] * 2)
     misfit = lambda *_: (_ for _ in ()).throw(ShapeError("observation: a misfit"))  # noqa: E731
-    monkeypatch.setattr(rollout._env, "step", lambda *given: next(steps, misfit)(*given))
+    monkeypatch.setattr(rollout.group, "step", lambda *given: next(steps, misfit)(*given))
     with pytest.raises(ShapeError, match=r"^observation: a misfit \(step 2 of the batch\)$"):
         rollout.collect(rows, 0)
     rollout.close()
@@ -209,7 +209,7 @@ def test_an_interrupted_batch_of_random_actions_is_collected_anew_with_random_ac
         policy.module.number.fill_(3)
     rollout, slot, rows = make(cfg, policy, 6, spec=RolloutOptions(False, num_random_batches=1))
     with monkeypatch.context() as patch:
-        patch.setattr(rollout._env, "step", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(rollout.group, "step", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             rollout.collect(rows, 0)
     rollout.reset(None)
@@ -330,13 +330,13 @@ def test_a_reset_is_progress_and_begins_new_trajectories():
 def test_an_env_is_stepped_with_flags_that_are_not_set(cfg, monkeypatch):
     """`StepArrays` promises this. Episodes end, and the slot of an earlier batch is filled again."""
     rollout, _, rows = make(cfg, None, 30)
-    step, seen = rollout._env.step, []
+    step, seen = rollout.group.step, []
 
     def checked(action, out):
         seen.append([bool(flag.any()) for flag in (out.terminated, out.truncated)] + [bool(out.frame.all())])
         return step(action, out)
 
-    monkeypatch.setattr(rollout._env, "step", checked)
+    monkeypatch.setattr(rollout.group, "step", checked)
     for number in range(2):
         rollout.collect(rows, number)
     assert len(seen) >= 60

@@ -1,5 +1,7 @@
 """Cores that the trainer may use, by what limits them."""
 
+import os
+
 import pytest
 
 from collectx.run import cores
@@ -45,7 +47,6 @@ def groups(tmp_path, monkeypatch):
 )
 def test_quotas_are_those_of_all_control_groups_above(groups, lines, files, expected):
     groups(lines, **files)
-    assert list(cores._quotas()) == expected
     assert cores.limits().get("control group") == (min(expected) if expected else None)
     assert cores.num_cores() >= 1
 
@@ -62,8 +63,12 @@ def test_quotas_are_those_of_all_control_groups_above(groups, lines, files, expe
         ({"SLURM_CPUS_ON_NODE": "9", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_NODEID": "2"}, 9),
     ],
 )
-def test_the_cores_of_a_task_of_slurm(environment, count):
-    assert cores._slurm_cores(environment) == count
+def test_the_cores_of_a_task_of_slurm(monkeypatch, environment, count):
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cores.limits().get("SLURM") == count
 
 
 @pytest.mark.parametrize(("num_processes", "is_short"), [(1, False), (8, False), (9, True)])

@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,6 @@ def test_the_rate_falls_while_no_batch_comes(statistics, batch_info):
     assert rates == [100.0, 10.0, 1.0, 0.1]
     statistics.add(batch_info(3, {"frames": 100}), 1001.5)
     assert window.view(1002.0).now_per_s == pytest.approx(0.1, rel=0.01)
-    assert len(window._samples) < 6
 
 
 def test_the_rate_begins_again_where_a_restarted_job_has_fewer_frames(statistics, batch_info):
@@ -252,12 +252,12 @@ def test_a_resumed_run_starts_its_workers_before_it_shows_numbers(statistics):
         ((2, 2), "collecting the first batch\n"),
     ],
 )
-def test_how_many_workers_are_ready_before_the_first_batch(ready, words):
+def test_how_many_workers_are_ready_before_the_first_batch(ready, words, wait_until):
     out = io.StringIO()
     progress = Progress(Statistics(1000), console=Console(file=out, width=80))
     progress.count_ready = lambda: ready
-    progress._draw()
-    assert out.getvalue().endswith(words)
+    with progress:
+        wait_until(lambda: words in out.getvalue())
 
 
 WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)
@@ -318,7 +318,7 @@ def test_the_cursor_is_back_after_an_error(statistics, wait_until):
         wait_until(lambda: "100 / 1,000 frames" in out.getvalue())
         raise KeyboardInterrupt
     assert -1 < out.getvalue().rfind(HIDE_CURSOR) < out.getvalue().rfind(SHOW_CURSOR)
-    assert not display._thread.is_alive()
+    assert "collectx-progress" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, capsys):

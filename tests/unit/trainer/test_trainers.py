@@ -15,6 +15,7 @@ from collectx.batch import TRAJ_IDS, to_tensordict
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDivergedError
+from collectx.replay import ReplayBuffer
 from collectx.trainer.actor_critic import Critic
 from collectx.trainer.base import load_moments, present_keys, remaining_fraction
 from collectx.trainer.finite import check_finite
@@ -199,14 +200,14 @@ def test_the_steps_of_dqn_are_those_of_the_paper(name, monkeypatch):
     fields = {"updates_per_frame": 2.5 / 64, "batch_size": 8, "max_grad_norm": 1e9, "target_rate": 0.5, "gamma": 0.9}
     learner, module = made(name, **fields, anneal=False)
     expected = copy.deepcopy(module)
-    samples, priorities, sample = [], [], learner._buffer.sample
+    samples, priorities, sample = [], [], ReplayBuffer.sample
 
-    def recorded(size):
-        samples.append(sample(size))
+    def recorded(buffer, size):
+        samples.append(sample(buffer, size))
         return samples[-1]
 
-    monkeypatch.setattr(learner._buffer, "sample", recorded)
-    monkeypatch.setattr(learner._buffer, "update_priority", lambda *each: priorities.append(each))
+    monkeypatch.setattr(ReplayBuffer, "sample", recorded)
+    monkeypatch.setattr(ReplayBuffer, "update_priority", lambda buffer, *each: priorities.append(each))
     collection = Recorded(bandit(1))
     learner.train(collection)
     (drawn,) = samples
@@ -263,9 +264,13 @@ def test_the_networks_of_dqn_share_the_statistics_of_all_frames():
     batches = list(bandit(3))
     learner.train(Recorded(batches))
     seen = torch.cat([batch["observation"].reshape(-1, 4) for batch in batches]).double()
-    for encode in (module.encode, learner._target.encode):
-        torch.testing.assert_close(encode.mean, seen.mean(0))
-        torch.testing.assert_close(encode.variance, seen.var(0, correction=0))
+    target = learner.state_dict()["target"]
+    for mean, variance in (
+        (module.encode.mean, module.encode.variance),
+        (target["encode.mean"], target["encode.variance"]),
+    ):
+        torch.testing.assert_close(mean, seen.mean(0))
+        torch.testing.assert_close(variance, seen.var(0, correction=0))
 
 
 def test_ppo_learns_the_first_batch_with_its_own_statistics():

@@ -50,9 +50,14 @@ class Generators(Rollout):
         self.loaded.append((state, rollout))
 
 
-def handler(*envs, batch=None, hooks=None, is_inline=False, reason=None):
-    around = BatchHooks(0, hooks or Hooks(), lambda slot, steps: batch)
-    return RequestHandler(Generators(), Rollout(*envs, reason=reason), around, dict, is_inline)
+def hooked(batch, hooks=None):
+    """Returns the hooks around batches that all are this one."""
+    return BatchHooks(0, hooks or Hooks(), lambda slot, steps: batch)
+
+
+def handler(*envs, around=None, is_inline=False, reason=None, generators=None, rollout=None):
+    rollout = rollout or Rollout(*envs, reason=reason)
+    return RequestHandler(generators or Generators(), rollout, around or hooked(None), dict, is_inline)
 
 
 class Counter:
@@ -158,11 +163,11 @@ def test_envs_that_save_themselves_are_restored_where_they_cannot_be_pickled(val
     state = made.state()
     assert ("env_state_dict" in state) is is_saved
     assert isinstance(state.get("env_state_dict"), torch.Tensor) == (is_saved and reason is not None)
-    new = handler(Counter("new"))
-    assert new.load(state) == reason
-    assert (new._envs[0].value == "new") is (reason is None)
+    env, generators = Counter("new"), Generators()
+    assert handler(env, generators=generators).load(state) == reason
+    assert (env.value == "new") is (reason is None)
     # The generators are those of an env that was restored.
-    assert len(new._generators.loaded) == (reason is None)
+    assert len(generators.loaded) == (reason is None)
     assert "env_state_dict" not in handler(SimpleNamespace(state_dict=dict), reason=reason).state()
 
 
@@ -197,8 +202,7 @@ def test_hooks_change_a_batch_and_add_to_it():
 
     made = batch()
     hooks = Hooks(pre_collect_hook=lambda: calls.append(None), post_collect_hook=after, write_batch=written.append)
-    requests = handler(batch=made, hooks=hooks)
-    one = requests._hooks
+    one = hooked(made, hooks)
     one.before_batch()
     added = one.after_batch(0, 3)
     assert (len(calls), made["action"].unique().tolist(), made["next", "reward"].unique().tolist()) == (1, [1.0], [2.0])
@@ -207,7 +211,7 @@ def test_hooks_change_a_batch_and_add_to_it():
     assert added["own", "score"].unique().tolist() == [5.0]
     assert [*made.keys()] == ["action", "next"]
     assert written[0]["own", "score"].unique().tolist() == [5.0]
-    requests.set_hook("post_collect_hook", Hooks())
+    handler(around=one).set_hook("post_collect_hook", Hooks())
     assert one.after_batch(0, 3) == {}
     assert [*written[1].keys()] == ["action", "next"]
     for change, words in (
@@ -215,14 +219,14 @@ def test_hooks_change_a_batch_and_add_to_it():
         (lambda seen: seen.set("words", "text"), r"added 'words', which is of type NonTensorData"),
     ):
         with pytest.raises(ShapeError, match=words):
-            handler(batch=batch(), hooks=Hooks(post_collect_hook=change))._hooks.after_batch(0, 3)
-    assert handler(batch=batch())._hooks.after_batch(0, 3) == {}
+            hooked(batch(), Hooks(post_collect_hook=change)).after_batch(0, 3)
+    assert hooked(batch()).after_batch(0, 3) == {}
 
 
 def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
-    made, link = handler(), Link()
-    made.reply(link, Request("reset_some", ([True, False],)))
-    assert made._rollout.restarted == [[True, False]]
+    rollout, link = Rollout(), Link()
+    handler(rollout=rollout).reply(link, Request("reset_some", ([True, False],)))
+    assert rollout.restarted == [[True, False]]
     for name in ("ready", "state", "getattr_env"):
         reply_without_state(link, Request(name, ()))
     assert link[:3] == [(None, None)] * 3
@@ -244,11 +248,12 @@ def test_a_profile_ends_by_itself_or_early(monkeypatch):
             calls.append("end")
 
     monkeypatch.setattr(batch_hooks, "Profiling", Profiling)
-    made = handler(batch=batch())
+    around = hooked(batch())
+    made = handler(around=around)
     made.end_profile()
     made.profile("config")
     for _ in range(3):
-        made._hooks.after_batch(0, 3)
+        around.after_batch(0, 3)
     assert calls == [(0, "config"), "step", "step"]
     made.end_profile()
     made.profile("config")

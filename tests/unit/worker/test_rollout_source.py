@@ -80,6 +80,17 @@ class Made:
         self.transport.publish({None: write})
         self.source.refresh()
 
+    def answer(self, name, *arguments):
+        """Returns what the worker replies to a request."""
+
+        def worker():
+            self.source.reply(self.link.acquire())
+            yield
+
+        self.transport.attach(self.link.worker, worker())
+        self.transport.send_request(self.link.worker, Request(name, arguments))
+        return self.transport.receive()
+
     def fill(self, reset=None):
         self.left = self.end
         report = self.source.fill(Fill(0, reset))
@@ -138,9 +149,7 @@ def test_a_worker_calls_hooks_and_tells_what_was_added():
         assert calls == ["init", "before", [2, report.frames // 2], "before", [2, 5]]
         assert [each.added["score",].shape[1] for each in (report, whole)] == [report.frames // 2, 5]
         assert report.metrics.shape == (2, 0)
-        for request in (Request("ready"), Request("get_attr", ("spec",)), Request("state")):
-            made.source.reply(request)
-        replies = [made.transport._events.popleft() for _ in range(3)]
+        replies = [made.answer(*request) for request in (("ready",), ("get_attr", "spec"), ("state",))]
         assert [type(reply.error).__name__ for reply in replies] == ["NoneType", "TypeError", "NoneType"]
         assert sorted(replies[2].value) == ["generators", "rollout"]
         made.transport.interrupt()
@@ -178,13 +187,13 @@ def test_the_weights_of_a_worker_are_a_copy():
     made = Made({**ENVS, "policy": UserPolicyConfig(kind="python", factory=Constant)})
     with closing(made.source):
         made.publish(7.0)
-        weights = made.source._state_dict()
+        weights = made.answer("weights").value
         assert {name: value.item() for name, value in weights.items()} == {"weight": 7.0}
         weights["weight"].fill_(1.0)
-        assert made.source._state_dict()["weight"].item() == 7.0
+        assert made.answer("weights").value["weight"].item() == 7.0
     made = Made(ENVS)
     with closing(made.source):
-        assert made.source._state_dict() == {}
+        assert made.answer("weights").value == {}
 
 
 @pytest.mark.parametrize(

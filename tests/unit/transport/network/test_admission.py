@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import select
 import socket
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
@@ -13,9 +15,9 @@ from user_code.toyworker import SECRET, batch_spec
 from collectx import progress
 from collectx.errors import RendezvousError
 from collectx.transport import messages
-from collectx.transport.network import admission, handshake, link, listener_filter
+from collectx.transport.network import handshake, link
 from collectx.transport.network.admission import Admission
-from collectx.transport.network.handshake import Endpoint, Listener
+from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink, join_trainer
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import PairConfig
@@ -40,91 +42,84 @@ closed = []
 
 
 @pytest.fixture
-def admitting(monkeypatch):
-    """An admission without a listener. Worker 0 is expected, 1 makes its pair, 2 has joined, 3 is gone."""
-    monkeypatch.setattr(
-        admission, "Listener", lambda *arguments: SimpleNamespace(endpoint=ENDPOINT, close=lambda: None)
-    )
-    monkeypatch.setattr(admission, "enable_keepalive", lambda connection, seconds: None)
+def admitting():
+    """An admission. Worker 0 is expected, 1 makes its pair, 2 has joined, 3 is gone, 4 is expected too."""
     states = [JoinState.EXPECTED, JoinState.PAIRING, JoinState.JOINED, JoinState.GONE]
     workers = {index: RemotePeer(index, state=state) for index, state in enumerate(states)}
     refused = []
     events = lambda name, **fields: refused.append((name, fields))  # noqa: E731
-    made = Admission(workers, batch_spec(), Config(60.0), events, ENDPOINT, None)
+    made = Admission(workers, batch_spec(), Config(60.0), events, Endpoint(("127.0.0.1",), 0, SECRET), None)
     made.expect(4, lambda: {"name": "spec of 4"})
     closed.clear()
-    with contextlib.closing(made):
-        yield made, workers, refused
+    yield made, workers, refused
+    made.stop()
+    with contextlib.suppress(OSError):  # a test may have closed it
+        made.close()
 
 
 HELLOS = [{"worker": worker, "host": "h", "pid": 1} for worker in (0, 1, 2, 3, 4, 5, -1, True, False, "0", 0.0, None)]
 
 
-def test_which_workers_are_admitted(admitting, expected):
+def ask(made, hello):
+    """Returns the connection of a peer that has said this."""
+    connection, _ = handshake.connect(made.endpoint, 60.0, "knob")
+    connection.send_bytes(json.dumps(hello).encode())
+    return connection
+
+
+def test_which_workers_are_admitted(admitting, expected, wait_until):
     made, workers, refused = admitting
     lines = []
     for hello in [*HELLOS, {}, HELLOS[0]]:
-        ours, theirs = Pipe()
-        with ours, theirs:
-            for message in (json.dumps(hello).encode(), b""):
-                theirs.send_bytes(message)
-            try:
-                made._admit(ours, "10.0.0.1")
-                peer, connection, pair = made.take()
-                said = f"{peer.index} {peer.info} rank {pair.rank} {connection is ours} {peer.is_making_pair}"
-            except RendezvousError as error:
-                said = f"{error}"
-            lines += [f"{hello}: {said}", f"    {theirs.recv_bytes().decode()}"]
+        num_refused = len(refused)
+        with ask(made, hello) as connection:
+            reply = connection.recv_bytes().decode()
+            if "refused" in reply:
+                wait_until(lambda before=num_refused: len(refused) > before)
+                said = refused[-1]
+            else:
+                connection.send_bytes(b"")
+                peer, admitted, pair = made.take()
+                said = f"{peer.index} {peer.info} rank {pair.rank} {pair.address} {peer.is_making_pair}"
+                admitted.close()
+            lines += [f"{hello}: {said}", f"    {reply}"]
     lines += [f"{index}: {peer.state.value} {peer.info}" for index, peer in workers.items()]
-    made._refuse("10.0.0.9", "a stranger")
+    num_refused = len(refused)
     made.stop()
-    made._refuse("10.0.0.9", "a stranger")
-    lines += [f"{each}" for each in refused]
+    with pytest.raises(RendezvousError):
+        handshake.connect(replace(made.endpoint, secret=b"wrong"), 0.0, "knob")
+    made.close()
+    assert len(refused) == num_refused
     expected("admission", "\n".join(lines))
 
 
-@pytest.mark.parametrize(
-    "end", ["fails", "withdrawn", "withdrawn while it fails", "stopped", "stopped early", "closed"]
-)
-def test_a_worker_that_does_not_get_its_pair(admitting, end):
-    made, workers, _ = admitting
-    peer, (ours, theirs) = workers[4], Pipe()
-    with ours, theirs:
-        theirs.send_bytes(json.dumps({"worker": 4}).encode())
-        theirs.send_bytes(b"")
-        peer.make_spec = lambda: made.withdraw(peer) or {} if end == "withdrawn while it fails" else {}
-        made._config.__class__.fails = "fails" in end
-        try:
-            if "stopped" in end:
-                made.stop()
-            if "fails" in end or end == "stopped":
-                with pytest.raises(
-                    RendezvousError,
-                    match=r"worker 4 failed \(OSError\('no pair'\)\)" if "fails" in end else "cannot join",
-                ):
-                    made._admit(ours, "here")
-            elif end == "stopped early":
-                peer.state = JoinState.EXPECTED
-                made._admit(ours, "here")
+@pytest.mark.parametrize("end", ["fails", "withdrawn", "withdrawn while it fails", "stopped", "closed"])
+def test_a_worker_that_does_not_get_its_pair(admitting, end, monkeypatch, wait_until):
+    made, workers, refused = admitting
+    monkeypatch.setattr(Config, "fails", "fails" in end)
+    if end == "withdrawn while it fails":
+        made.expect(4, lambda: made.withdraw(workers[4]) or {})
+    if end == "stopped":
+        made.stop()
+    with ask(made, {"worker": 4}) as connection:
+        connection.recv_bytes()
+        if end != "stopped":
+            connection.send_bytes(b"")
+        if "fails" in end or end == "stopped":
+            wait_until(lambda: refused or end == "stopped")
+            assert end == "stopped" or "worker 4 failed (OSError('no pair'))" in refused[0][1]["reason"]
+            assert workers[4].state is (JoinState.EXPECTED if end == "fails" else JoinState.GONE)
+        else:
+            assert select.select([made.readable], [], [], 60)[0]
+            if end == "withdrawn":
+                made.withdraw(workers[4])
+                assert made.take() is None
             else:
-                made._admit(ours, "here")
-        finally:
-            Config.fails = False
-        if end == "withdrawn":
-            made.withdraw(peer)
-            assert made.take() is None
-        if end == "closed":
-            made.stop()
-            made._listener = SimpleNamespace(close=lambda: closed.append("listener"))
-            made._close_pipe, close = lambda: None, made._close_pipe
-            made.close()
-            made._close_pipe = close
-        states = {"fails": "EXPECTED", "stopped early": "PAIRING", "closed": "PAIRING"}
-        assert peer.state is JoinState[states.get(end, "GONE")]
-        assert peer.is_making_pair is (end in ("withdrawn", "stopped early", "closed", "withdrawn while it fails"))
-        ends = {"withdrawn": ["here"], "stopped early": ["here"], "closed": ["listener", "here"]}
-        assert closed == ends.get(end, [])
-        assert ours.closed is (end in ends)
+                made.stop()
+                made.close()
+        with pytest.raises((EOFError, ConnectionError)):
+            connection.recv_bytes()
+    assert closed == ([] if "fails" in end or end == "stopped" else ["127.0.0.1"])
 
 
 # --- the worker's end ---
@@ -166,7 +161,7 @@ def test_what_a_worker_says_when_it_joins(joining, timeout_s, keepalive_s):
     ]
     assert [json.loads(ours.recv_bytes()), ours.recv_bytes()] == [{"host": "h", "worker": 3}, b""]
     assert (found, made.slot_spec, made.worker, len(made.slots)) == ({"a": 1}, spec, 3, 3)
-    assert (made._progress_every_s, made._secret, made.preempted[0]) == (1.0, SECRET, 0)
+    assert made.preempted[0] == 0
 
 
 def test_why_a_worker_does_not_join(joining, monkeypatch, within):
@@ -193,17 +188,25 @@ def test_a_worker_looks_for_messages_every_few_milliseconds_and_tells_its_progre
     ours, theirs = Pipe()
     told = []
 
+    class Poller:
+        def __init__(self):
+            self.inner = real()
+            self.register = self.inner.register
+
+        def poll(self, limit):
+            looked.append(limit)
+            return self.inner.poll(limit)
+
     def poll(after_s):
         now[0] += after_s
-        looked = []
-        look = made._receive_messages
-        made._receive_messages = lambda timeout_s: (looked.append(timeout_s), look(timeout_s))
+        looked.clear()
         assert made.stop[0] is False
-        made._receive_messages = look
         while ours.poll():
             told.append((now[0] - 100.0, messages.unpack_progress(ours.recv_bytes())))
-        return looked
+        return [*looked]
 
+    looked, real = [], select.poll
+    within(link, "select", poll=Poller)
     with ours, theirs:
         made = NetworkLink(0, theirs, Idle(), batch_spec(1), SECRET, 2.0)
         # Before its first step, and at the first one, it looks each time.
@@ -301,28 +304,6 @@ def test_a_worker_tries_each_address_until_one_answers(monkeypatch, within, answ
     assert len(closed) == answers.count("wrong")
 
 
-def test_which_refusals_are_reported(within):
-    now, said = [0.0], []
-    within(handshake, "time", monotonic=lambda: now[0])
-    listener = SimpleNamespace(
-        _lock=contextlib.nullcontext(), _refused_since_s=0.0, _num_refused=0, _on_refuse=lambda *peer: said.append(peer)
-    )
-    for at, count in ((0.0, 19), (59.9, 3), (60.0, 1), (119.9, 1), (120.0, 21), (180.0, 1), (240.0, 1)):
-        now[0], before = at, len(said)
-        for _ in range(count):
-            Listener._refuse(listener, "::ffff:10.0.0.1", "why")
-        said[before:] = [(at, len(said) - before, *said[before])]
-    assert said == [
-        (0.0, 19, "10.0.0.1", "why"),
-        (59.9, 1, "10.0.0.1", "why"),
-        (60.0, 1, "10.0.0.1", "why (before, 2 more were refused)"),
-        (119.9, 1, "10.0.0.1", "why"),
-        (120.0, 20, "10.0.0.1", "why"),
-        (180.0, 1, "10.0.0.1", "why (before, 1 more were refused)"),
-        (240.0, 1, "10.0.0.1", "why"),
-    ]
-
-
 # --- ports of libraries ---
 
 
@@ -341,16 +322,21 @@ def test_a_filtered_port_is_open_while_a_peer_is_expected():
             states.append(is_open())
         assert states == [False, True, True, True, False, True]
         filtered.block()
-        # The filter of a library leaves other files alone.
-        _, others = filter_listeners(lambda: None)
-        assert (others._inodes, [*filtered._inodes]) == ({}, [made.fileno()])
-        assert filter_listeners(lambda: None, lambda descriptor: False)[1]._inodes == {}
-        filtered._inodes[made.fileno()] = 0  # another file has the number now
-        filtered.allow()
-        assert not is_open()
-        ListenerFilter([made.fileno()]).allow()
+        # The filter of a library leaves other files alone, also one that has the number of its socket meanwhile.
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            filter_listeners(lambda: None)
+            place = other.getsockname()
+            assert is_open()
+            os.dup2(other.fileno(), made.fileno())
+            filtered.allow()
+            filtered.block()
+            assert is_open()
+            ListenerFilter([other.fileno()])
+            assert not is_open()
+    made, _ = filter_listeners(lambda: socket.create_server(("127.0.0.1", 0)), lambda descriptor: False)
+    with made:
+        place = made.getsockname()
         assert is_open()
-    assert listener_filter._inode(10**6) is None
 
 
 @pytest.mark.parametrize("is_closed", [False, True])

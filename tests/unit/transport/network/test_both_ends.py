@@ -394,6 +394,25 @@ def filling(stack):
     return walk, link
 
 
+def test_a_reply_does_not_overtake_the_bytes_of_a_slot(monkeypatch):
+    monkeypatch.setattr(ends, "Admission", Admission)
+    with ExitStack() as stack:
+        walk, link = filling(stack)
+        walk.transport.send_request(0, Request("state", ()))
+        assert isinstance(link.acquire(), Request)
+        bytes_of_slots, report = walk.workers[0].pair.inwards, walk.report(0)
+        monkeypatch.setattr(bytes_of_slots, "move", lambda: None)
+        link.slots[0].tensors[NUMBER][...] = torch.tensor([0, 0])
+        link.send(0, report)
+        link.reply("state")
+        walk.pump()  # nothing is told yet
+        monkeypatch.undo()
+        bytes_of_slots.move()
+        walk.workers[0].told += [Arrival(0, 0, report), Reply(0, "state", None)]
+        walk.pump()
+        assert not walk.workers[0].told
+
+
 def test_weights_that_arrive_after_a_grant_are_used(monkeypatch):
     monkeypatch.setattr(ends, "Admission", Admission)
     with ExitStack() as stack:

@@ -5,8 +5,11 @@ import io
 import json
 import os
 import pickle
+import select
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.connection import Pipe
 from unittest.mock import Mock
 
@@ -20,8 +23,9 @@ from user_code.toyworker import SECRET, Toys, batch_spec
 from collectx import state as states
 from collectx.errors import NotRestorableError, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Fill, Reply, Request, Reset, SlotReport
-from collectx.transport.network.link import NetworkLink
+from collectx.transport.base import Arrival, Departure, Fill, Joined, Request, Reset, SlotReport
+from collectx.transport.network import link as network_link
+from collectx.transport.network.link import NetworkLink, join_trainer
 
 CASES = pytest.mark.parametrize(
     "cases", [100, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
@@ -72,52 +76,65 @@ MESSAGES = st.one_of(
 )
 
 
+def join(toys):
+    """Lets this process join as worker 0, which owes two replies; returns its link."""
+    toys.transport.expect(0, dict)
+    for _ in range(2):
+        toys.transport.send_request(0, Request("state", ()))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join_trainer, toys.transport.endpoint, 0, {}, 60.0)
+        assert isinstance(toys.transport.receive(), Joined)
+        _, link = joining.result()
+    assert [type(link.acquire()) for _ in range(2)] == [Request] * 2
+    return link
+
+
 @CASES
 def test_a_broken_message_is_the_end_of_its_worker_alone(cases, tmp_path):
     path = tmp_path / "executed"
-    with Toys("gloo", batch_spec(1)) as toys:
-        toys.start(0)
-        toys.deliver()
-        transport, removed = toys.transport, []
-        worker = transport._workers[0]
-        transport._remove_worker = lambda worker, error: removed.append(error)
+    with Toys("gloo", batch_spec(1)) as toys, ExitStack() as stack:
+        links = []
 
         @given(MESSAGES)
-        @settings(max_examples=cases)
+        @settings(max_examples=cases, deadline=None)
         def check(message):
-            removed.clear()
-            transport._handle_message(worker, message)
-            if removed:
-                text = "".join([str(removed[0]), *getattr(removed[0], "__notes__", [])])
-                assert "worker 0" in text
-            arrivals = [event for _, event in transport._announced if isinstance(event, Arrival)]
-            assert all(0 <= arrival.report.frames <= 6 for arrival in arrivals)
-            transport._announced.clear()
-            transport._received.clear()
+            if not links:
+                links.append(join(toys))
+                stack.callback(links[0].connection.close)
+            links[0].connection.send_bytes(message)
+            links[0].reply("after it")
+            event = toys.transport.receive()
+            if isinstance(event, Departure):
+                links.clear()
+                assert "worker 0" in "".join([str(event.error), *getattr(event.error, "__notes__", [])])
+                return
+            is_reply = event.value != "after it"
+            if is_reply:
+                event = toys.transport.receive()
+            assert (event.value, event.error) == ("after it", None)
+            for _ in range(1 + is_reply):
+                toys.transport.send_request(0, Request("state", ()))
+                assert isinstance(links[0].acquire(), Request)
 
         for message in _evil_messages(path):
             check = example(message)(check)
         check()
-        del transport._remove_worker
     assert not path.exists()
 
 
-def test_a_reply_does_not_overtake_the_bytes_of_a_slot():
-    report = SlotReport(0, 6, 0.0, 0.0, np.array([]), np.array([], np.int64))
+@pytest.mark.parametrize(("frames", "is_right"), [(-1, False), (0, True), (6, True), (7, False)])
+def test_a_batch_has_no_more_frames_than_a_slot(frames, is_right):
     with Toys("gloo", batch_spec(1)) as toys:
-        toys.start(0)
-        toys.deliver()
-        transport, bytes_of_slot = toys.transport, Mock()
-        worker = transport._workers[0]
-        worker.incoming[1], bytes_of_slot.done.return_value = bytes_of_slot, False
-        worker.num_outstanding += 2
-        transport._handle_message(worker, messages.pack_full(1, report))
-        transport._handle_message(worker, messages.pack_signed(messages.REPLY, ("state", None), SECRET))
-        transport._complete_arrivals()
-        assert not transport._received
-        bytes_of_slot.done.return_value = True
-        transport._complete_arrivals()
-        assert [type(event) for event in transport._received] == [Arrival, Reply]
+        link = join(toys)
+        toys.grant(0, 0)
+        assert link.acquire() == Fill(0)
+        link.send(0, SlotReport(0, frames, 0.0, 0.0, np.array([]), np.array([], np.int64)))
+        event = toys.transport.receive()
+        link.connection.close()
+        assert isinstance(event, Arrival) is is_right
+        assert is_right or f"worker 0 is gone: it sent an invalid message (ValueError('{frames} frames'))" in str(
+            event.error
+        )
 
 
 @CASES
@@ -198,16 +215,22 @@ def test_a_grant_travels_with_its_reset(reset):
     assert messages.unpack_grant(messages.pack_grant(3, reset, 7)) == (Fill(3, reset), 7)
 
 
-def test_a_worker_without_a_grant_sleeps_until_the_trainer_writes(ends):
-    link, trainers = ends
-    poll, limits = link._poller.poll, []
+def test_a_worker_without_a_grant_sleeps_until_the_trainer_writes(within):
+    limits, real = [], select.poll
 
-    def polled(limit):
-        limits.append(limit)
-        if len(limits) == 1:
-            trainers.send_bytes(messages.pack_grant(0, None))
-        return poll(limit)
+    class Poller:
+        def __init__(self):
+            self.inner = real()
+            self.register = self.inner.register
 
-    link._poller = Mock(poll=polled)
-    assert link.acquire() == Fill(0)
+        def poll(self, limit):
+            limits.append(limit)
+            if len(limits) == 1:
+                trainers.send_bytes(messages.pack_grant(0, None))
+            return self.inner.poll(limit)
+
+    within(network_link, "select", poll=Poller)
+    trainers, workers = Pipe()
+    with trainers, workers:
+        assert NetworkLink(0, workers, Mock(), batch_spec(1), SECRET, 60.0).acquire() == Fill(0)
     assert limits[0] is None

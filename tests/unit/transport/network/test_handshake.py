@@ -170,28 +170,28 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch)
 
 
 def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(listen, wait_until, monkeypatch):
-    proving, num_proving, prove = set(), [], handshake._prove_to_worker
-
-    def counted(peer, *arguments):
-        proving.add(peer)
-        num_proving.append(len(proving))
-        try:
-            prove(peer, *arguments)
-        finally:
-            proving.discard(peer)
-
-    for name, value in {"_prove_to_worker": counted, "_HANDSHAKE_S": 1.0, "_MAX_HANDSHAKES": 3}.items():
+    for name, value in {"_HANDSHAKE_S": 1.0, "_MAX_HANDSHAKES": 3, "_MAX_REFUSALS": 4}.items():
         monkeypatch.setattr(handshake, name, value)
-    monkeypatch.setattr(handshake, "_MAX_REFUSALS", 4)
-    listener = listen()
+    listener, num_proving, done = listen(), [], threading.Event()
+
+    def count():
+        while not done.wait(0.01):
+            num_proving.append(sum(thread.name == "collectx-handshake" for thread in threading.enumerate()))
+
+    counting = threading.Thread(target=count)
+    counting.start()
     with contextlib.ExitStack() as stack:
+        stack.callback(counting.join)
+        stack.callback(done.set)
         place = "127.0.0.1", listener.endpoint.port
         for _ in range(6):
             stack.enter_context(socket.create_connection(place))
         say_hello(place[1])
-        # The worker may have had to try again.
-        wait_until(lambda: listener._num_refused >= 6)
+        wait_until(lambda: len(listener.refusals) >= 4)
+        for _ in range(3):
+            challenged(place[1], lambda nonce: b"")
     assert (max(num_proving), len(listener.refusals)) == (3, 4)
+    assert not any("before" in reason for _, reason in listener.refusals)
     monkeypatch.setattr(handshake, "_REFUSALS_S", 0.0)
     challenged(place[1], lambda nonce: b"")
     wait_until(lambda: len(listener.refusals) > 4)
@@ -203,14 +203,14 @@ def test_many_silent_strangers_keep_no_worker_out(listen, monkeypatch):
     listener = listen()
     place = "127.0.0.1", listener.endpoint.port
     with contextlib.ExitStack() as stack:
-        for _ in range(4 * handshake._MAX_HANDSHAKES):
+        for _ in range(256):
             peer = stack.enter_context(socket.socket())
             peer.setblocking(False)
             peer.connect_ex(place)
         began_s = time.monotonic()
         say_hello(place[1])
         # Each of them may be silent for 10 s, 64 at a time.
-        assert time.monotonic() - began_s < handshake._HANDSHAKE_S
+        assert time.monotonic() - began_s < 10.0
 
 
 def test_a_peer_for_whom_no_thread_can_start_may_come_again(listen, within, wait_until, monkeypatch):
@@ -292,6 +292,31 @@ def test_an_answer_is_refused_the_second_time(listen, wait_until):
     assert challenged(listener.endpoint.port, answer) == b""
     wait_until(lambda: listener.refusals and listener.greeted)
     assert len(listener.greeted) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "words", "message"),
+    [
+        (False, b"", "it knows the secret, but sent nothing for 10 s"),
+        (True, BlockingIOError(), "but its first message was not complete after 10 s"),
+        (True, EOFError(), r"is not a collectx worker \(EOFError\(\)\)"),
+        (True, b"[1]", "is not a collectx worker$"),
+        (True, b"{", r"is not a collectx worker \(JSONDecodeError"),
+    ],
+)
+def test_what_a_peer_says_first_is_an_object_within_ten_seconds(monkeypatch, answers, words, message):
+    limits = []
+
+    def recv_bytes(limit):
+        if isinstance(words, Exception):
+            raise words
+        return words
+
+    peer = SimpleNamespace(poll=lambda seconds: limits.append(seconds) or answers, recv_bytes=recv_bytes)
+    monkeypatch.setattr(handshake, "set_receive_timeout", lambda connection, seconds: limits.append(seconds))
+    with pytest.raises(RendezvousError, match=message):
+        handshake.receive_hello(peer)
+    assert limits == [10.0, 10.0]
 
 
 # --- the network ---

@@ -21,6 +21,9 @@ from collectx.transport.tracebacks import request_stacks
 
 # Seconds that a failed worker may take to end by itself.
 _GRACE_S = 0.2
+# Seconds that a process without a connection may take to end, so that its error contains the exit code. The other
+# workers wait meanwhile.
+_EXIT_S = 1.0
 # If `events` is not called for longer than this share of the shorter timeout, the rest of the time does not count
 # towards timeouts, because the run may have been stopped (Ctrl-Z).
 _MAX_GAP = 0.25
@@ -236,7 +239,8 @@ class Supervisor(Generic[AnyPeer]):
                 yield message
 
     def _death_error(self, peer: Peer, error: Exception | None = None) -> Exception:
-        return death_error(self.describe(peer), peer.has_joined, peer.handle, self._close_timeout_s, error)
+        wait_s = min(self._close_timeout_s, _EXIT_S)
+        return death_error(self.describe(peer), peer.has_joined, peer.handle, wait_s, error)
 
     def timeout_error(self, peer: Peer, limit: Limit) -> Exception:
         """Returns the error of a worker that exceeded a timeout, with the stacks of its threads."""

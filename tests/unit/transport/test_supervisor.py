@@ -535,6 +535,19 @@ def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
     assert [supervisor.worker(index).handle.num_signals for index in range(2)] == [2, 2]
 
 
+def test_the_others_wait_a_second_at_most_for_a_process_that_closed_its_connection(supervisor):
+    """It may hang in exit handlers, as CUDA's do."""
+    supervisor, waits = supervisor(), []
+    supervisor.connect(0)
+    job = supervisor.run(0)
+    job.pid, job.join = 7, lambda timeout=None: waits.append(timeout)
+    supervisor.granted(0)
+    supervisor.ends[0].close()
+    ((_, error),) = supervisor.poll()
+    assert "is still running but closed its connection" in str(error)
+    assert waits[0] <= 1.0
+
+
 @pytest.mark.parametrize(
     ("handle", "has_joined", "error", "text"),
     [

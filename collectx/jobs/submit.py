@@ -162,8 +162,8 @@ def _submit(
     runs: Sequence[NamedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
     """Submits all runs; adds their jobs to `jobs`, and returns SLURM's refusals, both by run folder. A job is held
-    until its folder is begun, so a refusal leaves an earlier run unchanged. At the user's limit of jobs, this submits as
-    many as SLURM allows. `unfinished` are jobs of the same sweep."""
+    until its folder is begun, so a refusal leaves an earlier run unchanged. At the user's limit of jobs, this submits
+    as many as SLURM allows. `unfinished` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
     limits: dict[int | None, ParallelLimit] = {}
     groups = deque(arrays(runs))

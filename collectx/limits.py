@@ -19,6 +19,22 @@ _NUM_INTERRUPTS, _END_S = 3, 2.0
 _SIGNAL = signal.SIGURG
 
 
+# How often the time is counted, and modules whose frames show that a debugger or a console waits for its user.
+_COUNT_S = 0.5
+_DEBUGGERS = {"bdb", "code", "pydevd", "_pydevd_bundle"}
+
+
+def is_debugging() -> bool:
+    """Returns whether the main thread is in a debugger: no limit counts, and nothing may draw over its prompt. Any
+    thread may call this."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class _Interrupt(BaseException):
     """Interrupts the block. Not an `Exception`, which retry loops, as in `ray.init`, would catch."""
 
@@ -35,8 +51,8 @@ def limited(
     say: Callable[[str], None] | None = None,
     give_up: Callable[[BaseException], object] | None = None,
 ) -> Iterator[None]:
-    """Interrupts the block after `timeout_s` seconds. Has no effect outside the main thread. Raises `TimeoutError` if
-    the limit was reached. The note of the error contains the stack.
+    """Interrupts the block after `timeout_s` seconds, without the time in a debugger. Has no effect outside the main
+    thread. Raises `TimeoutError` if the limit was reached. The note of the error contains the stack.
 
     Args:
         what: what messages call the block.
@@ -63,15 +79,20 @@ def limited(
         timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout
 
+    def has_ended_within(seconds: float) -> bool:
+        while seconds > 0 and not has_ended.wait(min(seconds, _COUNT_S)):
+            seconds -= 0 if is_debugging() else min(seconds, _COUNT_S)
+        return has_ended.is_set()
+
     def watch() -> None:
         patience_s = min(_PATIENCE_S, timeout_s)
-        if has_ended.wait(patience_s):
+        if has_ended_within(patience_s):
             return
         limit = f"it is killed after {timeout_s:g} s ({option}={timeout_s:g})"
         if say is not None and timeout_s > patience_s:
             text = stack(sys._current_frames().get(main))
             say(f"{what} has taken more than {patience_s:g} s; {limit}. It is at:\n{text}")
-        if has_ended.wait(timeout_s - patience_s):
+        if has_ended_within(timeout_s - patience_s):
             return
         for _ in range(_NUM_INTERRUPTS):
             signal.pthread_kill(main, _SIGNAL)

@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM: the run ends in order, with a result, and leaves no process. Ctrl-Z: it goes on afterwards."""
 
 import os
+import pty
+import select
 import signal
 import subprocess
 import time
@@ -87,6 +89,44 @@ def test_a_signal_that_ends_a_trainers_helpers_too_leaves_a_checkpoint(tmp_path,
     assert ("after the signal, the trainer raised RuntimeError: DataLoader worker" in written()) == bool(error)
     assert not error or error in (run / "logs" / "trainer.log").read_text()
     assert result(run)["status"] == "interrupted"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("where", ["init", pytest.param("step", marks=pytest.mark.nightly)])
+def test_a_debugger_waits_for_its_user_without_a_limit_and_nothing_draws_over_its_prompt(tmp_path, where):
+    words = ["env=gym", "env.entry_point=user_code.debugged:make", f"env.kwargs.where={where}", "debug=inline"]
+    words += ["policy=random", "trainer=meter", "collector.total_frames=1000", "collector.start_timeout_s=3"]
+    variables = environment(PYTHONPATH=str(Path(__file__).parents[1]), TERM="xterm", COLUMNS="120")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(COMMAND, [COMMAND, "run", *words, "hydra.run.dir=run"], variables)
+    said = b""
+
+    def read_until(is_enough, limit_s):
+        nonlocal said
+        end_s = time.monotonic() + limit_s
+        while (
+            not is_enough()
+            and (left_s := end_s - time.monotonic()) > 0
+            and select.select([terminal], [], [], left_s)[0]
+        ):
+            try:
+                said += os.read(terminal, 65536)
+            except OSError:  # the process has closed the terminal
+                return
+
+    read_until(lambda: b"(Pdb) " in said, 100)
+    size = len(said)
+    assert b"(Pdb) " in said, said
+    read_until(lambda: False, 8)
+    assert said[size:] == b""
+    os.write(terminal, b"p where\nc\n")
+    read_until(lambda: b"run folder: " in said, 100)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0, said
+    assert f"'{where}'\r\n(Pdb) ".encode() in said
 
 
 @pytest.mark.parametrize("collector", ["multi_sync", pytest.param("distributed", marks=pytest.mark.nightly)])

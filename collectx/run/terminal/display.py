@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import pdb
 import re
 import shlex
 import sys
@@ -29,6 +31,7 @@ from rich.text import Text
 from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, printable, summary_of, text_of, traceback_of
+from collectx.limits import is_debugging
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
 from collectx.run.statistics import TIMES, Curve, RateWindow, Statistics, View
@@ -79,6 +82,7 @@ class Progress:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self.count_ready: Callable[[], tuple[int, int] | None] = lambda: None
+        self._breakpointhook = sys.breakpointhook
         self._live: Live | None = None
         self._cell: Any = None
         if self._console.is_jupyter:
@@ -92,16 +96,29 @@ class Progress:
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
+            sys.breakpointhook = self._debug
         self._thread.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        sys.breakpointhook = self._breakpointhook
         self._stop.set()
         self._thread.join(timeout=2.0)
         if self._live is not None:
             # Removes the display of a run without a batch.
             self._live.transient = self._statistics.started is None
             self._live.stop()
+
+    def _debug(self, *args: Any, **kwargs: Any) -> Any:
+        """Handles `breakpoint()`: plain lines replace the live display, which would draw over the prompt."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.transient = True
+            live.stop()
+        if self._breakpointhook is not sys.__breakpointhook__ or args or kwargs or "PYTHONBREAKPOINT" in os.environ:
+            return self._breakpointhook(*args, **kwargs)
+        # The default hook would stop in this frame.
+        return pdb.Pdb().set_trace(sys._getframe(1))
 
     def say(self, text: str) -> None:
         """Prints a line above the display. Any thread may call it."""
@@ -114,6 +131,8 @@ class Progress:
             if is_live:
                 self._draw()
             while not self._stop.wait(interval_s):
+                if is_debugging():
+                    continue
                 started_s = time.thread_time()
                 self._draw()
                 interval_s = max(min_s, (time.thread_time() - started_s) / DRAWING_SHARE)
@@ -127,10 +146,10 @@ class Progress:
         view = self._rates.view(time.monotonic())
         self._curve.add(view.numbers)
         starting = starting_of(self.count_ready() if view.numbers.started is None else None)
-        if self._live is not None:
+        if (live := self._live) is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(self._curve, self._console, view)
-            self._live.update(render_panel(view, self._title, charts, foot, starting), refresh=True)
+            live.update(render_panel(view, self._title, charts, foot, starting), refresh=True)
         elif self._cell is not None:
             foot = "" if is_last else "Interrupt the kernel to save and stop"
             drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot, starting)

@@ -36,7 +36,7 @@ from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.sb3 import VecEnvAdapter, as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
-from collectx.env.tensor_vector import TensorVectorEnv, device_of
+from collectx.env.tensor_vector import TensorsAsArrays, TensorVectorEnv, device_of
 from collectx.env.wrappers import CHECKED, statistics_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
@@ -64,6 +64,8 @@ def adapter(
     if device is None:
         return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode, metrics)
     mode = _parse_mode(env.metadata.get("autoreset_mode")) or _parse_mode(autoreset_mode) or AutoresetMode.SAME_STEP
+    if mode is not AutoresetMode.SAME_STEP and device.type == "cpu":
+        return GymVectorEnv(TensorsAsArrays(env), info_keys, exclude_keys, mode.value, metrics)
     return TensorVectorEnv(env, device, mode, [*info_keys, *metrics], exclude_keys)
 
 

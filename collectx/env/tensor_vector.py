@@ -8,11 +8,11 @@ SAME_STEP: its step returns the first observation of the next episode, and `info
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from collectx.env.base import Env, EnvSpec, closed_on_error
 from collectx.env.observation import ObservationLeaves
@@ -33,6 +33,31 @@ def device_of(env: VectorEnv) -> torch.device | None:
 def with_index(device: torch.device) -> torch.device:
     """Returns `device` with its index, as tensors report it; "cuda" means the current GPU."""
     return torch.empty(0, device=device).device if device.type == "cuda" else torch.device(device.type)
+
+
+class TensorsAsArrays(VectorWrapper):
+    """Passes arrays to and from a vector env that takes and returns tensors on the CPU; they share memory."""
+
+    def reset(self, **options: Any) -> Any:
+        return tuple(map(_array, self.env.reset(**options)))
+
+    def step(self, actions: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return tuple(map(_array, self.env.step(_tensor(actions))))
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().numpy()
+    if isinstance(value, Mapping):
+        return {name: _array(part) for name, part in value.items()}
+    return tuple(map(_array, value)) if isinstance(value, tuple) else value
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tensor(part) for name, part in value.items()}
+    return tuple(map(_tensor, value)) if isinstance(value, tuple) else torch.as_tensor(value)
 
 
 class TensorVectorEnv(Env):

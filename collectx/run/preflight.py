@@ -52,6 +52,8 @@ def copies() -> tuple[str, bool]:
             copies = f"{count} cop{'y' if count == 1 else 'ies'}"
             advice = f"Start it without {name}, and set the number with collector.num_workers=N."
             text = f"{name} runs {copies} of this command, but collectx starts its own processes. {advice}"
+            if is_torchrun:
+                text += " If this is the only copy, it inherited the variables: unset WORLD_SIZE TORCHELASTIC_RUN_ID."
             return text, is_torchrun and count > 1
     return "", False
 

@@ -4,16 +4,19 @@
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from user_code.streams import StreamChecker
 from user_code.tensorenv import TensorCountingEnv
 
-from collectx import Collector, MultiSyncCollector
+from collectx import Collector, MultiSyncCollector, RandomPolicy
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
 
@@ -170,10 +173,51 @@ class Returning(TensorCountingEnv):
             partial(Returning, observation=torch.zeros(3, 5).numpy()),
             "returned observation as ndarray, but it has an attribute 'device'",
         ),
-        (partial(Returning, mode=AutoresetMode.NEXT_STEP), "with autoreset mode NextStep, in which"),
     ],
 )
 def test_an_env_that_breaks_its_promise_is_told(make, message):
     told = pytest.raises((ShapeError, ConfigError), match=re.escape(message))
     with told, Collector(make, policy(), frames_per_batch=24) as collector:
         next(collector)
+
+
+class Tensors(VectorEnv):
+    """Counts with tensors on the CPU; each env's episodes have 2 or 3 steps, and resets follow `mode`."""
+
+    device = "cpu"
+    num_envs = 2
+    single_observation_space = spaces.Box(0, 99, (1,), np.float32)
+    single_action_space = spaces.Box(-1, 1, (3,), np.float32)
+
+    def __init__(self, mode):
+        self.metadata = {"autoreset_mode": mode}
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.action_space = batch_space(self.single_action_space, 2)
+
+    def reset(self, *, seed=None, options=None):
+        mask = torch.as_tensor((options or {}).get("reset_mask", [True, True]))
+        self.t = torch.where(mask, 0.0, getattr(self, "t", torch.zeros(2)))
+        self.over = torch.zeros(2, dtype=torch.bool)
+        return self.t[:, None].clone(), {}
+
+    def step(self, actions):
+        assert isinstance(actions, torch.Tensor)
+        assert actions.dtype == torch.float32
+        self.t = torch.where(self.over, 0.0, self.t + 1)
+        self.over = self.t >= torch.tensor([2, 3])
+        ended = self.over
+        if self.metadata["autoreset_mode"] is AutoresetMode.DISABLED:
+            self.over = torch.zeros(2, dtype=torch.bool)
+        return self.t[:, None], self.t.clone(), ended, torch.zeros(2, dtype=torch.bool), {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_tensors_on_the_cpu_work_in_every_autoreset_mode(mode):
+    with Collector(partial(Tensors, mode), RandomPolicy(), frames_per_batch=24) as collector:
+        batch = next(collector).reshape(2, -1)
+    seen, following = batch["observation"][..., 0], batch["next", "observation"][..., 0]
+    assert torch.equal(following, seen + 1)
+    assert torch.equal(batch["next", "reward"][..., 0], following)
+    lengths = following.amax(1, keepdim=True)
+    assert sorted(lengths.flatten().tolist()) == [2, 3]
+    assert torch.equal(batch["next", "done"][..., 0], following == lengths)

@@ -33,6 +33,7 @@ def test_copies_are_told_and_those_of_torchrun_refused(monkeypatch, variables, t
         monkeypatch.setenv(name, value)
     found, refused = copies()
     assert found.startswith(text)
+    assert ("unset WORLD_SIZE TORCHELASTIC_RUN_ID" in found) is text.startswith("torchrun")
     assert bool(found) is bool(text)
     assert refused is is_refused
 

@@ -313,7 +313,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "resume.md").read_text()
 
 
 def test_the_page_names_the_options_that_do_not_affect_batches():
-    text = PAGE[PAGE.index("These options do not affect batches") : PAGE.index("## What continues exactly")]
+    text = PAGE[PAGE.index("These options do not affect batches") : PAGE.index("## Data that moved")]
     names = [name for group in ("", "collector") for name in marked(group, "without_effect")]
     others = ["collector", "total_frames", "trainer.anneal"]
     assert sorted(re.findall(r"`([\w.]+)`", text)) == sorted([*names, *others])

@@ -202,7 +202,7 @@ def _check_resume(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> Resul
     """
     if not run_folder.has_run:
         return None
-    if not trusted:
+    if not (trusted or cfg.run.trust):
         foreign_code.check_checkpoints(run_folder)
     cfg = saved_config.with_old_scale(run_folder, cfg)
     if (done := saved_config.completed_result(run_folder, cfg)) is None and (

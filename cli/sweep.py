@@ -293,7 +293,7 @@ class PointRunner:
             if folder is None:
                 is_default = as_written(composed.node, "hydra.sweep.subdir") == _DEFAULT_SUBDIR
                 folder = self._free_folder(root / (name if is_default else str(hydra.sweep.subdir)), text)
-                if not composed.cfg.run.overwrite:
+                if not (composed.cfg.run.overwrite or composed.cfg.run.trust):
                     foreign_code.check_checkpoints(RunFolder(folder))
             hydra.sweep.subdir = str(folder.relative_to(root) if folder.is_relative_to(root) else folder)
         folders.append((name, folder))

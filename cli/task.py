@@ -77,7 +77,8 @@ class Task:
         """
         hydra: Any = HydraConfig.get()
         run = run_of(node, hydra)
-        foreign_code.check_checkpoints(run.run_folder)
+        if not run.cfg.run.trust:
+            foreign_code.check_checkpoints(run.run_folder)
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
             raise SweepStopped

@@ -66,9 +66,10 @@ class Checkpoints:
             manifest = {"format": _FORMAT, "time": time.time(), **facts, "files": files}
             (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=2))
             sync(temporary / _MANIFEST)
-            temporary.chmod(self.path.stat().st_mode & 0o7755)
-            for path in temporary.iterdir():
-                path.chmod(path.stat().st_mode & ~0o022)
+            with suppress(PermissionError):  # the file system has no permissions
+                temporary.chmod(self.path.stat().st_mode & 0o7755)
+                for path in temporary.iterdir():
+                    path.chmod(path.stat().st_mode & ~0o022)
             sync(temporary)
             os.rename(temporary, target)
             sync(self.path)

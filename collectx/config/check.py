@@ -226,7 +226,8 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
     """Returns how to write a value that YAML reads as another type: 100k, or one entry of a list."""
     if language is not YAML or isinstance(value, list | tuple | Mapping):
         return ""
-    if example := _EXAMPLES.get(path.rpartition(".")[2]):
+    example = _EXAMPLES.get(path.rpartition(".")[2])
+    if example is not None and isinstance(value, bool) and str in members(hint):
         return f"write {path}={example}."
     if (number := _COUNT.fullmatch(str(value))) and {int, float} & {*members(hint)}:
         return f"write {path}={number[1]}{_ZEROS[number[2].lower()]}."

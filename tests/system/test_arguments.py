@@ -61,7 +61,7 @@ PARTS = """
 
         def train(self, collection):
             for batch in collection:
-                collection.log({"scaled": self.of(1.0)})
+                collection.log(scaled=self.of(1.0))
 
     class Logger:
         def __init__(self, file, scale):

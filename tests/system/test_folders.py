@@ -1,6 +1,9 @@
 """A run folder that other processes read, change or fill with what a user does not expect."""
 
-from commands import COUNTING, forked, result, start
+import textwrap
+
+import pytest
+from commands import COUNTING, collectx, forked, result, start
 
 COPYING = """
 import shutil
@@ -59,3 +62,47 @@ def test_what_is_refused_before_a_worker_starts_leaves_no_trace(tmp_path):
 def contents(folder):
     files = (path for path in folder.rglob("*") if path.is_file() and ".hydra" not in path.parts)
     return {path: path.read_bytes() for path in files if path.name != "lock"}
+
+
+# As on WSL and CIFS, where chmod is refused or has no effect.
+WITHOUT_PERMISSIONS = {
+    "refused": """
+        import os
+        chmod, place = os.chmod, os.environ["PLACE"]
+        def refuse(path, *args, **kwargs):
+            if place in os.fspath(path):
+                raise PermissionError(1, "Operation not permitted", str(path))
+            chmod(path, *args, **kwargs)
+        os.chmod = refuse
+    """,
+    "without effect": """
+        import os
+        stat, chmod, place = os.stat, os.chmod, os.environ["PLACE"]
+        def wide(path, *args, **kwargs):
+            found = stat(path, *args, **kwargs)
+            if isinstance(path, (str, os.PathLike)) and place in os.fspath(path):
+                values, others = found.__reduce__()[1]
+                return os.stat_result((values[0] | 0o777, *values[1:]), others)
+            return found
+        os.stat, os.chmod = wide, lambda path, *args, **kwargs: place in os.fspath(path) or chmod(path, *args, **kwargs)
+    """,
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("chmod", WITHOUT_PERMISSIONS)
+def test_a_run_and_its_resume_on_a_file_system_without_permissions(tmp_path, monkeypatch, chmod):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(textwrap.dedent(WITHOUT_PERMISSIONS[chmod]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PLACE", str(tmp_path / "r"))
+    words = ["run", *COUNTING, "debug=tiny", "run.resume=auto", "hydra.run.dir=r"]
+    collectx(*words, cwd=tmp_path)
+    more = [*words, "collector.total_frames=256"]
+    if chmod == "without effect":
+        refused = collectx(*more, cwd=tmp_path, status=2).stderr
+        assert "because its file system has no permissions" in refused
+        assert "chmod" not in refused
+        more.append("run.trust=true")
+    collectx(*more, cwd=tmp_path)
+    assert result(tmp_path / "r")["frames"] == 256

@@ -46,6 +46,11 @@ class RunOptions(Section):
         policy.kwargs may change. `false`: they are fixed. `collectx resume RUN_DIR env.kwargs.data=DIR --moved` is
         short for it.""",
     )
+    trust: bool = option(
+        False,
+        """`true`: resume although other users may have written the checkpoints, whose env pickles execute code. For
+        file systems without permissions. `collectx resume RUN_DIR --trust` is short for it.""",
+    )
 
 
 @dataclass(kw_only=True)

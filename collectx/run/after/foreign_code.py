@@ -3,13 +3,16 @@ for another user's folder, require `--trust`. This module imports none of it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from collectx.checkpoints import INCOMPLETE
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run.folder import sources
@@ -51,11 +54,21 @@ def check_checkpoints(run_folder: RunFolder) -> None:
         )
     for path in _checkpoint_paths(run_folder):
         if path.exists() and path.stat().st_mode & 0o022:
+            how, chmod = "", f"chmod -R go-w {run_folder.checkpoints}, or "
+            if not _has_permissions(run_folder.checkpoints):
+                how, chmod = ", because its file system has no permissions", ""
             raise ConfigError(
-                f"other users can write to {path}, and checkpoints contain env pickles, which execute code. If you are "
-                f"sure that nobody changed a file: chmod -R go-w {run_folder.checkpoints}, or collectx resume "
-                f"{run_folder.path} --trust"
+                f"other users can write to {path}{how}, and checkpoints contain env pickles, which execute code. If "
+                f"you are sure that nobody changed a file: {chmod}add run.trust=true (collectx resume "
+                f"{run_folder.path} --trust)"
             )
+
+
+def _has_permissions(folder: Path) -> bool:
+    """Whether the file system of a folder stores who may write to a file."""
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMPLETE) as file:
+        return not os.stat(file.name).st_mode & 0o022
+    return True
 
 
 def references(cfg: RunConfig, began: str | None = None) -> Iterator[tuple[str, Any, str]]:

@@ -62,7 +62,7 @@ def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
 
 
 # These options say what happens to an earlier run in the folder.
-RUN_FOLDER_OPTIONS = ("overwrite", "resume", "moved")
+RUN_FOLDER_OPTIONS = ("overwrite", "resume", "moved", "trust")
 
 
 @dataclass(frozen=True)

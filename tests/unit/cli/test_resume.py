@@ -162,9 +162,8 @@ def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old
     path.chmod(path.stat().st_mode | mode)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
     assert f"other users can write to {path}" in (err := capsys.readouterr().err)
-    assert (
-        err.count(f"changed a file: chmod -R go-w {files.checkpoints}, or collectx resume {files.path} --trust\n") == 2
-    )
+    chmod = f"changed a file: chmod -R go-w {files.checkpoints}, or add run.trust=true (collectx resume {files.path} "
+    assert err.count(f"{chmod}--trust)\n") == 2
     assert not stub.calls
     assert resume.main([str(files.path), "--trust"]) == 130
 
@@ -314,7 +313,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "resume.md").read_text()
 
 
 def test_the_page_names_the_options_that_do_not_affect_batches():
-    text = PAGE[PAGE.index("These options do not affect batches") : PAGE.index("## What continues exactly")]
+    text = PAGE[PAGE.index("These options do not affect batches") : PAGE.index("## Data that moved")]
     names = [name for group in ("", "collector") for name in marked(group, "without_effect")]
     others = ["collector", "total_frames", "trainer.anneal"]
     assert sorted(re.findall(r"`([\w.]+)`", text)) == sorted([*names, *others])

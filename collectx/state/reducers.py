@@ -125,6 +125,7 @@ class ReducingPickler(cloudpickle.Pickler):
     def _note(self, value: Any) -> None:
         """Notes a module of the user; a class or a function that is pickled by name, with its module, base classes and
         metaclass. Envs of installed packages are noted too, as their classes may have generators."""
+        holders: list[Any]
         if isinstance(value, types.ModuleType):
             holders = [value] if _is_users(value) else []
         elif not isinstance(value, type | types.FunctionType) or not _has_name(value):
@@ -138,7 +139,7 @@ class ReducingPickler(cloudpickle.Pickler):
             self._holders.setdefault(id(holder), holder)
 
     def _array(self, array: np.ndarray) -> Any:
-        file = _mapped(array)
+        file: Any = _mapped(array)
         if file is not None and (file is array or self._blocks.get(_address(array)) is not array):
             if file.mode not in ("r", "c"):
                 raise NotRestorableError(f"numpy.memmap with mode {file.mode!r} cannot be saved. Open it with mode 'r'")

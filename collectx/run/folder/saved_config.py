@@ -20,6 +20,7 @@ from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
 from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, field_of, marked, schemas
 from collectx.config.schema.fields import default_of
+from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
@@ -102,7 +103,7 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
 def with_old_scale(run_folder: RunFolder, cfg: RunConfig) -> RunConfig:
     """Returns the configuration with which a run in a folder continues: `policy.scale` follows the space where the
     user does not set it, but was 255 in earlier versions."""
-    if not run_folder.config.is_file() or getattr(cfg.policy, "scale", 0.0) is not None:
+    if not run_folder.config.is_file() or not isinstance(cfg.policy, CnnPolicyConfig) or cfg.policy.scale is not None:
         return cfg
     saved = read_config(run_folder.newest_config).get("policy") or {}
     return replace(cfg, policy=replace(cfg.policy, scale=_OLD_SCALE)) if saved.get("scale") == _OLD_SCALE else cfg

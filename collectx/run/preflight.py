@@ -32,8 +32,8 @@ from collectx.run.terminal import printing
 
 # The options that name a file or folder which one run alone can write, and the value of each.
 SHARED_PATHS: dict[str, Callable[[RunConfig], str | None]] = {
-    "logger.csv.file": lambda cfg: getattr(cfg.logger.csv, "file", None),
-    "logger.tensorboard.dir": lambda cfg: getattr(cfg.logger.tensorboard, "dir", None),
+    "logger.csv.file": lambda cfg: None if cfg.logger.csv is None else cfg.logger.csv.file,
+    "logger.tensorboard.dir": lambda cfg: None if cfg.logger.tensorboard is None else cfg.logger.tensorboard.dir,
 }
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}

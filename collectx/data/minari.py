@@ -63,7 +63,7 @@ class MinariWriter(SequentialWriter):
         staged = self.path / "_new" / f"{self.run.name}-episodes"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
-        shutil.copy(self._data / _METADATA, staged)
+        shutil.copyfile(self._data / _METADATA, staged / _METADATA)
         storage, size = MinariStorage.read(staged), self._metadata().get("dataset_size", 0)
         numbers = range(self.position, self.position + len(episodes))
         # In groups, because the library lists the folder for every episode.

@@ -98,7 +98,7 @@ def test_objects_are_built_wherever_a_configuration_has_arguments(tmp_path):
     collectx("run", *words, "run.max_batches=2", "hydra.run.dir=r", cwd=tmp_path)
     assert result(tmp_path / "r")["mean_return"] == 10 * 4 * 3
     lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
-    assert {line["trainer"]["scaled"] for line in lines} == {5}
+    assert {line["scalars"]["scaled"] for line in lines} == {5}
     assert set((tmp_path / "told.txt").read_text().split()) == {"7.0"}
     # The folder has the words.
     assert "_target_: parts:Speed" in (tmp_path / "r/snapshot/config.yaml").read_text()

@@ -320,9 +320,10 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
         try:
             weights_of_run = torch.load(run_folder.policy, map_location="cpu", weights_only=True)
         except Exception as error:
+            why = summary_of(error).splitlines()[0].partition(". ")[0].rstrip(".")
             raise DamagedFileError(
-                f"{run_folder.policy} is damaged: {summary_of(error).splitlines()[0]}. Restore it from a copy, or "
-                f"delete it to use the weights of the newest checkpoint."
+                f"{run_folder.policy} cannot be loaded: {why}. It is damaged. Restore it from a copy, or "
+                "delete it to use the weights of the newest checkpoint."
             ) from error
         try:
             module.load_state_dict(weights_of_run)

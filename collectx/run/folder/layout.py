@@ -160,7 +160,7 @@ class RunFolder(JobFiles):
             for path in moved | copied:
                 saved = self._replaced / path.relative_to(self.path)
                 saved.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(saved) if path in moved else shutil.copy2(path, saved)
+                path.rename(saved) if path in moved else shutil.copyfile(path, saved)
             self._set_aside = [*moved, *copied]
 
     def forget_replaced(self) -> None:

@@ -99,6 +99,10 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
     ):
         collectx.load_policy(trained)(np.zeros(3, np.float32))
     files = RunFolder(run(tmp_path / "run", f"{_SHORT} checkpoint.keep=1"))
+    # Cut off, as by a full disk.
+    files.policy.write_bytes(files.policy.read_bytes()[:2000])
+    with pytest.raises(DamagedFileError, match=r"It is damaged. Restore it from a copy, or delete it"):
+        collectx.load_policy(files.path)
     files.policy.write_bytes(b"no weights")
     with pytest.raises(DamagedFileError, match=r"policy.pt cannot be loaded"):
         collectx.load_policy(files.path)

@@ -150,6 +150,12 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             begin += f"; the replay buffer {' and '.join(empty)} is empty, as the checkpoint does not contain it"
         batches = counted(fields["batches"], "batch", "batches")
         return f"the run continues after {batches} ({fields['frames']:,} frames){begin}"
+    if name == "initialized":
+        critic = ", and the critic," * fields.get("critic", False)
+        rest = "".join(f"; {each}" for each in fields["left_out"])
+        return f"the policy{critic} begins with weights of {fields['path']}" + (
+            f"; not loaded{rest[1:]}" if rest else ""
+        )
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"

@@ -177,7 +177,8 @@ class Composer:
         paths = dict.fromkeys(folder / f"{each.config_path}.yaml" for each in files for folder in folders)
         problems = [
             f"{path}, line {event.start_mark.line + 1 if event.start_mark else 0}: YAML reads {event.value} as the "
-            f"number {yaml.safe_load(event.value)} (base 60). If it is a time or a text, put it in quotes: '{event.value}'."
+            f"number {yaml.safe_load(event.value)} (base 60). If it is a time or a text, put it in quotes: "
+            f"'{event.value}'."
             for path in paths
             if path.is_file()
             for event in yaml.parse(path.read_text("utf-8"), yaml.SafeLoader)

@@ -73,7 +73,9 @@ def _reproduce(arguments: Arguments) -> int:
     reason = _order_problem(old, saved, overrides)
     if reason and had_digest:
         printing.note(f"the batches may differ from those in {old.path}: {reason}.")
-    added = _added(cfg, set(map(key_of, overrides)), had_digest, len(digests) if is_cut else None)
+    added = [*_added(cfg, set(map(key_of, overrides)), had_digest, len(digests) if is_cut else None)]
+    if old.initial.is_file() and "policy.init_from" not in map(key_of, overrides):
+        added += [f"policy.init_from={quoted(old.initial)}", "policy.init_weights=newest"]
     # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
     first_words = ["collector.min_workers=null"] if collector.get("min_workers") is not None else []
     order = [f"++collector.order_of={quoted(old.path)}"] if reason is None else []

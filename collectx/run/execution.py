@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import signal_handlers
 from collectx.config.derived import env_option, num_processes_of
+from collectx.config.schema.policy import TrainablePolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
@@ -237,7 +238,16 @@ class _Execution:
         np.random.seed(cfg.seed % 2**32)
         torch.manual_seed(cfg.seed)
         self._policy = module = policy.build(cfg.policy, spec, cfg.seed)
+        initial = None
+        if self._point is None and isinstance(cfg.policy, TrainablePolicyConfig) and cfg.policy.init_from is not None:
+            from collectx.run.init_from import InitialWeights
+
+            initial = InitialWeights(cfg.policy, module, cfg.trainer.kind)
+            initial.load_policy()
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        if initial is not None:
+            initial.load_critic(self._trainer)
+            self._add_event("initialized", **initial.write(self._run_folder))
         signal_handlers.restore("the policy or the trainer")
         if self._point is not None:
             self._point.load_trainer(self._trainer)

@@ -110,6 +110,10 @@ class ActorCriticTrainer(ABC):
         self._networks.backward(d_log_prob, -_float32(cfg.entropy_coeff) / frames, d_value)
         self._optimizer.clipped_step(cfg.max_grad_norm)
 
+    def load_critic(self, state: dict) -> None:
+        """Begins with another run's critic; see `policy.init_from`."""
+        self.critic.load_state_dict(state)
+
     def state_dict(self) -> dict:
         """Tensors and plain data only."""
         return {

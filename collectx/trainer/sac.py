@@ -80,6 +80,11 @@ class SacTrainer(OffPolicyTrainer):
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_moments(optimizer, saved)
 
+    def load_critic(self, state: dict) -> None:
+        """Begins with another run's critics; see `policy.init_from`."""
+        for module in (self.critic, self._target):
+            module.load_state_dict(state)
+
     def learn(self, sample: TensorDict, steps: int) -> torch.Tensor:
         cfg, (actor_optimizer, critic_optimizer) = self._cfg, self.optimizers
         rows = []

@@ -200,7 +200,7 @@ def test_a_checkpoint_without_the_replay_buffer_fills_a_new_one_before_it_learns
     (saved,) = (tmp_path / "run" / "checkpoints").glob("0*")
     assert {path.name for path in saved.iterdir()} == {"manifest.json", "state.pt"}
     resumed = forked("resume", "run", "run.max_batches=8", cwd=tmp_path)
-    assert "the replay buffer replay is empty, as the checkpoint does not contain it" in resumed.stderr
+    assert "the replay buffer replay is empty, as the checkpoint does not contain it" in resumed.stdout
     learned = ["loss" in line["scalars"] for line in RunFolder(tmp_path / "run").read_metrics()]
     # Two batches are the warm-up.
     assert learned == [False, True, True, True, False, True, True, True]

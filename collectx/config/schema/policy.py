@@ -20,7 +20,28 @@ class PolicyConfig(Section):
 
 
 @dataclass(kw_only=True)
-class MlpPolicyConfig(PolicyConfig):
+class TrainablePolicyConfig(PolicyConfig):
+    """Options of policies with weights."""
+
+    init_from: str | None = option(
+        None,
+        """A run folder, or a file of a state_dict, such as policy.pt: the run begins with these weights. A run of the
+        same trainer.kind also passes on its critic. `null`: begin with random weights.""",
+    )
+    init_weights: str = option(
+        "newest",
+        """Whose weights of a run folder. newest: those of its end, or of its newest checkpoint. best: those of the
+        checkpoint that checkpoint.keep_best kept.""",
+        choices=("newest", "best"),
+    )
+    init_strict: bool = option(
+        True,
+        """`true`: refuse weights with other names or shapes. `false`: load those that fit, and say which do not.""",
+    )
+
+
+@dataclass(kw_only=True)
+class MlpPolicyConfig(TrainablePolicyConfig):
     hidden_sizes: list[int] = option([64, 64], "Width of each hidden layer. []: a linear policy.", minimum=1)
     activation: str = option(
         "tanh",
@@ -41,7 +62,7 @@ class SquashedMlpPolicyConfig(MlpPolicyConfig):
 
 
 @dataclass(kw_only=True)
-class CnnPolicyConfig(PolicyConfig):
+class CnnPolicyConfig(TrainablePolicyConfig):
     channels: list[int] = option(
         [32, 64, 64],
         "Output channels of each convolution. channels, kernel_sizes and strides must have the same length.",
@@ -59,7 +80,7 @@ class CnnPolicyConfig(PolicyConfig):
 
 
 @dataclass(kw_only=True)
-class CustomPolicyConfig(PolicyConfig):
+class CustomPolicyConfig(TrainablePolicyConfig):
     target: str = required(
         """`module:name`. An nn.Module, or a function of an observation, is the policy itself. A class or factory is
         called with kwargs, and with the env's spec if it takes a parameter `spec`."""

@@ -173,6 +173,12 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         return f"the run waits for {one}, at most {limit_s:g} s (eval.close_timeout_s). Ctrl-C ends the wait."
     if name == "evaluations_left":
         return f"the run ended before {_evaluations(fields['frames'])}, which a resume makes"
+    if name == "initialized":
+        critic = ", and the critic," * fields.get("critic", False)
+        rest = "".join(f"; {each}" for each in fields["left_out"])
+        return f"the policy{critic} begins with weights of {fields['path']}" + (
+            f"; not loaded{rest[1:]}" if rest else ""
+        )
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"

@@ -1,7 +1,7 @@
 """The run folder and the names of its files; `collectx/job_files.py` has those that the scripts of jobs use too.
 
     <run>/.hydra/              what Hydra writes
-    <run>/snapshot/            config.yaml, meta.json, git.patch; those of resumes, see saved_config.py
+    <run>/snapshot/            config.yaml, meta.json, git.patch; those of resumes, see saved_config.py; init.pt
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
@@ -55,6 +55,7 @@ class RunFolder(JobFiles):
         self.config = self.snapshot / "config.yaml"
         self.meta = self.snapshot / "meta.json"
         self.patch = self.snapshot / "git.patch"
+        self.initial = self.snapshot / "init.pt"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.rendezvous = self.path / "rendezvous.json"
@@ -143,7 +144,7 @@ class RunFolder(JobFiles):
         notes = [] if keep_logs else [self.job_note, self.worker_jobs]
         if keep_run:
             return ended + notes
-        lines = [self.metrics, self.events, self.progress, self.logger_id]
+        lines = [self.initial, self.metrics, self.events, self.progress, self.logger_id]
         logs = [] if keep_logs else [*self.logs.glob("*.log")]
         resumed = [path for first in (self.config, self.meta, self.patch) for _, path in self.parts(first)[1:]]
         folders = [*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos]

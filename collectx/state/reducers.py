@@ -143,11 +143,10 @@ class ReducingPickler(cloudpickle.Pickler):
         if file is not None and (file is array or self._blocks.get(_address(array)) is not array):
             if file.mode not in ("r", "c"):
                 raise NotRestorableError(f"numpy.memmap with mode {file.mode!r} cannot be saved. Open it with mode 'r'")
-            if file.mode == "c" or file.filename is None:
-                file = np.asarray(file)
-            elif file is array:
+            is_copy = file.mode == "c" or file.filename is None
+            if file is array and not is_copy:
                 return _open_map, (file.filename, file.dtype, file.offset, file.shape, file.flags.c_contiguous)
-            return _view, self._place(array, file)
+            return _view, self._place(array, np.asarray(file) if is_copy else file)
         if type(array) is not np.ndarray:
             if type(array).__reduce__ is not np.ndarray.__reduce__ or not getattr(array, "__dict__", None):
                 return NotImplemented

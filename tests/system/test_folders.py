@@ -1,5 +1,9 @@
 """A run folder that other processes read, change or fill with what a user does not expect."""
 
+import json
+import signal
+
+import pytest
 from commands import COUNTING, forked, result, start
 
 COPYING = """
@@ -59,3 +63,31 @@ def test_what_is_refused_before_a_worker_starts_leaves_no_trace(tmp_path):
 def contents(folder):
     files = (path for path in folder.rglob("*") if path.is_file() and ".hydra" not in path.parts)
     return {path: path.read_bytes() for path in files if path.name != "lock"}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_a_start_that_ends_early_leaves_the_run_that_it_would_replace(tmp_path, wait_until, signum):
+    (tmp_path / "own.py").write_text("import time\ndef env():\n    time.sleep(1000)\n")
+    words = ["debug=tiny", "trainer=meter", "policy=random", "hydra.run.dir=run"]
+    forked("run", *words, "checkpoint.every_batches=1", cwd=tmp_path)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    command = start("run", *words, "run.overwrite=true", "env.id=null", "env.entry_point=own:env", cwd=tmp_path)
+    log = tmp_path / "said.txt"
+    wait_until(lambda: command.poll() is not None or "own:env" in log.read_text(), 60, "the slow env")
+    command.send_signal(signum)
+    assert command.wait(60) == (130 if signum == signal.SIGTERM else -signum)
+    forked("eval", "run", "episodes=1", cwd=tmp_path)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
+    assert result(tmp_path / "run")["status"] == "completed"
+    forked("resume", "run", "collector.total_frames=256", cwd=tmp_path)
+    assert result(tmp_path / "run")["frames"] == 256
+
+
+def test_a_run_that_ended_before_its_snapshot_says_so(tmp_path):
+    (tmp_path / "run" / "snapshot").mkdir(parents=True)
+    outcome = {"status": "interrupted", "exit_reason": "interrupted by SIGINT", "failures": []}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(outcome))
+    for command in ("eval", "resume", "reproduce", "export"):
+        done = forked(command, "run", *["format=onnx"] * (command == "export"), cwd=tmp_path, status=2)
+        assert f"the run in '{tmp_path / 'run'}' ended before it began: interrupted by SIGINT." in done.stderr

@@ -23,7 +23,7 @@ from collectx.config.schema.fields import default_of
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
-from collectx.run.folder.layout import RunFolder, runs_below
+from collectx.run.folder.layout import RunFolder, locked, runs_below
 from collectx.run.folder.result import Result, Status
 
 
@@ -177,13 +177,23 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
 
 
 def check_folder(run_folder: RunFolder) -> None:
-    """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
-    `ConfigError` if there is no run, or a newer version wrote it."""
+    """Checks that a folder named by the user contains a run that this version of collectx can read. Restores the run
+    first if a start that would have replaced it was killed. Raises `ConfigError` if there is no run, or a newer version
+    wrote it."""
+    if run_folder.has_replaced:
+        with suppress(ConfigError), locked(run_folder, replace=True):  # otherwise, the start is not over
+            pass
     if not os.path.isfile(run_folder.config):
         if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
-        if runs := runs_below(run_folder.path, max_depth=1):
+        if runs := runs_below(run_folder.path, max_depth=1, includes_root=False):
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
+        if os.path.isfile(run_folder.result):
+            reason = (run_folder.read_result() or {}).get("exit_reason")
+            raise ConfigError(
+                f"the run in '{run_folder.path}' ended before it began: {reason}. Repeat its command with "
+                "run.overwrite=true."
+            )
         lacks = f"it does not contain {run_folder.config.relative_to(run_folder.path)}"
         why = lacks if run_folder.path.is_dir() else "it is a file"
         raise ConfigError(f"'{run_folder.path}' is not a run folder: {why}. To list your runs: collectx status")

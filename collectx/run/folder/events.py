@@ -67,6 +67,7 @@ class EventLog:
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
+    "checkpoint_hook_failed": "the checkpoint is complete, but then {hook} raised {message}. The run continues.",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
     "requeued": "the job was requeued: {reason}",
     "cancelled": "the job was cancelled: {reason}",

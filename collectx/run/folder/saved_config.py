@@ -102,7 +102,7 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
     saved, new = _comparable_file(run_folder.newest_config), _comparable(cfg)
-    changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
+    changed = [f"seed (was {saved.get('seed')}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
         names = (*after, *before) if group in KEPT_GROUPS else marked(group, "kept")

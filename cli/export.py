@@ -118,13 +118,13 @@ def _recorded(source: str) -> Path:
         raise ConfigError(f"export: there is no folder '{source}'. To list your runs: collectx status")
     if not run_folder.config.exists():
         return Path(source)
-    trainer = saved_config.read_config(run_folder.config)["trainer"]
-    if trainer["kind"] != "record":
+    trainer = saved_config.read_config(run_folder.config).get("trainer") or {}
+    if trainer.get("kind") != "record":
         raise ConfigError(
-            f"export: {source} contains no episodes, because it ran with trainer={trainer['kind']}. Only "
+            f"export: {source} contains no episodes, because it ran with trainer={trainer.get('kind')}. Only "
             "trainer=record records them."
         )
-    return Path(source) if trainer["dir"] is None else Path(trainer["dir"]).expanduser()
+    return Path(source) if trainer.get("dir") is None else Path(trainer["dir"]).expanduser()
 
 
 main = subcommand("export", _export, _USAGE)

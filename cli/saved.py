@@ -64,7 +64,8 @@ def compose_saved(
     choices: list[dict[str, Any]] = [{group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced]
     if "logger" in named:
         choices.append({"logger": []})
-        content["logger"] = {"close_timeout_s": saved["logger"]["close_timeout_s"]} if saved.get("logger") else {}
+        logger = saved.get("logger") or {}
+        content["logger"] = {name: logger[name] for name in ("close_timeout_s",) if name in logger}
     content["defaults"] = ["_hydra", *choices, "_self_"]
     ConfigStore.instance().store(SNAPSHOT, content)
     composer = Composer(arguments.config_dir, SNAPSHOT)

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,13 +93,15 @@ class Checkpoints:
         """Returns the folders of all checkpoints, the oldest first."""
         return sorted(path for path in self.path.glob(self._prefix + "[0-9]" * 9) if path.is_dir())
 
-    def newest(self, load: Callable[[Checkpoint], _Loaded]) -> tuple[_Loaded | None, list[str]]:
+    def newest(
+        self, load: Callable[[Checkpoint], _Loaded], names: Collection[str] | None = None
+    ) -> tuple[_Loaded | None, list[str]]:
         """Returns `load(checkpoint)` for the newest intact checkpoint, or None, and the problems of newer ones, which
-        are damaged. `load` may raise `DamagedFileError` to refuse a checkpoint. Reads all files of each checkpoint."""
+        are damaged. `load` may raise `DamagedFileError` to refuse a checkpoint. `names` as for `Checkpoint`."""
         problems: list[str] = []
         for path in reversed(self.all()):
             try:
-                return load(Checkpoint(path)), problems
+                return load(Checkpoint(path, names)), problems
             except DamagedFileError as error:
                 problems += [text for text in error.problems if text not in problems]
         return None, problems
@@ -148,12 +150,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """One checkpoint. Making the object reads all files, and verifies them. Raises `DamagedFileError` if a file is
-    missing, or changed since it was written; the message names it."""
+    """One checkpoint. Making the object reads and verifies the files `names`, by default all: replay buffers may have
+    gigabytes. Raises `DamagedFileError` if one of them is missing, or changed since it was written; the message names
+    it. Load only files that were verified."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, names: Collection[str] | None = None):
         self.path, self.manifest = path, read_manifest(path)
         for name, written in self.manifest["files"].items():
+            if names is not None and name not in names:
+                continue
             try:
                 now = _describe(path / name)
             except OSError as error:

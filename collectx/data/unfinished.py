@@ -100,9 +100,12 @@ class UnfinishedEpisodes:
 
     def checkpoint_written(self) -> None:
         """Removes the files of episodes that ended before the previous checkpoint."""
-        for index in self._ended_before:
-            shutil.rmtree(self._path / str(index))
-        self._ended_before, self._ended = self._ended, []
+        folders = {index: self._path / str(index) for index in self._ended_before}
+        for folder in folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        # A network file system keeps what a reader has open: such a folder is removed after a later checkpoint.
+        left = [index for index, folder in folders.items() if folder.exists()]
+        self._ended_before, self._ended = left + self._ended, []
 
     def _files(self, index: int) -> list[tuple[Path, Leaf]]:
         folder = self._path / str(index)

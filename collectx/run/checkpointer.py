@@ -128,9 +128,9 @@ class Checkpointer:
                 for name, buffer in buffers.items():
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
                 path = self._checkpoints.write(statistics.batches, facts, files)
-                getattr(self._trainer, "checkpoint_written", lambda: None)()
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
+                self._tell_trainer()
         except Exception as error:
             # A lost worker is handled when the next batch is requested.
             message = summary_of(error)
@@ -143,6 +143,14 @@ class Checkpointer:
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
         self._due_s = time.monotonic() + max(every_s, cost_s / _MAX_SHARE)
+
+    def _tell_trainer(self) -> None:
+        """Calls the trainer's `checkpoint_written`. The checkpoint is complete, whatever that raises."""
+        try:
+            getattr(self._trainer, "checkpoint_written", lambda: None)()
+        except Exception as error:
+            name = f"{type(self._trainer).__name__}.checkpoint_written"
+            self._events("checkpoint_hook_failed", hook=name, type=type(error).__name__, message=summary_of(error))
 
     def _score(self) -> float | None:
         """Returns the metric that chooses the best checkpoint (`checkpoint.keep_best`); None before its first value."""

@@ -86,35 +86,52 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         if foreign := preflight.foreign_outputs(cfg, run_folder):
             raise ConfigError(*foreign)
         point = resume_point(run_folder, cfg, printing.message) if resumes else None
-        if not is_job:
-            run_folder.set_aside(keep_run=point is not None)
-        run_folder.begin(keep_logs=is_job, keep_run=point is not None)
         with Signals(printing.note) as signals:
             record = ResultBuilder(cfg, signals)
             try:
+                with signals.hold():
+                    _begin(run_folder, is_job, point is not None, record)
                 _run(cfg, run_folder, argv, open_launcher, record, signals, point)
             except BaseException as error:
                 record.end(error)
             if record.config_error is not None and not is_job:
-                run_folder.restore(keep_run=point is not None)
+                run_folder.restore()
                 raise record.config_error
-            run_folder.forget_replaced()
             result = _write_result(run_folder, record, signals)
         if record.config_error is not None:
             raise record.config_error
         return result
 
 
+def _begin(run_folder: RunFolder, is_job: bool, keep_run: bool, record: ResultBuilder) -> None:
+    """Prepares the folder for the new run, and sets an earlier one aside."""
+    try:
+        if not is_job:
+            run_folder.set_aside(keep_run)
+        run_folder.begin(keep_logs=is_job, keep_run=keep_run)
+    except ConfigError as error:
+        record.config_error = error
+        raise
+
+
 def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals) -> Result:
+    """Writes and shows the result. If the run has ended before its workers started, restores the earlier one of the
+    folder instead of writing."""
     # No worker needs the address any more.
     run_folder.rendezvous.unlink(missing_ok=True)
     run_folder.secret.unlink(missing_ok=True)
     signals.seal()
+    is_restored = run_folder.has_replaced
     try:
-        write_json(run_folder.result, record.result(run_folder.path).as_json())
+        if is_restored:
+            run_folder.restore()
+        else:
+            write_json(run_folder.result, record.result(run_folder.path).as_json())
     except OSError as error:
         record.end(error)
     result = record.result(run_folder.path)
+    if is_restored:
+        printing.note(f"the earlier run in {printing.typed(run_folder.path)} stays, because the new one did not begin")
     display.log_errors(record.errors, run_folder.log("trainer"))
     if record.config_error is None:
         display.print_result(result, record.errors, run_folder.log("trainer"))

@@ -16,13 +16,28 @@ def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
     delivery, settings version at its start, newest settings version at its delivery). Raises `ValueError` if the order
     cannot be repeated (the message says why), or `DamagedFileError` if a file of the folder cannot be read."""
     run_folder = RunFolder(folder)
-    # A failure that ends the run has no effect on the batches before.
-    if any(event.get("event") in LOSSES for event in run_folder.read_events()):
+    if has_losses(run_folder.read_events()):
         raise ValueError("that run lost a worker, and did not record between which two batches")
     batches = order_of(run_folder.metrics, run_folder.read_metrics())
     if not batches:
         raise ValueError("it contains no delivered batch")
     return batches
+
+
+def has_losses(events: Iterable[dict[str, Any]], after: int = 0) -> bool:
+    """Whether a worker was lost while the run collected its batches after the first `after`. A loss does not count if
+    the run was resumed from a checkpoint before it, as its batches were collected again; nor does a failure that ended
+    the run."""
+    num_losses, at_checkpoint = 0, {}
+    for event in events:
+        name, batches = event.get("event"), event.get("batches")
+        if name in LOSSES:
+            num_losses += 1
+        elif name == "checkpoint":
+            at_checkpoint[batches] = num_losses
+        elif name == "resumed":
+            num_losses = at_checkpoint.get(batches, num_losses)
+    return num_losses > at_checkpoint.get(after, 0)
 
 
 def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...]]:

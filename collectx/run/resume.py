@@ -22,8 +22,8 @@ from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
-from collectx.run.folder.result import LOSSES, ResultBuilder
-from collectx.run.order import order_of
+from collectx.run.folder.result import ResultBuilder
+from collectx.run.order import has_losses, order_of
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
@@ -95,9 +95,8 @@ class ResumePoint:
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
-        written_s = self._checkpoint.manifest["time"]
         try:
-            if any(event.get("event") in LOSSES and event["time"] > written_s for event in run_folder.read_events()):
+            if has_losses(run_folder.read_events(), self.batches):
                 return []
             return order_of(run_folder.metrics, lines)
         except (LookupError, TypeError, ValueError):

@@ -1,9 +1,17 @@
 """A run folder that other processes read, change or fill with what a user does not expect."""
 
+<<<<<<< HEAD
 import textwrap
 
 import pytest
 from commands import COUNTING, collectx, forked, result, start
+=======
+import json
+import signal
+
+import pytest
+from commands import COUNTING, forked, result, start
+>>>>>>> h-a
 
 COPYING = """
 import shutil
@@ -64,6 +72,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in files if path.name != "lock"}
 
 
+<<<<<<< HEAD
 # As on WSL and CIFS, where chmod is refused or has no effect.
 WITHOUT_PERMISSIONS = {
     "refused": """
@@ -106,3 +115,31 @@ def test_a_run_and_its_resume_on_a_file_system_without_permissions(tmp_path, mon
         more.append("run.trust=true")
     collectx(*more, cwd=tmp_path)
     assert result(tmp_path / "r")["frames"] == 256
+=======
+@pytest.mark.ci
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_a_start_that_ends_early_leaves_the_run_that_it_would_replace(tmp_path, wait_until, signum):
+    (tmp_path / "own.py").write_text("import time\ndef env():\n    time.sleep(1000)\n")
+    words = ["debug=tiny", "trainer=meter", "policy=random", "hydra.run.dir=run"]
+    forked("run", *words, "checkpoint.every_batches=1", cwd=tmp_path)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    command = start("run", *words, "run.overwrite=true", "env.id=null", "env.entry_point=own:env", cwd=tmp_path)
+    log = tmp_path / "said.txt"
+    wait_until(lambda: command.poll() is not None or "own:env" in log.read_text(), 60, "the slow env")
+    command.send_signal(signum)
+    assert command.wait(60) == (130 if signum == signal.SIGTERM else -signum)
+    forked("eval", "run", "episodes=1", cwd=tmp_path)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
+    assert result(tmp_path / "run")["status"] == "completed"
+    forked("resume", "run", "collector.total_frames=256", cwd=tmp_path)
+    assert result(tmp_path / "run")["frames"] == 256
+
+
+def test_a_run_that_ended_before_its_snapshot_says_so(tmp_path):
+    (tmp_path / "run" / "snapshot").mkdir(parents=True)
+    outcome = {"status": "interrupted", "exit_reason": "interrupted by SIGINT", "failures": []}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(outcome))
+    for command in ("eval", "resume", "reproduce", "export"):
+        done = forked(command, "run", *["format=onnx"] * (command == "export"), cwd=tmp_path, status=2)
+        assert f"the run in '{tmp_path / 'run'}' ended before it began: interrupted by SIGINT." in done.stderr
+>>>>>>> h-a

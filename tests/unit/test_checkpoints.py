@@ -95,6 +95,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, nam
     assert str(new / name) in problems[0]
 
 
+def test_only_the_files_that_a_reader_names_are_verified(tmp_path):
+    """`eval` reads no replay buffer, which may have gigabytes."""
+    checkpoints = Checkpoints(tmp_path)
+    path = _write(checkpoints, 12)
+    _alter(path / "replay-0.pt")
+    found, problems = checkpoints.newest(lambda found: found.load(), ["state.pt"])
+    assert found["weights"].tolist() == [12.0] * 3
+    assert not problems
+    assert checkpoints.newest(lambda found: found)[0] is None
+
+
 def test_code_in_a_state_is_not_executed(tmp_path):
     class Attack:
         def __reduce__(self):

@@ -24,7 +24,7 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, as_key
-from collectx.checkpoints import Checkpoint, Checkpoints
+from collectx.checkpoints import STATE, Checkpoint, Checkpoints
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
@@ -311,7 +311,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             advice = "Use weights=newest. To keep a best one, train with checkpoint.keep_best=mean_return."
             raise ConfigError(f"{run_folder.path} contains no best checkpoint. {advice}")
         try:
-            weights_of_best = _weights(Checkpoint(best))
+            weights_of_best = _weights(Checkpoint(best, [STATE]))
         except DamagedFileError as error:
             raise DamagedFileError(f"{error.problems[0]}. Restore it from a copy, or use weights=newest.") from error
         FlatWeights(module).read(weights_of_best)
@@ -340,7 +340,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             raise DamagedFileError(
                 f"{run_folder.policy} cannot be loaded: {summary_of(error)}. Restore it from a copy, or repeat the run."
             ) from error
-    flat, problems = checkpoints.newest(_weights)
+    flat, problems = checkpoints.newest(_weights, [STATE])
     if flat is None:
         advice = "A run saves them at its end, and in each checkpoint (checkpoint.every_batches, checkpoint.every_min)."
         missing = f"{run_folder.path} contains no policy weights. {advice}"
@@ -354,8 +354,8 @@ def statistics_of_normalizers(run_folder: RunFolder, weights: str) -> list[dict[
     checkpoints = Checkpoints(run_folder.checkpoints)
     if weights == "best":
         best = checkpoints.best()
-        return [] if best is None else _normalizers(Checkpoint(best))
-    return checkpoints.newest(_normalizers)[0] or []
+        return [] if best is None else _normalizers(Checkpoint(best, [STATE]))
+    return checkpoints.newest(_normalizers, [STATE])[0] or []
 
 
 def _normalizers(checkpoint: Checkpoint) -> list[dict[str, Any]]:

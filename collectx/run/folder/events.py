@@ -68,6 +68,7 @@ _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_note": "{message}",
+    "checkpoint_hook_failed": "the checkpoint is complete, but then {hook} raised {message}. The run continues.",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
     "not_finite": "the trainer logged {scalar}={value} in batch {batch}. Further such values are not reported.",
     "requeued": "the job was requeued: {reason}",

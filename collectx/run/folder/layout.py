@@ -42,6 +42,8 @@ from collectx.run.folder.result import ENDED, Status
 
 # The maximum depth of runs below a folder: outputs, date, sweep, point.
 _MAX_DEPTH = 4
+# The content of `RunFolder._aside` if `begin` keeps the run.
+_RESUMED = "resumed"
 
 
 class RunFolder(JobFiles):
@@ -73,8 +75,10 @@ class RunFolder(JobFiles):
         self.progress = self.path / "progress.csv"
         self.logger_id = self.path / "logger_id"
         self.final_checkpoint = self.checkpoints / "final.pt"
-        self._replaced = self.path / ".replaced"
-        self._set_aside: list[Path] = []
+        self._replaced, self._forgotten = self.path / ".replaced", self.path / ".replaced-old"
+        # Exists if `set_aside` was completed; until then, nothing has been overwritten.
+        self._aside = self._replaced / ".complete"
+        self._is_new = False
 
     @property
     def has_run(self) -> bool:
@@ -152,38 +156,64 @@ class RunFolder(JobFiles):
 
     def set_aside(self, keep_run: bool) -> None:
         """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
-        overwrites there. Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder
-        cannot be written to."""
+        overwrites there. Called before `begin`, so that `restore` can undo both, also if this raises, and also in a
+        later process. Raises `ConfigError` if the folder cannot be written to."""
         with folder_errors(self.path):
-            self.forget_replaced()
-            moved = {path for path in self._stale(False, keep_run) if path.exists()}
-            copied = {path for path in (*self.snapshot.glob("*"), self.events) if path.is_file()} - moved
-            for path in moved | copied:
+            moved = [path for path in self._stale(False, keep_run) if path.exists()]
+            kept = [path for path in (*self.snapshot.glob("*"), self.events) if path.is_file() and path not in moved]
+            self._is_new = not moved and not kept
+            for path in (*kept, *moved):
                 saved = self._replaced / path.relative_to(self.path)
                 saved.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(saved) if path in moved else shutil.copyfile(path, saved)
-            self._set_aside = [*moved, *copied]
+                if path in moved:
+                    path.rename(saved)
+                else:
+                    copy = saved.with_name(f"{INCOMPLETE}{saved.name}")
+                    shutil.copyfile(path, copy)
+                    copy.rename(saved)
+            if self._replaced.exists():
+                self._aside.write_text(_RESUMED if keep_run else "")
+
+    @property
+    def has_replaced(self) -> bool:
+        """Whether `.replaced` contains an earlier run, which the new one has not replaced yet."""
+        return self._replaced.exists()
 
     def forget_replaced(self) -> None:
         """Deletes the files that `set_aside` kept. Idempotent."""
-        self._set_aside = []
-        shutil.rmtree(self._replaced, ignore_errors=True)
+        shutil.rmtree(self._forgotten, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            # At once, as `recover` must not find a part of the files.
+            self._replaced.rename(self._forgotten)
+        shutil.rmtree(self._forgotten, ignore_errors=True)
 
-    def restore(self, keep_run: bool) -> None:
+    def restore(self) -> None:
         """Undoes `set_aside` and `begin`, after a run failed to start. Without an earlier run, also removes Hydra's
         files, the lock, and the folder if it is then empty."""
-        for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
-            _remove(path)
-        for path in self._set_aside:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            (self._replaced / path.relative_to(self.path)).rename(path)
-        self.forget_replaced()
+        if self._is_new:
+            self._remove_run(keep_run=False)
+        self.recover()
         if not self.has_run:
             shutil.rmtree(self.hydra, ignore_errors=True)
             self.lock.unlink(missing_ok=True)
             for folder in (self.snapshot, self.logs, self.checkpoints, self.jobs, self.path):
                 with suppress(OSError):  # it contains other files
                     folder.rmdir()
+
+    def recover(self) -> None:
+        """Moves the files in `.replaced` back, if there are any, in place of those of a run that ended before it began.
+        Can be repeated if it is interrupted."""
+        if not self.has_replaced:
+            return
+        if self._aside.exists():
+            self._remove_run(self._aside.read_text() == _RESUMED)
+            self._aside.unlink()
+        _move_back(self._replaced, self.path)
+        self.forget_replaced()
+
+    def _remove_run(self, keep_run: bool) -> None:
+        for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
+            _remove(path)
 
     def read_result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFileError` if the file
@@ -229,6 +259,17 @@ class RunFolder(JobFiles):
     def read_events(self) -> Iterator[dict[str, Any]]:
         """Yields the lines of `events.jsonl`; see `read_lines`."""
         return read_lines(self.events)
+
+
+def _move_back(source: Path, target: Path) -> None:
+    """Moves what is in a folder to another one, file by file where both have a folder of the same name."""
+    for path in source.iterdir():
+        place = target / path.name
+        if path.is_dir() and place.is_dir():
+            _move_back(path, place)
+        elif not path.name.startswith(INCOMPLETE):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
 
 
 def _remove(path: Path) -> None:
@@ -284,6 +325,8 @@ def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterato
                 f"another run is using {run_folder.path} ({holder or 'an unknown process'}). Wait until it ends, or "
                 "choose another folder with hydra.run.dir."
             )
+        if not force:
+            run_folder.recover()  # from a start that was killed
         if run_folder.has_run and not (replace or force):
             raise ConfigError(
                 f"{run_folder.path} already contains a run. Continue it (resume=auto), replace it "

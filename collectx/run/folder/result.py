@@ -224,8 +224,9 @@ class ResultBuilder:
             self.is_unsaved_known = True
         elif name in LOSSES and self._last_loss is not None:
             self._recovered.append(self._last_loss)
-        elif name == "checkpoint_failed":
-            failure = Failure(fields["type"], f"no checkpoint could be written: {fields['message']}")
+        elif name in ("checkpoint_failed", "checkpoint_hook_failed"):
+            what = "no checkpoint could be written" if name == "checkpoint_failed" else f"{fields['hook']} raised"
+            failure = Failure(fields["type"], f"{what}: {fields['message']}")
             # A full disk makes every later checkpoint fail too.
             if failure not in self._recovered:
                 self._recovered.append(failure)

@@ -26,7 +26,7 @@ from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
-from collectx.run.folder.layout import RunFolder, runs_below
+from collectx.run.folder.layout import RunFolder, locked, runs_below
 from collectx.run.folder.result import Result, Status
 
 _OLD_SCALE: Any = 255.0
@@ -154,7 +154,7 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
 
 def _fixed(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Returns a clause for each option that differs, although it is fixed on resume."""
-    changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
+    changed = [f"seed (was {saved.get('seed')}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
         names = (*after, *before) if group in KEPT_GROUPS else marked(group, "kept")
@@ -269,16 +269,26 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
 
 
 def check_folder(run_folder: RunFolder) -> None:
-    """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
-    `ConfigError` if there is no run, or a newer version wrote it."""
+    """Checks that a folder named by the user contains a run that this version of collectx can read. Restores the run
+    first if a start that would have replaced it was killed. Raises `ConfigError` if there is no run, or a newer version
+    wrote it."""
+    if run_folder.has_replaced:
+        with suppress(ConfigError), locked(run_folder, replace=True):  # otherwise, the start is not over
+            pass
     if not os.path.isfile(run_folder.config):
         above = (each for each in run_folder.path.absolute().parents if os.path.isfile(RunFolder(each).config))
         if (run := next(above, None)) is not None:
             raise ConfigError(f"'{run_folder.path}' is within the run folder {run}. Name this folder.")
         if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
-        if runs := runs_below(run_folder.path, max_depth=1):
+        if runs := runs_below(run_folder.path, max_depth=1, includes_root=False):
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
+        if os.path.isfile(run_folder.result):
+            reason = (run_folder.read_result() or {}).get("exit_reason")
+            raise ConfigError(
+                f"the run in '{run_folder.path}' ended before it began: {reason}. Repeat its command with "
+                "run.overwrite=true."
+            )
         lacks = f"it does not contain {run_folder.config.relative_to(run_folder.path)}"
         why = lacks if run_folder.path.is_dir() else "it is a file"
         raise ConfigError(f"'{run_folder.path}' is not a run folder: {why}. To list your runs: collectx status")

@@ -4,14 +4,17 @@ import importlib.util
 import json
 import os
 import re
+from contextlib import nullcontext
 
 import pytest
 from composed_overrides import composed
+from omegaconf import OmegaConf
 
 from collectx.cli import reproduce, run
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import snapshot
+from collectx.run.order import recorded_order
 
 
 @pytest.fixture
@@ -176,6 +179,35 @@ def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(st
         is_lost = event == "worker_restarted"
         assert stub.calls[-1][0].collector.order_of == (None if is_lost else str(folder))
         assert ("lost a worker, and did not record" in capsys.readouterr().out) == is_lost
+
+
+@pytest.mark.parametrize(("names", "is_lost"), [
+    ("checkpoint.4 loss resumed.4", False),
+    ("checkpoint.4 loss checkpoint.8 resumed.4", False),
+    ("checkpoint.4 loss checkpoint.8 resumed.8", True),
+    ("loss checkpoint.4 resumed.4", True),
+    ("checkpoint.4 loss resumed.4 loss", True),
+    ("loss resumed.4", True),
+])  # fmt: skip
+def test_a_loss_counts_only_if_its_batches_were_kept(old, names, is_lost):
+    folder = old("collector=multi_async")
+    lines = []
+    for name, _, batches in (each.partition(".") for each in names.split()):
+        event = "worker_restarted" if name == "loss" else name
+        lines.append(json.dumps({"event": event} | ({"batches": int(batches)} if batches else {})))
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="lost a worker") if is_lost else nullcontext():
+        assert recorded_order(folder)
+
+
+def test_a_snapshot_without_an_option_of_a_newer_version_is_read(stub, old, capsys):
+    config = old() / "snapshot" / "config.yaml"
+    content = OmegaConf.load(config)
+    content.logger = {"csv": {}}
+    OmegaConf.save(content, config)
+    reproduce.main(["old", "logger=[]"])
+    assert stub.calls[-1][0].logger.close_timeout_s == 30.0
+    assert "KeyError" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Frames of long episodes in files, and how a data set's files are replaced."""
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
-from collectx.data import folder
+from collectx.data import folder, unfinished
 from collectx.data.folder import RecordedRun, SequentialWriter, begin
 from collectx.data.shard_writers import MemmapWriter
 from collectx.data.unfinished import UnfinishedEpisodes
@@ -61,6 +62,23 @@ def test_a_resumed_run_has_the_frames_of_its_checkpoint(tmp_path):
     assert (resumed.read(7) == frames(7, 5)).all()
     with pytest.raises(ConfigError, match=r"contains fewer frames than the 6 that the checkpoint counts\. Restore it"):
         UnfinishedEpisodes(tmp_path, RUN, {7: 6})
+
+
+def test_a_folder_that_cannot_be_removed_is_removed_after_a_later_checkpoint(tmp_path, within):
+    episodes = UnfinishedEpisodes(tmp_path, RUN, {})
+    for index in (7, 8):
+        episodes.append(frames(index, 5))
+        episodes.end(index)
+    episodes.checkpoint_written()
+    folders = [tmp_path / "_unfinished" / RUN.name / str(index) for index in (7, 8)]
+    remove, busy = shutil.rmtree, folders[:1]  # as on a network file system while a reader has a file open
+    within(unfinished, "shutil", rmtree=lambda path, **options: path in busy or remove(path, **options))
+    for _ in range(2):
+        episodes.checkpoint_written()
+        assert [folder.exists() for folder in folders] == [True, False]
+    busy.clear()
+    episodes.checkpoint_written()
+    assert not folders[0].exists()
 
 
 def test_an_ended_episode_stays_for_two_checkpoints(tmp_path):

@@ -29,13 +29,14 @@ class Run:
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.collector = SimpleNamespace(policy_version=1, num_batches=0, wait_until_filled=self._fill)
+        self.trainer = SimpleNamespace()
         self.record, self.signals = ResultBuilder(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
             given,
             folder,
             SimpleNamespace(core=self.collector, state=self._save),
-            object(),
+            self.trainer,
             self.record,
             signals,
             lambda name, **fields: self.events.append(name),
@@ -109,6 +110,13 @@ def test_a_failing_write_is_an_event(start, monkeypatch):
         patch.setattr(Checkpoints, "write", lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left")))
         assert run.batch() == ["checkpoint_failed"]
     assert run.batch() == ["checkpoint"]
+
+
+def test_a_hook_that_raises_leaves_a_complete_checkpoint(start):
+    run = start(every_batches=1)
+    run.trainer.checkpoint_written = lambda: 1 / 0
+    assert [run.batch(), run.batch()] == [["checkpoint", "checkpoint_hook_failed"]] * 2
+    assert [path.name for path in run.checkpoints.all()] == ["000000001", "000000002"]
 
 
 def test_a_failed_checkpoint_is_tried_again_after_a_minute(start, monkeypatch):

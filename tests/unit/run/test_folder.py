@@ -86,7 +86,8 @@ def test_begin_removes_what_a_killed_process_has_not_completed(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("keep_run", [False, True])
-def test_a_run_that_never_begins_leaves_the_one_before_it(tmp_path, keep_run):
+@pytest.mark.parametrize("in_this_process", [False, True])
+def test_a_run_that_never_begins_leaves_the_one_before_it(tmp_path, keep_run, in_this_process):
     folder = RunFolder(tmp_path / "run")
     folder.begin()
     run = (folder.config, folder.meta, folder.metrics, folder.result, folder.final_checkpoint, folder.log("trainer"))
@@ -97,8 +98,53 @@ def test_a_run_that_never_begins_leaves_the_one_before_it(tmp_path, keep_run):
     folder.begin(keep_run=keep_run)
     for path in (folder.meta, folder.resumed(folder.config, 3) if keep_run else folder.config, folder.events):
         path.write_text("new")
-    folder.restore(keep_run)
+    assert folder.has_replaced
+    (folder if in_this_process else RunFolder(folder.path)).restore()
     assert {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("keep_run", [False, True])
+def test_a_full_disk_or_a_kill_while_a_run_is_set_aside_loses_nothing(tmp_path, keep_run, monkeypatch):
+    """Stops before each file that is moved or copied; another process then finds the earlier run."""
+
+    class Stopped(BaseException):
+        pass
+
+    folder, stop_at = RunFolder(tmp_path / "run"), 0
+    folder.begin()
+    for path in (folder.config, folder.meta, folder.metrics, folder.result, folder.events, folder.log("trainer")):
+        path.write_text("old")
+    (folder.checkpoints / "000000001").mkdir()
+    (folder.checkpoints / "000000001" / "state.pt").write_text("old")
+    before = {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()}
+
+    def stopping(real, *arguments):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Stopped
+        return real(*arguments)
+
+    for each in (shutil.copy2, Path.rename, Path.mkdir, Path.write_text, Path.replace, Path.unlink, shutil.rmtree):
+        owner = shutil if each in (shutil.copy2, shutil.rmtree) else Path
+        patched = lambda *arguments, real=each, **options: stopping(lambda *a: real(*a, **options), *arguments)  # noqa: E731
+        monkeypatch.setattr(owner, each.__name__, patched)
+    is_complete = False
+    while not is_complete:
+        left, is_complete = stop_at, True
+        try:
+            folder.set_aside(keep_run)
+            folder.begin(keep_run=keep_run)
+            folder.config.write_text("new")
+            RunFolder(folder.path).recover()
+        except Stopped:
+            is_complete = False
+        left = 10**6
+        RunFolder(folder.path).recover()
+        found = {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()}
+        assert found == before, stop_at
+        stop_at += 1
+    assert stop_at > 20
 
 
 def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(tmp_path):

@@ -208,12 +208,24 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     assert not any(path.exists() for path in announced)
 
 
-def test_what_a_failed_start_replaced_is_gone(cfg, tmp_path, monkeypatch):
+def stop(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("failure", [lambda *arguments: 1 / 0, stop], ids=["an error", "a signal"])
+def test_a_start_that_fails_before_the_workers_leaves_the_earlier_run(cfg, tmp_path, monkeypatch, capsys, failure):
     execute(cfg, tmp_path, [])
-    monkeypatch.setattr(trainers, "build", lambda *arguments: 1 / 0)
-    assert execute(replace(cfg, run=RunOptions(overwrite=True)), tmp_path, []).status is Status.FAILED
-    assert not (tmp_path / ".replaced").exists()
-    assert not [*RunFolder(tmp_path).read_metrics()]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(trainers, "build", failure)
+    result = execute(replace(cfg, run=RunOptions(overwrite=True)), tmp_path, [])
+    assert result.status is (Status.INTERRUPTED if failure is stop else Status.FAILED)
+    assert f"the earlier run in {tmp_path} stays, because the new one did not begin" in capsys.readouterr().err
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    log = RunFolder(tmp_path).log("trainer")
+    assert ("ZeroDivisionError" in after.pop(log, b"").decode()) == (failure is not stop)
+    before.pop(log, None)
+    assert after == before
 
 
 @pytest.mark.parametrize("overwrite", [True, False])

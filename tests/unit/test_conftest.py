@@ -1,6 +1,5 @@
 """The options and fixtures of all tests (`tests/conftest.py`)."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -22,19 +21,6 @@ def test_where_all_tests_are_of_other_tiers_these_are_named(conftest, request, t
     conftest.pytest_terminal_summary(reporter, config)
     assert len(items) == 1 - len(lines)
     assert [call.args[0].partition(": ")[2] for call in reporter.write_line.call_args_list] == lines
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
-def test_a_file_of_another_program_in_shared_memory_is_not_of_a_test(conftest):
-    before = conftest._shared_files()
-    ours, others = (Path("/dev/shm") / f"{begin}{os.getpid()}" for begin in ("psm_", "editor-"))
-    try:
-        for path in (ours, others):
-            path.touch()
-        assert conftest._left_in_shm(before) == {ours.name}
-    finally:
-        for path in (ours, others):
-            path.unlink(missing_ok=True)
 
 
 def test_an_expected_result_is_written_and_compared(tmp_path):

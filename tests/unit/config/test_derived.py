@@ -6,14 +6,9 @@ import pytest
 from configurations import config, counting, gym
 
 from collectx.config.derived import (
-    acts_in_fixed_order,
     env_option,
     expected_frames,
-    frames_per_part,
-    is_elastic,
-    num_workers_of,
     resolve_devices,
-    rows_per_env,
     surplus_note,
 )
 from collectx.config.problem import did_you_mean
@@ -51,40 +46,6 @@ def test_frames_beyond_the_last_whole_batch_are_noted(total, frames, text):
 def test_a_run_collects_whole_batches_up_to_its_limits(total, most, frames):
     cfg = config(total_frames=total)
     assert expected_frames(replace(cfg, run=replace(cfg.run, max_batches=most))) == frames
-
-
-@pytest.mark.parametrize(
-    ("minimum", "mode", "elastic"),
-    [(None, "drop", False), (1, "drop", True), (2, "drop", False), (1, "restart", False)],
-)
-def test_workers_may_join_later_if_some_are_enough(minimum, mode, elastic):
-    collector = config("multi_async", min_workers=minimum, on_worker_failure=mode).collector
-    assert is_elastic(collector) is elastic
-    assert not is_elastic(replace(collector, order_of="another run"))
-
-
-def test_parts_of_batches():
-    numbers = {}
-    for kind in ("single", "multi_sync", "multi_async"):
-        collector = config(kind).collector
-        numbers[kind] = num_workers_of(collector), frames_per_part(collector)
-    assert numbers == {"single": (1, 12), "multi_sync": (2, 6), "multi_async": (2, 12)}
-    nested = config("distributed_sync", inner="sync", num_workers_per_collector=3).collector
-    assert [rows_per_env(nested), rows_per_env(replace(nested, inner="async"))] == [3, 1]
-
-
-@pytest.mark.parametrize(
-    ("kind", "order", "is_fixed"),
-    [
-        ("multi_sync", "auto", True),
-        ("multi_async", "auto", False),
-        ("multi_async", "fixed", True),
-        ("multi_sync", "ready", False),
-    ],
-)
-def test_when_an_inference_server_acts_in_a_fixed_order(kind, order, is_fixed):
-    assert acts_in_fixed_order(config(kind, inference={"order": order})) is is_fixed
-    assert acts_in_fixed_order(config(kind))
 
 
 def test_an_env_is_named_by_the_option_that_chose_it():

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import gymnasium
@@ -478,3 +479,21 @@ def test_a_state_of_more_workers_is_refused_before_anything_is_loaded():
             collector.load_state_dict(state)
         assert (collector.policy_version, collector.state_dict()["frames"]) == (version, 0)
         assert collector.next() is not None
+
+
+def test_a_collector_is_used_by_one_thread_at_a_time():
+    is_stepping, may_end = threading.Event(), threading.Event()
+
+    class Slow(Count):
+        def step(self, action):
+            is_stepping.set()
+            assert may_end.wait(60)
+            return super().step(action)
+
+    with make(SINGLE, Slow, Acts(), frames_per_batch=2) as collector, ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(collector.next)
+        assert is_stepping.wait(60)
+        with pytest.raises(RuntimeError, match="this collector is already in use: by another thread"):
+            collector.next()
+        may_end.set()
+        assert batch.result(60).numel() == 2

@@ -1,17 +1,11 @@
 """A run folder that other processes read, change or fill with what a user does not expect."""
 
-<<<<<<< HEAD
+import json
+import signal
 import textwrap
 
 import pytest
 from commands import COUNTING, collectx, forked, result, start
-=======
-import json
-import signal
-
-import pytest
-from commands import COUNTING, forked, result, start
->>>>>>> h-a
 
 COPYING = """
 import shutil
@@ -72,7 +66,6 @@ def contents(folder):
     return {path: path.read_bytes() for path in files if path.name != "lock"}
 
 
-<<<<<<< HEAD
 # As on WSL and CIFS, where chmod is refused or has no effect.
 WITHOUT_PERMISSIONS = {
     "refused": """
@@ -115,7 +108,8 @@ def test_a_run_and_its_resume_on_a_file_system_without_permissions(tmp_path, mon
         more.append("run.trust=true")
     collectx(*more, cwd=tmp_path)
     assert result(tmp_path / "r")["frames"] == 256
-=======
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=str)
 def test_a_start_that_ends_early_leaves_the_run_that_it_would_replace(tmp_path, wait_until, signum):
@@ -142,4 +136,3 @@ def test_a_run_that_ended_before_its_snapshot_says_so(tmp_path):
     for command in ("eval", "resume", "reproduce", "export"):
         done = forked(command, "run", *["format=onnx"] * (command == "export"), cwd=tmp_path, status=2)
         assert f"the run in '{tmp_path / 'run'}' ended before it began: interrupted by SIGINT." in done.stderr
->>>>>>> h-a

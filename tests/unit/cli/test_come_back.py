@@ -133,7 +133,7 @@ def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array
     err = capsys.readouterr().err
     assert "Use collectx cancel on elsewhere" in err
     assert "could not end every job: Access/permission denied. To see which are left: collectx status\n" in err
-    assert [f"seed={index} did not end within 0 s" in err for index in range(4)] == [True, False, False, True]
+    assert "did not end within" not in err  # what SLURM refuses is not waited for
     other.job_note.parent.rename(tmp_path / "away")
     other.result.write_text('{"status": "interrupted"}')
     assert cancel.main(["sweep"]) == 1

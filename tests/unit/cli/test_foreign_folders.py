@@ -95,7 +95,7 @@ def signals(monkeypatch):
     """The signals that `collectx cancel` sends, in place of sending them."""
     sent = []
     monkeypatch.setattr(jobs_cancel, "os", SimpleNamespace(kill=lambda *signal: sent.append(signal), getuid=os.getuid))
-    monkeypatch.setattr(jobs_cancel, "_wait", lambda runs: True)
+    monkeypatch.setattr(jobs_cancel, "_wait", lambda runs, is_now: True)
     return sent
 
 

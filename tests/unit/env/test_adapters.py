@@ -246,7 +246,6 @@ def test_steps_of_a_vector_env_of_tensors(key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"autoreset_mode": "disabled"}, r"returns tensors on cpu with autoreset mode Disabled, .* Use same_step"),
         ({"info_keys": ["a"], "metrics": ["b"]}, r"Leave out info_keys and metrics \(a, b\), or add the values"),
     ],
 )

@@ -61,6 +61,7 @@ class Scripted(gymnasium.Env):
 
 KEPT = [{"speed": "float32"}, {"pose": {"x": "int64", "y": ["float64", 2]}}, {"first": "int64"}]
 METRICS = ["speed", "pose.x", "pose.y", "first"]
+METRICS += [f"step_mean/{name}" for name in METRICS]
 
 
 def flat(observation, info):
@@ -106,7 +107,7 @@ def test_frames_infos_and_metrics_are_those_of_a_model(name, has_infos):
     assert (stepper.spec.num_envs, stepper.spec.ragged, stepper.spec.can_reset_early) == (size, ragged, not ragged)
     assert progress.counts[OTHERS] == (size if name in ("one", "several") else 0)
     models, level = [Scripted() for _ in range(size)], 0
-    sums, counts, infos = np.zeros(4), np.zeros(4), [{}] * size
+    (sums, counts), infos = np.zeros((2, 8)), [{}] * size
     num_leaves = len(flat(models[0].observation_space.sample(), {})) if has_infos else 3
     for number in range(60):
         if number % 20 == 0:
@@ -140,11 +141,12 @@ def test_frames_infos_and_metrics_are_those_of_a_model(name, has_infos):
             assert (frame.reward, frame.terminated, frame.truncated) == (reward, terminated, truncated)
             assert written([each[None] for each in frame.after], 0) == flat(model.observed(), info)[:num_leaves]
             pose = info.get("pose", {"x": None, "y": None})
-            for i, value in enumerate((info.get("speed"), *pose.values(), info.get("first"))):
-                if value is not None:
-                    sums[i] += np.mean(value)
-                    counts[i] += 1
             infos[e], ended[e] = info, terminated or truncated
+            for i, value in enumerate((info.get("speed"), *pose.values(), info.get("first"))):
+                for at in (i, i + 4) if ended[e] or cut[e] else (i + 4,):
+                    if value is not None:
+                        sums[at] += np.mean(value)
+                        counts[at] += 1
             if (ended[e] or cut[e]) and not ragged:
                 infos[e] = model.reset(options={"level": level} if level else None)[1]
         assert group.metrics.means() == {
@@ -152,7 +154,7 @@ def test_frames_infos_and_metrics_are_those_of_a_model(name, has_infos):
         }
         if number % 7 == 6:
             assert group.metrics.take().tolist() == [sums.tolist(), counts.tolist()]
-            sums, counts = np.zeros((2, 4))
+            sums, counts = np.zeros((2, 8))
     group.close()
     assert sorted(closed) == [model.id for model in models]
     group.close()

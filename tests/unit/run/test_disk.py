@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,20 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev
 @pytest.fixture
 def full(monkeypatch, within):
     """`full(name)`: writing that file of a run folder ends on a full disk."""
-    names, mkstemp = [], tempfile.mkstemp
+    names = []
 
     def opened(path, mode, **options):
         return open("/dev/full" if mode == "ab" and path.name in names else path, mode, **options)
 
-    def temporary(dir, prefix):
-        handle, path = mkstemp(dir=dir, prefix=prefix)
-        if prefix.removeprefix(".new-").strip("-") in names:
+    def temporary(path, *arguments):
+        handle = os.open(path, *arguments)
+        if Path(path).name.removeprefix(".new-").rpartition("-")[0] in names:
             with open("/dev/full", "r+b", buffering=0) as file:
                 os.dup2(file.fileno(), handle)
-        return handle, path
+        return handle
 
     monkeypatch.setattr(folders, "open", opened, raising=False)
-    within(folders, "tempfile", mkstemp=temporary)
+    within(folders, "os", open=temporary)
     return names.append
 
 

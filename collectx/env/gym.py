@@ -21,6 +21,7 @@ from numpy import ndarray
 
 from collectx import progress
 from collectx.batch import is_numeric
+from collectx.config.problem import speaks_python
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -48,7 +49,24 @@ def group_class(num_envs: int) -> type[GymEnv]:
     return OneGymEnv if num_envs == 1 else GymEnv
 
 
+def _refuse_others(env: Any) -> None:
+    """Raises `ConfigError` for an env of PettingZoo or of dm_env, by its methods."""
+    base = getattr(env, "unwrapped", env)
+    kind = type(base).__name__
+    if hasattr(base, "possible_agents") and callable(getattr(base, "action_space", None)):
+        raise ConfigError(
+            f"{kind} is a multi-agent env of PettingZoo. Use env=torchrl with a function that returns TorchRL's "
+            "PettingZooWrapper(env): see the tutorial on multi-agent envs."
+        )
+    if callable(getattr(base, "action_spec", None)) and callable(getattr(base, "observation_spec", None)):
+        raise ConfigError(
+            f"{kind} has the interface of dm_env. Wrap it with shimmy.DmControlCompatibilityV0(env), or use "
+            "env=torchrl with TorchRL's DMControlWrapper(env)."
+        )
+
+
 def _check_spaces(env: Any) -> None:
+    _refuse_others(env)
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             made = type(getattr(env, "unwrapped", env)).__name__
@@ -141,6 +159,9 @@ class GymEnv(Env):
                 f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the "
                 f"env raised {summary_of(error).removesuffix('.')}."
             ) from error
+        if isinstance(space, spaces.Box) and not space.contains(action):
+            advice = "ClipAction" if speaks_python() else "env.wrappers=[ClipAction]"
+            error.add_note(f"the action {action} is not in {space}; if the env needs its bounds, add {advice}")
         error.add_note(f"raised in step() of env {e} (of {self.spec.num_envs})")
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:

@@ -23,7 +23,7 @@ from collectx.env.action_masks import can_be_masked, mask_of, sample
 from collectx.env.base import Env
 from collectx.env.observation import ACTION_MASK
 from collectx.env.spaces import Leaves, Path, leave_out, numpy_dtype, torch_dtype
-from collectx.errors import SpaceError
+from collectx.errors import CollectxError, SpaceError
 
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
@@ -169,7 +169,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
     """Returns the first value of each entry in one episode."""
     examples: dict[str, Any] = {}
     known: dict[str, None] = {}
-    for info in _episode(env):
+    for info in _explained(_episode(env), names):
         known |= dict.fromkeys(map(str, info))
         examples |= {name: info[name] for name in names if name in info and name not in examples}
         if len(examples) == len(set(names)):
@@ -180,6 +180,20 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
         f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
         f"it: {_example(missing)}."
     )
+
+
+def _explained(infos: Iterator[Mapping], names: Sequence[str]) -> Iterator[Mapping]:
+    """Yields `infos`. Adds a note to an error of the env: who stepped it, why, and how to avoid it."""
+    try:
+        yield from infos
+    except CollectxError:
+        raise
+    except Exception as error:
+        error.add_note(
+            f"raised while collectx stepped an env with random actions, to learn the shape of {', '.join(names)} in "
+            f"its infos. To avoid this, declare the shape: {_example(names[0])}"
+        )
+        raise
 
 
 def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:

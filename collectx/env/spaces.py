@@ -223,6 +223,12 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
     elif isinstance(space, spaces.Text) and key[0] != "action":
         yield Leaf(key, (space.max_length,), torch.int32), path, space
     else:
+        if any(kind.__module__.startswith("gym.spaces") for kind in type(space).__mro__):
+            raise SpaceError(
+                f"{'.'.join(key)!r} has the space {space} of the old package gym. Declare gymnasium.spaces."
+                f"{type(space).__name__}, or wrap the env with shimmy.GymV26CompatibilityV0(env=env) or, before Gym "
+                "0.26, shimmy.GymV21CompatibilityV0(env=env)."
+            )
         why = "no fixed shape and dtype"
         if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
             try:

@@ -7,12 +7,13 @@ They run before any worker starts, and import torch only if they need it.
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -69,16 +70,20 @@ def env_problems(cfg: RunConfig) -> list[str]:
     try:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
-        is_unknown = isinstance(error, gymnasium.error.NameNotFound)
+        is_unknown = isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.VersionNotFound)
+        near = nearest(env_id, gymnasium.registry)
         # Gymnasium proposes other names, but not the name with a version.
         base = re.sub(r"-v\d+$", "", env_id)
         versions = [each for each in gymnasium.registry if each.rpartition("-v")[0] == base]
+        with suppress(ImportError):
+            gymnasium.register_envs(importlib.import_module("ale_py"))
+        if is_unknown and f"ALE/{env_id}" in gymnasium.registry:
+            return [f"env.id={env_id} is unknown. Did you mean env.id=ALE/{env_id}?"]
         if versions:
             latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
             known = f" Gymnasium knows {' and '.join(versions)}." if len(versions) > 1 and base != env_id else ""
             return [f"env.id={env_id} is unknown. Did you mean env.id={latest}?{known}"]
         if is_unknown:
-            near = nearest(env_id, gymnasium.registry)
             question = f" Did you mean env.id={near}?" if near else ""
             advice = f"If a module registers it, name the module too: env.id=MODULE:{env_id}"
             return [f"env.id={env_id} is unknown.{question} {advice}"]

@@ -4,14 +4,16 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 from configurations import gym, gym_vector
+from env_stepping import Stepper
 from gymnasium.envs.registration import registry
 from gymnasium.error import DependencyNotInstalled
 
 from collectx.config.schema.env import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build
-from collectx.errors import CollectxError, ConfigError
+from collectx.errors import CollectxError, ConfigError, ShapeError
 from collectx.user_objects import resolve
 
 
@@ -181,3 +183,88 @@ def test_a_missing_package(package, extra, make, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"pip install 'collectx\[{extra}\]'$"):
         make()
+
+
+FOREIGN = """
+import gymnasium, numpy as np
+from collectx.env.gym import GymEnv
+
+class OldBox:
+    shape, dtype = (3,), np.float32
+OldBox.__module__ = "gym.spaces.box"
+
+class Old(gymnasium.Env):
+    observation_space, action_space = OldBox(), gymnasium.spaces.Discrete(2)
+    def step(self, action): ...
+
+class Parallel:
+    possible_agents = ["a"]
+    def observation_space(self, agent): ...
+    def action_space(self, agent): ...
+    def step(self, actions): ...
+
+class DmEnv:
+    def observation_spec(self): ...
+    def action_spec(self): ...
+    def step(self, action): ...
+
+class Returning(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    def __init__(self, at_reset=(np.zeros(2, np.float32), {}), at_step=None):
+        self.at_reset, self.at_step = at_reset, at_step
+    def reset(self, *, seed=None, options=None):
+        return self.at_reset
+    def step(self, action):
+        if self.at_step == "raise":
+            raise AssertionError("not allowed")
+        return self.at_step
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Old", "of the old package gym. Declare gymnasium.spaces.OldBox, or wrap the env with shimmy.GymV26"),
+        ("Parallel", "Parallel is a multi-agent env of PettingZoo. Use env=torchrl"),
+        ("DmEnv", "DmEnv has the interface of dm_env. Wrap it with shimmy.DmControl"),
+    ],
+)
+def test_envs_of_other_packages_are_named(module, name, message):
+    module(FOREIGN)
+    with pytest.raises(CollectxError) as caught:
+        build(gym(entry_point=f"user_module:{name}"))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"env 0: step\(\) returned None. Return observation, reward, terminated, truncated, info"),
+        ({"at_step": 3}, r"env 0: step\(\) returned one value of type int. Return"),
+        ({"at_step": (1, 2, 3)}, r"env 0: step\(\) returned 3 values. Return"),
+        ({"at_reset": None}, r"env 0: reset\(\) returned None. Write reset"),
+    ],
+)
+def test_a_step_or_a_reset_that_returns_something_else(module, num_envs, arguments, message):
+    module(FOREIGN)
+    with pytest.raises(ShapeError, match=message):
+        Stepper(build(gym(num_envs, entry_point="user_module:Returning", **arguments))).reset().step()
+
+
+def test_an_env_that_refuses_an_action_outside_of_its_box_gets_a_wrapper_to_add(module):
+    module(FOREIGN)
+    stepper = Stepper(build(gym(2, entry_point="user_module:Returning", at_step="raise"))).reset()
+    with pytest.raises(AssertionError) as caught:
+        stepper.step(np.full((2, 2), 3.0, np.float32))
+    assert any("is not in Box" in note and "env.wrappers=[ClipAction]" in note for note in caught.value.__notes__)
+    with pytest.raises(AssertionError) as caught:
+        stepper.step(np.zeros((2, 2), np.float32))
+    assert not any("ClipAction" in note for note in caught.value.__notes__)
+
+
+def test_an_env_that_raises_while_its_infos_are_searched_is_told_so(module):
+    module(FOREIGN)
+    with pytest.raises(AssertionError) as caught:
+        build(replace(gym(1, entry_point="user_module:Returning", at_step="raise"), info_keys=["speed"]))
+    assert "with random actions, to learn the shape of speed in its infos" in caught.value.__notes__[0]

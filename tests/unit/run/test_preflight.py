@@ -60,6 +60,8 @@ def registered(monkeypatch, known):
             raise gymnasium.error.NameNotFound(f"no {name}")
 
     monkeypatch.setattr(gymnasium, "spec", spec)
+    # ALE registers its names as soon as another test imports it.
+    monkeypatch.setattr(gymnasium, "registry", dict.fromkeys(known))
 
 
 @pytest.mark.parametrize(
@@ -153,3 +155,9 @@ def test_a_recorded_order_must_be_repeatable(monkeypatch, order, words, problem)
     found = [text for text in preflight.rule_problems(cfg) if "collector.order_of" in text]
     assert len(found) == (problem is not None)
     assert all(problem in text for text in found)
+
+
+def test_an_id_without_its_namespace_is_completed():
+    pytest.importorskip("ale_py")
+    problem = "env.id=Pong-v5 is unknown. Did you mean env.id=ALE/Pong-v5?"
+    assert env_problems(composed("env=pong env.id=Pong-v5")) == [problem]

@@ -177,7 +177,7 @@ class RunFolder(JobFiles):
     @property
     def has_replaced(self) -> bool:
         """Whether `.replaced` contains an earlier run, which the new one has not replaced yet."""
-        return self._replaced.exists()
+        return os.path.exists(self._replaced)  # Path.exists raises for a name that is too long
 
     def forget_replaced(self) -> None:
         """Deletes the files that `set_aside` kept. Idempotent."""

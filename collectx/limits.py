@@ -1,4 +1,4 @@
-"""Limits the time of code in the main thread, such as an env's constructor or `ray.init`."""
+"""Limits the time without progress of code in the main thread, such as an env's constructor or `ray.init`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from collectx import progress
 
 # After this time, a message says what the run is waiting for.
 _PATIENCE_S = 5.0
@@ -51,14 +53,15 @@ def limited(
     say: Callable[[str], None] | None = None,
     give_up: Callable[[BaseException], object] | None = None,
 ) -> Iterator[None]:
-    """Interrupts the block after `timeout_s` seconds, without the time in a debugger. Has no effect outside the main
-    thread. Raises `TimeoutError` if the limit was reached. The note of the error contains the stack.
+    """Interrupts the block after `timeout_s` seconds without progress (`collectx.progress`), such as an import or an
+    env that was made. Does not count the time in a debugger. Has no effect outside the main thread. Raises
+    `TimeoutError` if the limit was reached. The note of the error contains the stack.
 
     Args:
         what: what messages call the block.
         option: the option that sets the limit.
-        say: called, in another thread, with a message that contains the block's stack, if the block takes longer than 5
-            s.
+        say: called, in another thread, with a message that contains the block's stack, if the block makes no
+            progress for 5 s.
         give_up: called with the error, in another thread, if the block cannot be interrupted, because it is in C code
             that never returns, or catches the error. Must end the process.
     """
@@ -79,20 +82,23 @@ def limited(
         timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout
 
-    def has_ended_within(seconds: float) -> bool:
-        while seconds > 0 and not has_ended.wait(min(seconds, _COUNT_S)):
-            seconds -= 0 if is_debugging() else min(seconds, _COUNT_S)
+    def has_ended_within(idle_s: float, limit_s: float) -> bool:
+        """Waits until the block has ended, or made no progress for `limit_s` seconds, of which `idle_s` have passed."""
+        counts = (*progress.counts,)
+        while idle_s < limit_s and not has_ended.wait(wait_s := min(limit_s - idle_s, _COUNT_S)):
+            before, counts = counts, (*progress.counts,)
+            idle_s = 0.0 if counts != before else idle_s + wait_s * (not is_debugging())
         return has_ended.is_set()
 
     def watch() -> None:
         patience_s = min(_PATIENCE_S, timeout_s)
-        if has_ended_within(patience_s):
+        if has_ended_within(0.0, patience_s):
             return
-        limit = f"it is killed after {timeout_s:g} s ({option}={timeout_s:g})"
+        limit = f"it is killed after {timeout_s:g} s without progress ({option}={timeout_s:g})"
         if say is not None and timeout_s > patience_s:
             text = stack(sys._current_frames().get(main))
             say(f"{what} has taken more than {patience_s:g} s; {limit}. It is at:\n{text}")
-        if has_ended_within(timeout_s - patience_s):
+        if has_ended_within(patience_s, timeout_s):
             return
         for _ in range(_NUM_INTERRUPTS):
             signal.pthread_kill(main, _SIGNAL)
@@ -107,12 +113,13 @@ def limited(
 
     earlier = signal.signal(_SIGNAL, interrupt)
     try:
-        try:
-            # The thread may interrupt at once, before the block.
-            threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
-            yield
-        finally:
-            has_ended.set()
+        with progress.counting_imports():
+            try:
+                # The thread may interrupt at once, before the block.
+                threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
+                yield
+            finally:
+                has_ended.set()
     except _Interrupt as interruption:
         has_ended.set()
         raise interruption.error from None

@@ -3,18 +3,26 @@
 
 counts[STEPS]   steps of the current batch
 counts[OTHERS]  envs that were made or reset, and the progress of this process's own workers
+counts[IMPORTS] modules whose import began, and user code that was imported
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-STEPS, OTHERS = 0, 1
-# The two counters as plain numbers, and their size in memory.
-Counts = tuple[int, int]
-NBYTES = 16
-counts = memoryview(array("q", [0, 0]))
+STEPS, OTHERS, IMPORTS = 0, 1, 2
+# The counters as plain numbers, and their size in memory.
+Counts = tuple[int, int, int]
+NBYTES = 24
+counts = memoryview(array("q", [0, 0, 0]))
+# A process that cannot count yet hangs if it uses less than this share of one core.
+LEAST_CPU = 0.01
 _notify: Callable[[], object] | None = None
 
 
@@ -25,9 +33,9 @@ def report_to(target: memoryview, notify: Callable[[], object] | None = None) ->
     counts, _notify = target, notify
 
 
-def one_more() -> None:
+def one_more(kind: int = OTHERS) -> None:
     """Counts something other than a step."""
-    counts[OTHERS] += 1
+    counts[kind] += 1
     if _notify is not None:
         _notify()
 
@@ -37,3 +45,41 @@ def stepped(num_steps: int) -> None:
     counts[STEPS] = num_steps
     if _notify is not None:
         _notify()
+
+
+class _ImportCounter:
+    """A finder of modules that finds none, but counts those that its thread imports. Python asks it before others."""
+
+    def __init__(self, began: Callable[[str], object] | None):
+        self._importer = os.getpid(), threading.get_ident()
+        self._began = began
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        # A fork of this process must not write to the connection.
+        if self._importer == (os.getpid(), threading.get_ident()):
+            one_more(IMPORTS)
+            if self._began is not None:
+                self._began(name)
+
+
+@contextmanager
+def counting_imports(began: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Counts each module that this thread begins to import within the block. Calls `began` with its name."""
+    counter: Any = _ImportCounter(began)
+    sys.meta_path.insert(0, counter)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # user code has replaced the finders
+            sys.meta_path.remove(counter)
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the processor time of a process of this machine, in seconds; 0 if it has ended. The processor time of a
+    process that cannot count yet tells whether it hangs."""
+    import psutil
+
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0

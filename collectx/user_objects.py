@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from collectx import progress
 from collectx.config.interpolation import escaped
 from collectx.config.problem import YAML, did_you_mean
 from collectx.config.schema.env import EnvConfig
@@ -62,6 +63,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             rule = f"{found[1]} is a module, not a package, so it has no submodules"
             raise ConfigError(f"{where}={name} cannot be imported: {rule}. Write it as {found[1]}:NAME.") from error
         raise ConfigError(f"{where}={name} cannot be imported: {error}{extra_advice(error) or missing}") from error
+    progress.one_more(progress.IMPORTS)
     if not callable(target):
         raise ConfigError(f"{where}={name} is a value of type {type(target).__name__}. Name a class or a function.")
     return target

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collectx import signal_handlers
+from collectx import progress, signal_handlers
 from collectx.batch import Key
 from collectx.config.derived import env_option
 from collectx.config.registry import implementation
@@ -43,14 +43,16 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
         if isinstance(cfg, UserEnvConfig):
             from collectx.env.user_env import make_user_env
 
-            return make_user_env(cfg, numbers)
-        group = implementation("env", cfg.kind)(cfg, first_index, incarnation, numbers)
+            group = make_user_env(cfg, numbers)
+        else:
+            group = implementation("env", cfg.kind)(cfg, first_index, incarnation, numbers)
         if isinstance(cfg, GymnasiumConfig | TorchrlEnvConfig) and cfg.reset_options:
             try:
                 group.set_reset_options(cfg.reset_options)
             except NotImplementedError as error:
                 group.close()
                 raise ConfigError(f"env.reset_options={cfg.reset_options}: {error}.") from None
+        progress.one_more()
         return group
     finally:
         signal_handlers.restore(env_option(cfg))

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 
+from collectx import progress
 from collectx.config.problem import YAML
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.env.env_indices import SPACES, EnvNumbers
@@ -33,6 +34,7 @@ from collectx.user_objects import (
 def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers], gymnasium.Env]:
     """Returns a function that makes a single env of `cfg`, with its wrappers."""
     entry_point = resolve_source(cfg)
+    progress.one_more(progress.IMPORTS)
     show_once()
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     made_by, kwargs = entry_point or constructor(cfg), dict(cfg.kwargs)

@@ -23,11 +23,11 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
-from collectx import signal_handlers
+from collectx import progress, signal_handlers
 from collectx.config.problem import counted, setting, speaks_python
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server import descendants
@@ -175,7 +175,7 @@ class LocalLauncher(Launcher):
 
     def _fork(self, process: BaseProcess, inherited: Inherited) -> None:
         """Starts the process in a thread, because reading the fork server's reply has no timeout, and waits for the
-        thread. If this times out, the thread ends when the fork server replies or ends."""
+        thread while the server imports. If this times out, the thread ends when the fork server replies or ends."""
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def start() -> None:
@@ -189,15 +189,22 @@ class LocalLauncher(Launcher):
 
         thread = threading.Thread(target=start, name="collectx-fork", daemon=True)
         thread.start()
-        try:
-            error = ended.get(timeout=min(self._start_timeout_s, threading.TIMEOUT_MAX))
-        except Empty:
-            timeout_s = self._start_timeout_s
+        timeout_s, server = self._start_timeout_s, cast("Any", forkserver._forkserver)._forkserver_pid
+        cpu_s = progress.cpu_s(server)
+        while True:
+            try:
+                error = ended.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+                break
+            except Empty:
+                # The server answers nobody while it imports.
+                before_s, cpu_s = cpu_s, progress.cpu_s(server)
+                if cpu_s - before_s > progress.LEAST_CPU * timeout_s:
+                    continue
             raise WorkerTimeout(
                 f"{process.name} was not forked within {timeout_s:g} s "
                 f"({setting('collector.start_timeout_s', timeout_s)}): the fork server, which first imports what "
                 f"workers need, is slow or hangs. If it is slow, raise {setting('collector.start_timeout_s')}."
-            ) from None
+            )
         thread.join()
         if error is not None:
             raise error

@@ -28,6 +28,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
 from collectx.place import place_of
+from collectx.progress import counting_imports
 from collectx.run import cores, preflight
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.events import EventLog
@@ -150,11 +151,15 @@ def _run(
     """Executes the run, from the snapshot to closing the collector. Errors of training go to `record`."""
     place = place_of(cfg)
     has_processes = place.is_local and not place.is_inline
+    progress = display.Progress(record.statistics, display.title_of(cfg, run_folder.path, argv), start_s=record.start_s)
+    if "torch" not in sys.modules:
+        progress.imports("torch")
     if has_processes or cfg.eval.every_batches is not None:
         from collectx.fork_server import start
 
         if has_processes:
-            start.preload()
+            with counting_imports(progress.imports):
+                start.preload()
         with signals.ignored_by_children():
             start.warm_up()
     if point is None:
@@ -165,11 +170,9 @@ def _run(
     # With on_worker_failure=raise the failure is shown at the end, as the run's error.
     events = EventLog(run_folder, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
-        progress = display.Progress(
-            record.statistics, display.title_of(cfg, run_folder.path, argv), start_s=record.start_s
-        )
         events.show = progress.say
         run = _Execution(cfg, run_folder, record, signals, events, point)
+        progress.stage = lambda: run.stage
         with progress, closing(run), ExitStack() as stack:
             launcher = None
             if open_launcher is not None:
@@ -190,7 +193,8 @@ def _run(
 
 
 class _Execution:
-    """The three steps of a run: `prepare`, `collect`, and `_finish`, which `collect` calls."""
+    """The three steps of a run: `prepare`, `collect`, and `_finish`, which `collect` calls. `stage` says what the run
+    does before its first batch."""
 
     def __init__(
         self,
@@ -213,6 +217,7 @@ class _Execution:
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
+        self.stage = "importing torch"
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
         """Makes the policy and the trainer, and starts the workers without waiting for them. Returns the collector, a
@@ -239,8 +244,10 @@ class _Execution:
         snapshot.write_numerics(self._run_folder, device)
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._add_event)
+        self.stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
+        self.stage = display.STARTING
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         names = undeclared(getattr(cfg.env, "info_keys", ()))

@@ -8,7 +8,7 @@ worker -> trainer    FULL    | slot, version, frames, episodes, metrics (int64),
                              | returns (float64) | lengths (int64) | sums, counts of metrics (float64)
                              | nothing, or `SlotReport.added` as by `pack_tensors`
                      HAVE    | version (int64)
-                     PROGRESS| steps, others (int64): see `collectx.progress`
+                     PROGRESS| steps, others, imports (int64): see `collectx.progress`
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
 over a network                      REQUEST | tensors, plain data    REPLY | tensors, plain data: see `pack_signed`
@@ -97,13 +97,13 @@ def unpack_version(message: bytes) -> int:
 
 def pack_progress(counts: tuple[int, ...]) -> bytes:
     """Returns a message with a worker's counts; see `collectx.progress`."""
-    return _NUMBERS.pack(PROGRESS, *counts, 0)
+    return _NUMBERS.pack(PROGRESS, *counts)
 
 
-def unpack_progress(message: bytes) -> tuple[int, int]:
+def unpack_progress(message: bytes) -> tuple[int, int, int]:
     """Returns the counts in a result of `pack_progress`."""
-    _, steps, others, _ = _NUMBERS.unpack(message)
-    return steps, others
+    _, steps, others, imports = _NUMBERS.unpack(message)
+    return steps, others, imports
 
 
 def pack_full(slot: int, report: SlotReport) -> bytes:

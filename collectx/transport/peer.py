@@ -7,7 +7,7 @@ from enum import Enum
 from multiprocessing.connection import Connection
 
 from collectx.config.problem import counted
-from collectx.progress import OTHERS, STEPS, Counts
+from collectx.progress import LEAST_CPU, STEPS, Counts, cpu_s
 from collectx.transport.connections import MessageReader
 from collectx.transport.handles import Handle, Limit
 
@@ -41,6 +41,7 @@ class Peer:
         limit: the timeout that applies while `num_outstanding` is above 0.
         counts: its counters in shared memory (`collectx.progress`); None if it sends them in messages.
         progress: the last known counts.
+        cpu_s: the processor time of its process when `is_starting` was last True.
         began_s, progressed_s: when its current task began, and when its counts last changed, in seconds of
             `PeerTimers.now_s`.
     """
@@ -56,6 +57,7 @@ class Peer:
     limit: Limit | None = None
     counts: memoryview | None = None
     progress: Counts | None = None
+    cpu_s: float = 0.0
     began_s: float = 0.0
     progressed_s: float | None = None
 
@@ -66,7 +68,7 @@ class Peer:
 
     def read_counts(self) -> Counts | None:
         """Returns the counts in shared memory; None if the worker sends them in messages."""
-        return None if self.counts is None else (self.counts[STEPS], self.counts[OTHERS])
+        return None if self.counts is None else (self.counts[0], self.counts[1], self.counts[2])
 
     @property
     def has_stepped(self) -> bool:
@@ -74,9 +76,19 @@ class Peer:
         counts = self.read_counts() or self.progress
         return self.has_delivered or (counts is not None and counts[STEPS] > 0)
 
+    def is_starting(self) -> bool:
+        """Whether a process of this machine has not begun to count its progress, because it imports the user's script,
+        for example, and has used the processor since the last call."""
+        if any(self.read_counts() or self.progress or ()) or self.handle is None or self.handle.pid is None:
+            return False
+        assert self.limit is not None
+        before_s, self.cpu_s = self.cpu_s, cpu_s(self.handle.pid)
+        return self.cpu_s - before_s > LEAST_CPU * self.limit[1]
+
     def describe_progress(self, num_steps: int) -> str:
         """Returns a sentence about the progress of the current task, a batch of `num_steps` steps."""
-        steps, others = (0, 0) if self.progress is None or self.progressed_s is None else self.progress
+        has_progressed = self.progress is not None and self.progressed_s is not None
+        steps, others, imports = self.progress if has_progressed else (0, 0, 0)
         if steps and self.progressed_s is not None:
             elapsed_s = self.progressed_s - self.began_s
             rate = f", {elapsed_s / steps:.2g} s a step" if elapsed_s >= _LEAST_RATE_S else ""
@@ -89,4 +101,6 @@ class Peer:
             return f"It has {verb} no step of its envs since its last batch"
         if others:
             return f"It has made or reset envs {counted(others, 'time')}, but has not stepped them yet"
+        if imports:
+            return "It was importing modules, or making its first env"
         return "It has delivered no batch, and finished no step of its envs"

@@ -15,7 +15,6 @@ from typing import Any
 import cloudpickle
 
 from collectx.errors import RemoteFailure, WorkerTimeout
-from collectx.progress import OTHERS, STEPS
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.handles import Handle
@@ -56,7 +55,8 @@ class SharedMemoryTransport(SlabTransport):
         peer = _LocalPeer(worker, remote_end=theirs)
         if worker < self.spec.num_workers:
             peer.counts = self.slab.progress(worker)
-            peer.counts[STEPS] = peer.counts[OTHERS] = 0  # those of the worker's earlier process
+            for kind in range(len(peer.counts)):
+                peer.counts[kind] = 0  # of the worker's earlier process
         self._supervisor.connect(self._supervisor.add(peer), ours)
         client = None
         if incarnation is not None and self.inference is not None:

@@ -203,13 +203,13 @@ class Supervisor(Generic[AnyPeer]):
                 yield late, error
 
     def _check_late(self, late: Peer) -> Exception | None:
-        """Returns the error of a worker whose timer has expired; None if it has made progress, or another limit applies
-        now."""
+        """Returns the error of a worker whose timer has expired; None if it has made progress, is starting, or another
+        limit applies now."""
         if self.progressed(late, late.read_counts()):
             return None
-        if late.limit is not None and late.limit == self._limit(late):
+        if late.limit is not None and late.limit == self._limit(late) and not late.is_starting():
             return self.timeout_error(late, late.limit)
-        self.renew_timer(late)  # it has joined or delivered meanwhile, and has another limit
+        self.renew_timer(late)  # it is starting, or has joined or delivered meanwhile and has another limit
         return None
 
     def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:

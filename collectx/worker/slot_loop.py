@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Protocol
 
+from collectx import progress
 from collectx.errors import text_of
 from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill, Link, Request, SlotReport
@@ -122,7 +123,7 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
 
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
     """Runs the loop until the trainer stops the worker; see `run_worker_loop`."""
-    with suppress(RolloutStopped):
+    with suppress(RolloutStopped), progress.counting_imports():
         for _ in run_worker_loop(link, make_source):
             pass
 

@@ -48,7 +48,7 @@ DETAILS_EVERY = 10
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
 _MOST_LINES = 10
-_STARTING = "starting the workers"
+STARTING = "starting the workers"
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # If one side waits for this share of the time, the other is the bottleneck.
@@ -62,7 +62,8 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"
 class Progress:
     """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
     the thread, which may hang on a pipe that no process reads, and then ends with the process. `count_ready` returns
-    how many workers are ready, and how many were started; None while unknown."""
+    how many workers are ready, and how many were started; None while unknown. `stage` returns what the run does
+    meanwhile."""
 
     def __init__(
         self, statistics: Statistics, title: str = "", console: Console | None = None, start_s: float | None = None
@@ -74,7 +75,9 @@ class Progress:
             start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
         """
         self._console = console or Console()
-        self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
+        self._start_s = time.monotonic() if start_s is None else start_s
+        self._printed_s = -math.inf
+        self._rates = RateWindow(statistics, self._start_s)
         self._statistics = statistics
         self._title = title
         self._curve = Curve()
@@ -82,6 +85,7 @@ class Progress:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self.count_ready: Callable[[], tuple[int, int] | None] = lambda: None
+        self.stage: Callable[[], str] = lambda: STARTING
         self._breakpointhook = sys.breakpointhook
         self._live: Live | None = None
         self._cell: Any = None
@@ -108,6 +112,14 @@ class Progress:
             # Removes the display of a run without a batch.
             self._live.transient = self._statistics.started is None
             self._live.stop()
+
+    def imports(self, name: str) -> None:
+        """Prints that the run is importing a module, at most every `PLAIN_S` seconds. For the imports before the `with`
+        block, as the fork server cannot be forked from a process with a second thread."""
+        now_s = time.monotonic()
+        if now_s - self._printed_s >= PLAIN_S:
+            self._printed_s = now_s
+            print_line(self._console, f"[{clock(now_s - self._start_s)}] importing {name}")
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
         """Handles `breakpoint()`: plain lines replace the live display, which would draw over the prompt."""
@@ -145,7 +157,7 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = self._rates.view(time.monotonic())
         self._curve.add(view.numbers)
-        starting = starting_of(self.count_ready() if view.numbers.started is None else None)
+        starting = starting_of(self.count_ready() if view.numbers.started is None else None, self.stage())
         if (live := self._live) is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(self._curve, self._console, view)
@@ -166,7 +178,7 @@ class Lines:
         self._num_printed = 0
         self._last = ""
 
-    def print(self, view: View, is_last: bool = False, starting: str = _STARTING) -> None:
+    def print(self, view: View, is_last: bool = False, starting: str = STARTING) -> None:
         """Prints a line, but not twice the last one; after it, and every `DETAILS_EVERY`, the details too."""
         self._num_printed += 1
         has_details = is_last or self._num_printed % DETAILS_EVERY == 0
@@ -210,14 +222,15 @@ def _html(panel: RenderableType) -> Any:
     return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
-def starting_of(ready: tuple[int, int] | None) -> str:
-    """Returns what a run does before its first batch. `ready` is how many workers of how many are ready, if known."""
+def starting_of(ready: tuple[int, int] | None, stage: str = STARTING) -> str:
+    """Returns what a run does before its first batch. `ready` is how many workers of how many are ready; None: the run
+    is in this `stage`."""
     if ready is None:
-        return _STARTING
-    return "collecting the first batch" if ready[0] == ready[1] else f"{_STARTING} ({ready[0]} of {ready[1]} ready)"
+        return stage
+    return "collecting the first batch" if ready[0] == ready[1] else f"{STARTING} ({ready[0]} of {ready[1]} ready)"
 
 
-def format_line(view: View, starting: str = _STARTING) -> str:
+def format_line(view: View, starting: str = STARTING) -> str:
     """Returns one short line for logs and pipes."""
     now = view.numbers
     if now.started is None:
@@ -256,7 +269,7 @@ def format_details(view: View) -> list[str]:
 
 
 def render_panel(
-    view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", starting: str = _STARTING
+    view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", starting: str = STARTING
 ) -> RenderableType:
     """Returns the live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its
     scalars, and `foot`; before the first batch, `starting`. Fits in 80 columns."""

@@ -6,6 +6,7 @@ import signal
 import threading
 
 import pytest
+from composed_overrides import composed
 
 from collectx.place.launcher import RemoteHandle
 from collectx.place.slurm import job
@@ -13,15 +14,16 @@ from collectx.place.slurm import job
 
 def test_a_handle_says_its_end_once_and_leaves_no_descriptor():
     handle = RemoteHandle()
-    descriptors = [handle.sentinel]
+    pipe = os.readlink(f"/proc/self/fd/{handle.sentinel}")  # the name of both its ends
     handle.finish(3)
     handle.finish(4)
     assert (handle.exitcode, os.read(handle.sentinel, 2)) == (3, b"\0")
-    files = {os.fstat(each).st_ino for each in descriptors}
     del handle
-    for descriptor in descriptors:  # which another file may have by now
+    left = []
+    for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            assert os.fstat(descriptor).st_ino not in files
+            left.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    assert pipe not in left
 
 
 def test_a_handle_waits_only_for_an_end_that_is_known_at_once_and_then_frees_the_worker():
@@ -95,3 +97,23 @@ PART = {"SLURM_JOB_NODELIST_HET_GROUP_1": "g1,g2", "SLURM_TASKS_PER_NODE_HET_GRO
 def test_the_node_of_each_task(monkeypatch, environment, part, nodes):
     monkeypatch.setattr(job.commands, "hostnames", lambda names: names.split(","))
     assert job.layout(environment, part) == nodes
+
+
+def test_a_replacement_stays_in_the_part_of_the_job_that_the_workers_have(monkeypatch, tmp_path):
+    monkeypatch.setattr(job.commands, "hostnames", lambda names: names.split(","))
+    monkeypatch.setattr(job.nodes, "seems_lost", lambda node: False)
+    started = []
+    monkeypatch.setattr(job, "start_step", lambda command, log: started.append(command()))
+    launcher = job.JobTasksLauncher(
+        composed("launcher=slurm launcher.srun.mpi=none launcher.container=/c.sif").launcher,
+        command=["work"],
+        environment=PART | {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "2"},
+        job_log=tmp_path / "log",
+        log_begin=0,
+        log=lambda worker: tmp_path,
+        run="/run",
+        group=1,
+    )
+    launcher.start(1, (print, ()), 1)
+    (words,) = started
+    assert {"--het-group=1", "--nodelist=g2", "--cpus-per-task=2", "--mpi=none", "--container=/c.sif"} <= {*words}

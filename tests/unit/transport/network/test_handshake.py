@@ -193,9 +193,16 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
     assert (max(num_proving), len(listener.refusals)) == (3, 4)
     assert not any("before" in reason for _, reason in listener.refusals)
     monkeypatch.setattr(handshake, "_REFUSALS_S", 0.0)
-    challenged(place[1], lambda nonce: b"")
-    wait_until(lambda: len(listener.refusals) > 4)
+    for count in (5, 6):
+        challenged(place[1], lambda nonce: b"")
+        wait_until(lambda count=count: len(listener.refusals) == count)
     assert re.search(r" \(before, \d+ more were refused\)$", listener.refusals[4][1])
+    assert "before" not in listener.refusals[5][1]
+    monkeypatch.setattr(handshake, "_REFUSALS_S", 60.0)
+    for _ in range(5):
+        challenged(place[1], lambda nonce: b"")
+    wait_until(lambda: len(listener.refusals) >= 9)
+    assert len(listener.refusals) == 9
 
 
 def test_many_silent_strangers_keep_no_worker_out(listen, monkeypatch):

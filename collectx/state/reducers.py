@@ -139,12 +139,12 @@ class ReducingPickler(cloudpickle.Pickler):
             self._holders.setdefault(id(holder), holder)
 
     def _array(self, array: np.ndarray) -> Any:
-        file: Any = _mapped(array)
+        file = _mapped(array)
         if file is not None and (file is array or self._blocks.get(_address(array)) is not array):
             if file.mode not in ("r", "c"):
                 raise NotRestorableError(f"numpy.memmap with mode {file.mode!r} cannot be saved. Open it with mode 'r'")
             is_copy = file.mode == "c" or file.filename is None
-            if file is array and not is_copy:
+            if array is file and not is_copy:
                 return _open_map, (file.filename, file.dtype, file.offset, file.shape, file.flags.c_contiguous)
             return _view, self._place(array, np.asarray(file) if is_copy else file)
         if type(array) is not np.ndarray:

@@ -10,12 +10,11 @@ import atexit
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
-from typing import Any
 
-from collectx.progress import counting_imports
+from collectx.progress import telling_imports
 from collectx.standard_streams import open_closed, outlive_readers
 
 # The name of each subcommand, and one line about it. The module of that name contains `main(argv) -> exit status`.
@@ -49,9 +48,6 @@ _OTHER_NAMES = {
 
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.
 PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
-
-# After how long, and then how often, a command says that it is still importing.
-_SILENT_S, _SAY_S = 1.0, 5.0
 
 # How long a command waits for the threads that user code has left.
 _THREADS_S = 10.0
@@ -166,22 +162,9 @@ def _dispatch(argv: list[str]) -> int:
     except FileNotFoundError:
         print("collectx: the working directory no longer exists. Change to another one with cd.", file=sys.stderr)
         return 2
-    subcommand: Callable[[list[str]], int] = _imported(name).main
+    with nullcontext() if name in PRINTING else telling_imports():
+        subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)
-
-
-def _imported(name: str) -> Any:
-    """Imports a subcommand. If that takes more than a second, says so, and again every 5 s."""
-    say_s = time.monotonic() + _SILENT_S
-
-    def say(module: str) -> None:
-        nonlocal say_s
-        if name not in PRINTING and (now_s := time.monotonic()) >= say_s:
-            say_s = now_s + _SAY_S
-            print(f"collectx: starting (importing {module})", file=sys.stderr, flush=True)
-
-    with counting_imports(say):
-        return import_module(f"collectx.cli.{name}")
 
 
 def help_text() -> str:

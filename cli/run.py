@@ -32,6 +32,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFileError, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
+from collectx.progress import telling_imports
 from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, preflight
 from collectx.run.after import foreign_code
@@ -71,7 +72,8 @@ def launch(
     checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
-    prepared = prepare(composer, checked, arguments.is_multirun)
+    with telling_imports():
+        prepared = prepare(composer, checked, arguments.is_multirun)
     for text in checked.notes:
         printing.note(text)
     task = Task(arguments.argv)

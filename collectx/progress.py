@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 STEPS, OTHERS, IMPORTS = 0, 1, 2
@@ -23,6 +24,8 @@ NBYTES = 24
 counts = memoryview(array("q", [0, 0, 0]))
 # A process that cannot count yet hangs if it uses less than this share of one core.
 LEAST_CPU = 0.01
+# After how long, and then how often, `telling_imports` prints.
+_SILENT_S, _TELL_S = 1.0, 5.0
 _notify: Callable[[], object] | None = None
 
 
@@ -72,6 +75,19 @@ def counting_imports(began: Callable[[str], object] | None = None) -> Iterator[N
     finally:
         with suppress(ValueError):  # user code has replaced the finders
             sys.meta_path.remove(counter)
+
+
+def telling_imports() -> AbstractContextManager[None]:
+    """Returns a block that prints, on standard error, what it imports, after a second and then every 5 s."""
+    next_s = time.monotonic() + _SILENT_S
+
+    def tell(name: str) -> None:
+        nonlocal next_s
+        if (now_s := time.monotonic()) >= next_s:
+            next_s = now_s + _TELL_S
+            print(f"collectx: starting (importing {name})", file=sys.stderr, flush=True)
+
+    return counting_imports(tell)
 
 
 def cpu_s(pid: int) -> float:

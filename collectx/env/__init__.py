@@ -52,7 +52,6 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
             except NotImplementedError as error:
                 group.close()
                 raise ConfigError(f"env.reset_options={cfg.reset_options}: {error}.") from None
-        progress.one_more()
         return group
     finally:
         signal_handlers.restore(env_option(cfg))
@@ -78,6 +77,7 @@ def read_spec(
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if is_of_singles else cfg
     with preserve_random_state(), descendants.ending_env_processes():
         env = build(smallest, numbers=numbers)
+        progress.one_more()
         try:
             first = _first_observations(env, cfg, with_example)
             spec = dataclasses.replace(env.spec, normalizers=normalizers_of(env.user_envs), example_observation=first)

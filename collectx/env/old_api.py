@@ -42,8 +42,9 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
 
 def _not_unpacked(error: Exception, method: str, text: str) -> str | None:
     """Returns what a call of `method` returned, if `error` was raised where its results are unpacked."""
-    *_, place = traceback.extract_tb(error.__traceback__)
-    if not isinstance(error, TypeError | ValueError) or not re.search(rf"{method}|\*result", place.line or ""):
+    frames = traceback.extract_tb(error.__traceback__)
+    line = (frames[-1].line if frames else None) or ""
+    if not isinstance(error, TypeError | ValueError) or not re.search(rf"{method}|\*result", line):
         return None
     if found := re.search(r"cannot unpack non-iterable (\w+) object|must be an iterable, not (\w+)", text):
         kind = found[1] or found[2]

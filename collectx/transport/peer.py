@@ -87,8 +87,9 @@ class Peer:
 
     def describe_progress(self, num_steps: int) -> str:
         """Returns a sentence about the progress of the current task, a batch of `num_steps` steps."""
-        progress = None if self.progressed_s is None else self.progress
-        steps, others, imports = progress or (0, 0, 0)
+        # A worker may have made envs before its first task began.
+        is_of_task = self.progressed_s is not None or not self.has_delivered
+        steps, others, imports = self.progress if self.progress is not None and is_of_task else (0, 0, 0)
         if steps and self.progressed_s is not None:
             elapsed_s = self.progressed_s - self.began_s
             rate = f", {elapsed_s / steps:.2g} s a step" if elapsed_s >= _LEAST_RATE_S else ""

@@ -154,6 +154,16 @@ print(util.get_temp_dir())
     assert not list(folder.glob("pymp-*"))
 
 
+def test_a_fork_server_that_imports_is_waited_for():
+    script = """
+from collectx.place.local_launcher import LocalLauncher
+
+LocalLauncher(1, start_timeout_s=1.0).start(0, (print, ("forked", ))).join()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.stdout == "forked\n", ended.stderr
+
+
 def test_a_fork_server_that_hangs_is_an_error_that_names_the_timeout(fork_server_pid):
     assert reports(LocalLauncher(1), 1)
     server, launcher = fork_server_pid(), LocalLauncher(1, start_timeout_s=0.5)

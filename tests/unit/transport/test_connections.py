@@ -105,12 +105,12 @@ def test_the_bytes_of_messages(expected):
     resets = (None, Reset(), Reset(0), Reset(0, True), Reset(2**31 - 1, True))
     lines += [f"grant {reset}: {messages.pack_grant(3, reset, 258).hex(' ', 8)}" for reset in resets]
     lines.append(f"version: {messages.pack_version(messages.HAVE, 7).hex(' ', 8)}")
-    lines.append(f"progress: {messages.pack_progress((5, 6)).hex(' ', 8)}")
+    lines.append(f"progress: {messages.pack_progress((5, 6, 7)).hex(' ', 8)}")
     lines.append(f"full: {messages.pack_full(2, REPORT).hex(' ', 8)}")
     for each in (REPORT, SlotReport(0, 0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))):
         lines.append(f"again: {messages.unpack_full(messages.pack_full(2, each))}")
     lines.append(
-        f"{messages.unpack_progress(messages.pack_progress((5, 6)))} {messages.pack_grant(1, None)[-8:].hex()}"
+        f"{messages.unpack_progress(messages.pack_progress((5, 6, 7)))} {messages.pack_grant(1, None)[-8:].hex()}"
     )
     expected("messages", "\n".join(lines).replace("SlotReport", "\n    SlotReport"))
 

@@ -1,6 +1,7 @@
 """Both ends of shared memory in one process: a seeded walk, compared with a model of what each worker is owed."""
 
 import random
+from array import array
 from collections import deque
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 from user_code.toyworker import NUMBER, batch_spec, writer
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.progress import OTHERS, STEPS
+from collectx.progress import STEPS
 from collectx.transport import shared_memory
 from collectx.transport.base import Arrival, Departure, Reply, Request, Reset, SlotReport
 from collectx.transport.inference_channel import InferenceChannel
@@ -47,9 +48,9 @@ class Walk:
 
     def start(self, index):
         counts = self.transport.slab.progress(index)
-        counts[STEPS], counts[OTHERS] = 5, 6
+        counts[:] = memoryview(array(counts.format, [5, 6, 7]))
         link = self.links[index] = self.transport.link(index)
-        assert [*counts] == [0, 0]
+        assert [*counts] == [0, 0, 0]
         self.known[index], self.owed[index], self.told[index], self.free[index] = -1, deque(), deque(), [0, 1]
         self.transport._close_remote_end = lambda peer: None  # this process is the worker's too
         assert (link.worker, link.fileno()) == (index, link._connection.fileno())

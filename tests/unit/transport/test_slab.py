@@ -94,7 +94,7 @@ def test_the_parts_of_a_slab_lie_aligned_one_after_the_other(stacked, num_worker
             slab.slot(worker, region).tensors[NUMBER].fill_(10 * worker + slot)
             slab.progress(worker)[1] = worker + 1
     for worker in range(num_workers):
-        assert list(slab.progress(worker)) == [0, worker + 1]
+        assert list(slab.progress(worker)) == [0, worker + 1, 0]
         for slot in range(num_slots):
             assert slab.slot(worker, slab.region_of(worker, slot)).tensors[NUMBER].eq(10 * worker + slot).all()
     assert (slab.version, slab.stop[0], slab.preempted[0]) == (-1, 0, 0)

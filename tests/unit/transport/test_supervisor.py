@@ -80,8 +80,8 @@ class ManualSupervisor(Supervisor):
         super().connect(self.worker(index), ours)
 
     def step(self, index):
-        steps, others = self.worker(index).progress or (0, 0)
-        self.progressed(self.worker(index), (steps + 1, others))
+        steps, *rest = self.worker(index).progress or (0, 0, 0)
+        self.progressed(self.worker(index), (steps + 1, *rest))
 
     def send(self, worker):
         self.ends[worker].send_bytes(b"word")
@@ -181,7 +181,7 @@ def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
 def test_what_a_worker_counts_in_memory_is_progress_and_is_said(supervisor, has_delivered):
     supervisor = supervisor()
     supervisor.connect(0)
-    counts = supervisor.worker(0).counts = memoryview(array("q", [0, 8]))
+    counts = supervisor.worker(0).counts = memoryview(array("q", [0, 8, 0]))
     supervisor.granted(0)
     if has_delivered:
         counts[STEPS] = 255  # of its last batch
@@ -330,12 +330,12 @@ def test_only_processes_in_the_chosen_state_that_have_not_ended_are_killed(super
 
 def test_workers_that_step_are_counted_wherever_their_counters_are():
     supervisor = Supervisor(60.0, 20.0, 1.0, lambda index, handle: "worker")
-    steps = array("q", [0, 3])
-    supervisor.workers |= {0: Peer(0, counts=memoryview(steps)), 1: Peer(1, progress=(0, 3)), 2: Peer(2)}
+    steps = array("q", [0, 3, 0])
+    supervisor.workers |= {0: Peer(0, counts=memoryview(steps)), 1: Peer(1, progress=(0, 3, 0)), 2: Peer(2)}
     assert supervisor.num_stepping == 0
     steps[STEPS] = 1
     assert supervisor.num_stepping == 1
-    supervisor.workers[1].progress = (1, 3)
+    supervisor.workers[1].progress = (1, 3, 0)
     supervisor.workers[2].has_delivered = True
     assert supervisor.num_stepping == 3
     supervisor.workers.clear()
@@ -344,13 +344,13 @@ def test_workers_that_step_are_counted_wherever_their_counters_are():
 
 @pytest.mark.parametrize(("steps", "times"), [(12, "12 of 256"), (300, "300")])
 def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
-    peer = Peer(0, progress=(steps, 0), began_s=10.0, progressed_s=10.0 + steps)
+    peer = Peer(0, progress=(steps, 0, 0), began_s=10.0, progressed_s=10.0 + steps)
     assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"
 
 
 @pytest.mark.parametrize(("elapsed_s", "rate"), [(4.9, ""), (5.0, ", 0.25 s a step")])
 def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, rate):
-    peer = Peer(0, progress=(20, 0), began_s=10.0, progressed_s=10.0 + elapsed_s)
+    peer = Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=10.0 + elapsed_s)
     assert peer.describe_progress(256) == f"It stepped 20 of 256 times{rate}"
 
 
@@ -358,10 +358,14 @@ def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, r
     ("peer", "text"),
     [
         (Peer(0), "It has delivered no batch, and finished no step of its envs"),
-        (Peer(0, progress=(0, 3), progressed_s=1.0), "It has made or reset envs 3 times, but has not stepped them yet"),
+        (Peer(0, progress=(0, 0, 3), progressed_s=1.0), "It was importing modules, or making its first env"),
+        (
+            Peer(0, progress=(0, 3, 3), progressed_s=1.0),
+            "It has made or reset envs 3 times, but has not stepped them yet",
+        ),
         (Peer(0, has_delivered=True), "It has reported no step of its envs since its last batch"),
         (
-            Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0])), progress=(256, 3)),
+            Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0, 0])), progress=(256, 3, 0)),
             "It has finished no step of its envs since its last batch",
         ),
     ],
@@ -451,7 +455,7 @@ def test_counters_are_read_once_a_second(supervisor):
     supervisor = supervisor()
     supervisor.connect(0)
     peer, looks = supervisor.worker(0), []
-    peer.read_counts = lambda: looks.append(supervisor.now - 100.0) or (0, len(looks))
+    peer.read_counts = lambda: looks.append(supervisor.now - 100.0) or (0, len(looks), 0)
     supervisor.granted(0)
     looks.clear()
     for now in (0.5, 0.9, 1.0, 1.5, 2.0, 3.5, 4.4, 4.5):
@@ -487,20 +491,20 @@ def test_what_is_known_of_a_task_is_that_of_the_newest(supervisor):
     assert found == [
         (0, None, 0.0, None, None),
         (1, start, 2.0, None, None),
-        (1, late, 2.0, 2.0, (1, 0)),
-        (2, late, 2.0, 2.0, (1, 0)),
+        (1, late, 2.0, 2.0, (1, 0, 0)),
+        (2, late, 2.0, 2.0, (1, 0, 0)),
         (1, late, 5.0, None, None),
         (0, None, 5.0, None, None),
         (0, None, 5.0, None, None),
     ]
     supervisor.granted(0)
-    supervisor.progressed(peer, (0, 1))
+    supervisor.progressed(peer, (0, 1, 0))
     assert (peer.began_s, peer.progressed_s) == (7.0, 7.0)
     supervisor.now = 108.0
     supervisor.poll()
-    assert not supervisor.progressed(peer, (0, 1))
+    assert not supervisor.progressed(peer, (0, 1, 0))
     assert not supervisor.progressed(peer, None)
-    assert supervisor.progressed(peer, (0, 2))  # it has reset an env, and not stepped yet
+    assert supervisor.progressed(peer, (0, 2, 0))  # it has reset an env, and not stepped yet
     assert (peer.began_s, peer.progressed_s) == (8.0, 8.0)
 
 

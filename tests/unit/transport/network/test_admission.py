@@ -182,7 +182,7 @@ def test_why_a_worker_does_not_join(joining, monkeypatch, within):
 
 
 def test_a_worker_looks_for_messages_every_few_milliseconds_and_tells_its_progress(monkeypatch, within):
-    now, counts = [100.0], [0, 0]
+    now, counts = [100.0], [0, 0, 0]
     within(link, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(progress, "counts", counts)
     ours, theirs = Pipe()
@@ -211,15 +211,15 @@ def test_a_worker_looks_for_messages_every_few_milliseconds_and_tells_its_progre
         made = NetworkLink(0, theirs, Idle(), batch_spec(1), SECRET, 2.0)
         # Before its first step, and at the first one, it looks each time.
         assert [poll(0.0), poll(0.001)] == [[0.0], [0.0]]
-        counts[:] = [1, 3]
+        counts[:] = [1, 3, 0]
         assert [poll(0.001), poll(0.001), poll(0.0049), poll(0.0002)] == [[0.0], [0.0], [], [0.0]]
         counts[0] = 2
         assert [poll(0.49), poll(0.006), poll(0.006), poll(0.5)] == [[0.0]] * 4
         assert [(round(at, 4), each) for at, each in told] == [
-            (0.0, (0, 0)),
-            (0.002, (1, 3)),
-            (0.5041, (2, 3)),
-            (1.0101, (2, 3)),
+            (0.0, (0, 0, 0)),
+            (0.002, (1, 3, 0)),
+            (0.5041, (2, 3, 0)),
+            (1.0101, (2, 3, 0)),
         ]
         ours.close()
         now[0] += 1.0

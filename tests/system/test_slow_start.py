@@ -1,0 +1,42 @@
+"""A start may take as long as it makes progress."""
+
+import os
+from pathlib import Path
+
+import pytest
+from commands import collectx, result
+
+RUN = ["run", "env=gym", "env.num_envs=2", "policy=random", "trainer=meter", "debug=tiny", "hydra.run.dir=run"]
+
+
+@pytest.fixture(autouse=True)
+def user_code(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("collector", ["multi_sync", pytest.param("distributed_sync", marks=pytest.mark.nightly)])
+def test_a_start_takes_longer_than_its_limit_if_each_part_is_shorter(tmp_path, collector):
+    words = ["env.entry_point=user_code.slow_start:make", "collector.start_timeout_s=7", f"collector={collector}"]
+    done = collectx(*RUN, *words, cwd=tmp_path)
+    assert result(tmp_path / "run")["frames"] == 128
+    first, *lines = done.stdout.splitlines()
+    assert first.endswith("] importing torch")
+    said = "\n".join(lines)
+    assert "] making an env to read its spaces\n" in said
+    assert "] starting the workers (0 of 2 ready)\n" in said
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("part", "where"),
+    [
+        ("imports", "It was importing modules, or making its first env."),
+        ("makes", "It has made or reset envs 1 time, but has not stepped them yet."),
+    ],
+)
+def test_a_start_that_hangs_in_one_part_says_in_which(tmp_path, part, where):
+    words = [f"env.entry_point=user_code.endless_start:{part}", "collector.start_timeout_s=4"]
+    said = collectx(*RUN, *words, cwd=tmp_path, status=1).stderr
+    assert f"made no progress for 4 s (collector.start_timeout_s=4). {where}" in said
+    assert f"endless_{'import' if part == 'imports' else 'start'}.py" in said

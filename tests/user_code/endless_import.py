@@ -1,0 +1,5 @@
+"""Cannot be imported in any time."""
+
+import threading
+
+threading.Event().wait()

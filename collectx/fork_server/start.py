@@ -90,12 +90,22 @@ def warm_up() -> None:
         modules = [*PRELOAD, "collectx.fork_server.end", *["collectx.fork_server.last_import"] * is_in_trainer]
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
+        _start_resource_tracker()
         try:
             forkserver.ensure_running()
         except ChildProcessError:
             _forget_server()
             forkserver.ensure_running()
         _end_server_at_exit(os.getpid())
+
+
+def _start_resource_tracker() -> None:
+    """Starts multiprocessing's resource tracker without its warnings. It removes the semaphores of vector envs whose
+    worker was killed, and would print at the end of the run that they were leaked, for which its user can do
+    nothing."""
+    others = os.environ.get("PYTHONWARNINGS")
+    with environment(PYTHONWARNINGS=",".join(filter(None, [others, "ignore:resource_tracker:UserWarning"]))):
+        resource_tracker.ensure_running()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Jobs that return to the queue: the run goes on where it was, and every batch is delivered once."""
 
 import pytest
+import torch
 from running import ENDLESS, LAUNCHERS, SMALL, finish_requeued, nightly, urgent_job
 
+import collectx.data
 from collectx.run import RunFolder
 
 # Some seconds long, with the batches of `digest`. The partition preempts, so that launcher.requeue is true.
@@ -56,6 +58,23 @@ def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher
     if "collector=multi_async" not in more:
         assert started.result["digest"] == digest
     assert set(started.states()) == {"COMPLETED"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cut", [_requeue, urgent_job])
+def test_a_requeued_run_records_every_episode_once(run, cut):
+    started = run(*_SLOW, *LAUNCHERS["slurm"], "trainer=record", "trainer.flush_every_frames=700")
+    started.wait_for_more(3)
+    cut(started)
+    assert finish_requeued(started) == 0, started.output
+    assert started.events("resumed")
+    frames = collectx.data.load(started.files.path / "data")
+    starts = frames["observation"][frames["observation"][:, 2] == 0]
+    num_episodes = started.result["num_episodes"]
+    assert len(torch.unique(starts, dim=0)) == len(starts) == num_episodes
+    assert frames["next", "done"].sum() == num_episodes
+    # Frames of an episode follow one another.
+    assert set(frames["observation"].diff(dim=0)[~frames["next", "done"].flatten()[:-1]][:, 2].tolist()) == {1}
 
 
 @pytest.mark.nightly

@@ -74,3 +74,20 @@ def test_plan_and_eval_end_although_the_constructor_of_an_env_does_not(tmp_path,
     limit = f"took more than 1 s (collector.start_timeout_s=1). {more}\nIt was at:\n"
     assert f"TimeoutError: making an env (env.entry_point=user_code.lingering:{env}) {limit}" in ended.stderr
     assert "lingering.py" in ended.stderr.partition(limit)[2]
+
+
+@pytest.mark.ci
+def test_a_killed_worker_leaves_no_word_of_leaked_semaphores(tmp_path):
+    (tmp_path / "cruel.py").write_text(
+        "import os, signal, gymnasium\n"
+        "class Cruel(gymnasium.Wrapper):\n"
+        "    def step(self, action):\n"
+        "        os.kill(os.getppid(), signal.SIGKILL)\n"
+        "        return super().step(action)\n"
+    )
+    words = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=2", "policy=random", "trainer=meter"]
+    processes = ["env.vectorization_mode=async", "env.context=spawn", "env.wrappers=[{_target_: cruel.Cruel}]"]
+    size = ["collector=multi_sync", "collector.num_workers=2", *SHAPE[1:]]
+    ended = collectx("run", *words, *processes, *size, cwd=tmp_path, status=1)
+    assert "was killed by signal 9 (SIGKILL)" in ended.stderr
+    assert "leaked" not in ended.stderr

@@ -314,7 +314,9 @@ def test_the_cause_of_wrong_tensors_is_named():
         Collector(cartpole)
 
 
-@pytest.mark.parametrize("shared", [multiprocessing.Value("i"), multiprocessing.Lock()], ids=["Value", "Lock"])
+@pytest.mark.parametrize(
+    "shared", [multiprocessing.Value("i"), multiprocessing.RawArray("i", 2)], ids=["Value", "Array"]
+)
 def test_a_shared_value_is_no_curriculum(shared):
     with pytest.raises(
         ConfigError, match=r"a Value, Array, Lock or Queue of multiprocessing.* call collector\.set_attr"

@@ -59,7 +59,9 @@ COMPLETIONS = {
     "collectx tune tune.min": {"tune.minutes="},
     "collectx tune --out": {"--output"},
     "collectx doctor --j": {"--json"},
-    "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo", "record")},
+    "collectx run -m trainer=": {
+        f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo", "record", "sac")
+    },
     "collectx run --config-dir conf seed=1 env=mi": {"env=mine"},
     "collectx run launcher=": {
         f"launcher={name}" for name in ("inline", "local", "ray", "slurm", "submitit", "submitit_delayed")

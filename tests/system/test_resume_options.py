@@ -335,6 +335,8 @@ EFFECTS = {
         lambda seen, same: seen.has("events.jsonl", "evaluation_failed"),
         "frames",
     ),
+    "run.moved": "allows changes; test_interpolations.py",
+    "run.trust": "allows a resume; test_folders.py",
     "eval.video": "is of `collectx eval`",
     "eval.weights": "is of `collectx eval`",
     "eval.close_timeout_s": "limits a wait at the end; test_evaluation.py",

@@ -35,6 +35,7 @@ from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.flat_weights import FlatWeights, not_finite
 from collectx.policy.recurrent import StateSpec
+from collectx.policy.stochastic import StochasticPolicy
 from collectx.policy.user_actor import UserActor
 from collectx.random_state import preserve_random_state
 from collectx.rollout.options import RolloutOptions
@@ -244,7 +245,7 @@ class LoadedPolicy:
 
     def samples(self) -> bool:
         """Whether a user's policy returns several actions for one first observation, in `_NUM_CALLS` calls."""
-        if self.module is None or not isinstance(self._actor(1), UserActor):
+        if self.module is None or policies.is_random_policy(self.module) or isinstance(self.module, StochasticPolicy):
             return False
         example, num_actions = self.example(1), len(self.spec.action)
         with torch.inference_mode(), preserve_random_state([self.device] if self.device.type == "cuda" else []):

@@ -53,6 +53,7 @@ def write_files(folder: Path) -> None:
 def test_a_command_is_a_valid_configuration(line, tmp_path, monkeypatch):
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_TMPDIR", "/scratch/7")
     arguments = split(shlex.split(line, comments=True))
     composer = Composer(arguments.config_dir)
     checked = composer.check(arguments.words)

@@ -64,7 +64,7 @@ class RunCollection(EnvMethods):
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
         events: Callable[..., None] = lambda name, **fields: None,
-        not_finite: Callable[..., None] | None = None,
+        check_finite: bool = False,
     ):
         """
         Args:
@@ -80,8 +80,7 @@ class RunCollection(EnvMethods):
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
             events: the event log; receives metrics that no episode has, and the end of a run without an episode.
-            not_finite: called with `scalar`, `value` and `batch` for the first NaN or infinity that the trainer logs
-                under each name; None: such values are only logged.
+            check_finite: whether `events` receives the first NaN or infinity that the trainer logs under each name.
         """
         self.statistics = statistics
         self.folder, self.run_id = folder.path, folder.run_id or ""
@@ -101,8 +100,8 @@ class RunCollection(EnvMethods):
         self._loggers = loggers
         self._evaluator = evaluator
         self._events = events
-        self._not_finite = not_finite
-        # The scalars with which `not_finite` was called.
+        self._check_finite = check_finite
+        # The scalars whose NaN or infinity was reported.
         self._said: set[str] = set()
         self._has_said_missing = False
         self._line: dict[str, Any] | None = None
@@ -171,9 +170,9 @@ class RunCollection(EnvMethods):
         """See `BatchCollection.log`. Also accepts one-element tensors."""
         values = {name: _number(name, value) for name, value in scalars.items()}
         for name, value in values.items():
-            if not math.isfinite(value) and self._not_finite is not None and name not in self._said:
+            if self._check_finite and not math.isfinite(value) and name not in self._said:
                 self._said.add(name)
-                self._not_finite(scalar=name, value=str(value), batch=self.statistics.batches - 1)
+                self._events("not_finite", scalar=name, value=str(value), batch=self.statistics.batches - 1)
         self._logged.update(values)
         # A new dict: the display may be iterating over the old one.
         self.statistics.scalars = self.statistics.scalars | values

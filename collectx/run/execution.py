@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -360,7 +359,7 @@ class _Execution:
             loggers=self._loggers,
             evaluator=self._evaluator,
             events=self._add_event,
-            not_finite=partial(self._add_event, "not_finite") if self._cfg.collector.check_finite else None,
+            check_finite=self._cfg.collector.check_finite,
         )
         try:
             if self._point is not None:

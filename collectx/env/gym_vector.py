@@ -321,7 +321,9 @@ def _copied(value: Any) -> Any:
         return value.copy()
     if isinstance(value, Mapping):
         return {name: _copied(part) for name, part in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
+    if isinstance(value, tuple | list):  # a namedtuple becomes a tuple
+        return (list if isinstance(value, list) else tuple)(map(_copied, value))
+    return value
 
 
 def _check_envs(env: SyncVectorEnv | VecEnvAdapter, exclude_keys: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import pdb
 import re
 import shlex
 import sys
@@ -129,6 +128,8 @@ class Progress:
             live.stop()
         if self._breakpointhook is not sys.__breakpointhook__ or args or kwargs or "PYTHONBREAKPOINT" in os.environ:
             return self._breakpointhook(*args, **kwargs)
+        import pdb
+
         # The default hook would stop in this frame.
         return pdb.Pdb().set_trace(sys._getframe(1))
 

@@ -136,12 +136,14 @@ def foreign_outputs(cfg: RunConfig, run_folder: RunFolder) -> list[str]:
     """Returns a message for each path of `SHARED_PATHS` at which another run, or the user, has written. Call it before
     the run writes to its folder, whose snapshot tells what an earlier attempt of the run wrote. With `run.overwrite`, a
     table is replaced."""
+    paths = {name: path for name, path_of in SHARED_PATHS.items() if (path := path_of(cfg)) is not None}
+    if not paths or cfg.run.overwrite:
+        return []
     own = saved_config.read_config(run_folder.newest_config) if run_folder.config.is_file() else {}
     own = saved_config.flat(own)
     messages = []
-    for name, path_of in SHARED_PATHS.items():
-        path = path_of(cfg)
-        if path is None or own.get(name) == path or cfg.run.overwrite:
+    for name, path in paths.items():
+        if own.get(name) == path:
             continue
         written = [*Path(path).glob("events.out.tfevents.*")] if Path(path).is_dir() else Path(path).exists()
         if written:

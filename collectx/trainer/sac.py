@@ -1,8 +1,8 @@
 """`trainer.kind=sac`: soft actor-critic (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications") from a
 replay buffer, for any collector and actions in a Box.
 
-Two critics estimate the value of an action, whose minimum counts, and the entropy coefficient is learned. Entropy is
-that of actions scaled to [-1, 1], so the unit of an action does not matter.
+Two critics estimate the value of an action, and the smaller estimate counts. The entropy coefficient is learned.
+Entropy is measured on actions scaled to [-1, 1], so the unit of an action does not matter.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ import psutil
 
 # The environment variable by which a process tells its fork server the first of its marks.
 VARIABLE = "COLLECTX_FIRST_MARK"
+# A terminal or a scheduler sends these to all processes. Only the trainer acts on them, and closes its workers.
+SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
 _system_call: Any = ctypes.CDLL(None).syscall if _HAS_MARKS else None
 _prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None

@@ -91,11 +91,12 @@ def warm_up() -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
         _start_resource_tracker()
-        try:
-            forkserver.ensure_running()
-        except ChildProcessError:
-            _forget_server()
-            forkserver.ensure_running()
+        with _blocked_signals():
+            try:
+                forkserver.ensure_running()
+            except ChildProcessError:
+                _forget_server()
+                forkserver.ensure_running()
         _end_server_at_exit(os.getpid())
 
 
@@ -104,8 +105,20 @@ def _start_resource_tracker() -> None:
     worker was killed, and would print at the end of the run that they were leaked, for which its user can do
     nothing."""
     others = os.environ.get("PYTHONWARNINGS")
-    with environment(PYTHONWARNINGS=",".join(filter(None, [others, "ignore:resource_tracker:UserWarning"]))):
+    without = ",".join(filter(None, [others, "ignore:resource_tracker:UserWarning"]))
+    with environment(PYTHONWARNINGS=without), _blocked_signals():
         resource_tracker.ensure_running()
+
+
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Blocks `descendants.SENT_TO_ALL` in this thread within the block: processes that start in it inherit this, and do not end
+    while they still import. This process handles a signal that comes meanwhile at the end of the block."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, descendants.SENT_TO_ALL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ def _run(
         if has_processes:
             with counting_imports(progress.imports):
                 start.preload()
-        with signals.ignored_by_children():
+        with signals.hold():
             start.warm_up()
     if point is None:
         snapshot.write(cfg, run_folder, argv)

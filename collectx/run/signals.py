@@ -108,18 +108,6 @@ class Signals:
             requeue(self._requeue_signal, None)
 
     @contextmanager
-    def ignored_by_children(self) -> Iterator[None]:
-        """Processes that start in the block ignore these signals. A terminal or a scheduler sends them to all
-        processes, but the trainer closes its workers itself, and a process that is still importing would die with a
-        traceback. A signal during the block is lost."""
-        handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in self._old_handlers}
-        try:
-            yield
-        finally:
-            for signum, handler in handlers.items():
-                signal.signal(signum, handler)
-
-    @contextmanager
     def hold(self) -> Iterator[None]:
         """Makes a signal in the block raise at the end of the block, unless another exception does."""
         self._held = True

@@ -155,6 +155,44 @@ print(util.get_temp_dir())
     assert not list(folder.glob("pymp-*"))
 
 
+@pytest.mark.parametrize("first", ["start.preload()", "import torch"], ids=["forked", "executed"])
+def test_a_signal_during_the_start_of_the_fork_server_is_handled_here_and_ignored_there(first):
+    script = f"""
+import multiprocessing.util, os, signal, sys
+from multiprocessing import forkserver
+import psutil
+from collectx.fork_server import start
+from collectx.run.signals import RunStopped, Signals
+
+{first}
+spawn, fork, signals = multiprocessing.util.spawnv_passfds, start._fork_server, Signals()
+
+def interrupted(start_process):
+    def start_and_interrupt(*arguments):
+        pid = start_process(*arguments)
+        for process in (pid, os.getpid()):
+            os.kill(process, signal.SIGINT)
+            os.kill(process, signal.SIGTERM)
+        return pid
+    return start_and_interrupt
+
+multiprocessing.util.spawnv_passfds, start._fork_server = interrupted(spawn), interrupted(fork)
+try:
+    with signals:
+        with signals.hold():
+            start.warm_up()
+        print("lost")
+except RunStopped:
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)
+    print("stopped", server.status() != psutil.STATUS_ZOMBIE)
+    process = multiprocessing.get_context("forkserver").Process(target=print, args=("forked",))
+    process.start()
+    process.join()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (ended.stdout, ended.stderr) == ("stopped True\nforked\n", "")
+
+
 def test_a_fork_server_that_imports_is_waited_for():
     script = """
 from collectx.place.local_launcher import LocalLauncher

@@ -154,8 +154,13 @@ def test_the_fork_server_of_a_run_that_is_interrupted_during_its_start_ends_with
     command = start("run", *COUNTING, "collector=multi_sync", "hydra.run.dir=run", cwd=tmp_path)
 
     def servers():
+        """Returns the child that has the trainer's command line for good. A child that executes another program has it
+        for a moment, during which the trainer waits for it (vfork)."""
         trainer = psutil.Process(command.pid)
-        return [each for each in trainer.children() if each.cmdline() == trainer.cmdline()]
+        children = trainer.children()
+        if trainer.status() == psutil.STATUS_DISK_SLEEP:
+            return []
+        return [each for each in children if each.cmdline() == trainer.cmdline()]
 
     wait_until(lambda: command.poll() is not None or servers(), 200, "the fork server")
     (server,) = servers()

@@ -112,8 +112,8 @@ def _start_resource_tracker() -> None:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Blocks `descendants.SENT_TO_ALL` in this thread within the block: processes that start in it inherit this, and do not end
-    while they still import. This process handles a signal that comes meanwhile at the end of the block."""
+    """Blocks `descendants.SENT_TO_ALL` in this thread within the block: processes that start in it inherit this, and do
+    not end while they still import. This process handles a signal that comes meanwhile at the end of the block."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, descendants.SENT_TO_ALL)
     try:
         yield

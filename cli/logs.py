@@ -1,12 +1,18 @@
-"""`collectx logs DIR [ROLE] [-f]`: prints the logs of a run."""
+"""`collectx logs DIR [ROLE] [-f]`: prints the logs of a run, and follows them until the run ends."""
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
-from collectx.jobs.logs import print_logs, roles
+from collectx.jobs.status import named_run, statuses
+from collectx.place import place_of
+from collectx.run import RunFolder
+from collectx.run.folder.files import LinesTail
 from collectx.run.terminal import printing
 
 _USAGE = """\
@@ -40,3 +46,41 @@ def _logs(arguments: Arguments) -> int:
 
 
 main = subcommand("logs", _logs, _USAGE)
+
+
+_POLL_S = 0.25
+# Seconds between two checks for the end of the run, which may ask SLURM.
+_STATUS_S = 2.0
+
+
+def roles(run: RunFolder) -> list[str]:
+    """Returns the roles of a run, such as "trainer" and "worker-0", also those that have not written a log."""
+    workers = [f"worker-{worker}" for worker in range(place_of(named_run(run).cfg).num_tasks - 1)]
+    job = ["job"] if run.job_note.exists() else []
+    return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
+
+
+def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
+    """Prints the log of a role or, with None, of all roles, with the role before each line. Returns whether it printed
+    a line. With `follows`, prints new lines until the run ends."""
+    tails: dict[Path, LinesTail] = {}
+    has_printed = False
+    while True:
+        # The status is read first, so the run's last lines are printed.
+        has_ended = not follows or statuses([run])[0].has_ended
+        until_s = time.monotonic() + _STATUS_S
+        while True:
+            for path in _paths(run, role):
+                tail, prefix = tails.setdefault(path, LinesTail(path)), f"{path.stem} | " if role is None else ""
+                while lines := tail.read_lines(is_last=has_ended)[0]:
+                    has_printed = True
+                    printing.say("\n".join(prefix + line.decode(errors="replace") for line in lines))
+            if has_ended:
+                return has_printed
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_POLL_S)
+
+
+def _paths(run: RunFolder, role: str | None) -> list[Path]:
+    return sorted(run.logs.glob("*.log")) if role is None else [run.log(role)]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 
+from collectx.process import open_closed, outlive_readers
 from collectx.progress import telling_imports
-from collectx.standard_streams import open_closed, outlive_readers
 
 # The name of each subcommand, and one line about it. The module of that name contains `main(argv) -> exit status`.
 SUBCOMMANDS = {

@@ -31,7 +31,7 @@ def _report(arguments: Arguments) -> int:
     if not folders or not all(arguments.words):
         raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
     try:
-        from collectx.report import page, read
+        from collectx.report import draw, read
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"report: {error.name} is not installed. Install it: pip install 'collectx[report]'"
@@ -43,7 +43,7 @@ def _report(arguments: Arguments) -> int:
         raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
-    printing.say(f"written to {page.write_report(runs, out, objective)}. Open it in a browser.")
+    printing.say(f"written to {draw.write_report(runs, out, objective)}. Open it in a browser.")
     return 0
 
 

@@ -22,10 +22,10 @@ from omegaconf.errors import InterpolationResolutionError
 
 from collectx.checkpoints import Checkpoints, read_manifest
 from collectx.cli import list as listing
-from collectx.cli import signatures, sweep
+from collectx.cli import sweep
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
-from collectx.cli.overrides import Checked, quoted
+from collectx.cli.overrides import Checked, argument_problems, quoted
 from collectx.cli.task import SweepStopped, Task
 from collectx.config.problem import YAML, counted
 from collectx.config.schema.run import RunConfig
@@ -124,7 +124,7 @@ def prepare(
     check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)
-        problems = [*checked.problems, *run.problems, *signatures.problems(run.cfg)]
+        problems = [*checked.problems, *run.problems, *argument_problems(run.cfg)]
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
             if problems := problems or check_machine(run.cfg, True):

@@ -26,9 +26,8 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
-from collectx.cli.overrides import Checked, key_of
+from collectx.cli.overrides import Checked, argument_problems, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
@@ -104,7 +103,7 @@ def prepare(
     points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
     for point, name in zip(points, names(combinations), strict=True):
-        problems = [*point.problems, *signatures.problems(point.cfg)] or [
+        problems = [*point.problems, *argument_problems(point.cfg)] or [
             *machine_problems(point.cfg, point is points[0] and not checked.problems),
             *([] if is_basic else _sweeper_problems(point)),
         ]

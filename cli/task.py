@@ -105,7 +105,7 @@ class Task:
             if run not in jobs:
                 open_launcher = None
                 if place_of(run.cfg).has_worker_jobs:
-                    from collectx.jobs.submitted_workers import submitted_workers
+                    from collectx.jobs.worker_jobs import submitted_workers
 
                     open_launcher = partial(submitted_workers, run.cfg, run.run_folder)
                 result = execute(run.cfg, run.folder, self.argv, open_launcher)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from collectx import lazy_compiler
+from collectx import imports
 
 if TYPE_CHECKING:
     from collectx.library.backend_choice import service_backend as service_backend
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from collectx.library.collectors import aSyncDataCollector as aSyncDataCollector
     from collectx.library.slurm import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
     from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
-    from collectx.library.updaters import DistributedWeightUpdater as DistributedWeightUpdater
-    from collectx.library.updaters import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
-    from collectx.library.updaters import RayWeightUpdater as RayWeightUpdater
-    from collectx.library.updaters import RemoteModuleWeightUpdater as RemoteModuleWeightUpdater
-    from collectx.library.updaters import RPCWeightUpdater as RPCWeightUpdater
-    from collectx.library.updaters import VanillaWeightUpdater as VanillaWeightUpdater
-    from collectx.library.updaters import WeightUpdaterBase as WeightUpdaterBase
-    from collectx.policy.adapt import adapt as adapt
-    from collectx.policy.adapt import policy_from_agent as policy_from_agent
+    from collectx.library.weights import DistributedWeightUpdater as DistributedWeightUpdater
+    from collectx.library.weights import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
+    from collectx.library.weights import RayWeightUpdater as RayWeightUpdater
+    from collectx.library.weights import RemoteModuleWeightUpdater as RemoteModuleWeightUpdater
+    from collectx.library.weights import RPCWeightUpdater as RPCWeightUpdater
+    from collectx.library.weights import VanillaWeightUpdater as VanillaWeightUpdater
+    from collectx.library.weights import WeightUpdaterBase as WeightUpdaterBase
+    from collectx.policy.custom import adapt as adapt
+    from collectx.policy.custom import policy_from_agent as policy_from_agent
     from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import PrioritizedSampler as PrioritizedSampler
     from collectx.replay import ReplayBuffer as ReplayBuffer
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collectx.trajectories import split_trajectories as split_trajectories
     from collectx.worker.profiling import ProfileConfig as ProfileConfig
 
-lazy_compiler.install()
+imports.install()
 
 __version__ = "0.1.0"
 
@@ -70,11 +70,11 @@ _NAMES = {
     ),
     "library.slurm": "DEFAULT_SLURM_CONF submitit_delayed_launcher",
     "library.backend_choice": "service_backend",
-    "library.updaters": (
+    "library.weights": (
         "DistributedWeightUpdater MultiProcessedWeightUpdater RPCWeightUpdater RayWeightUpdater "
         "RemoteModuleWeightUpdater VanillaWeightUpdater WeightUpdaterBase"
     ),
-    "policy.adapt": "adapt policy_from_agent",
+    "policy.custom": "adapt policy_from_agent",
     "policy.random": "RandomPolicy",
     "replay": "PrioritizedSampler ReplayBuffer SliceSampler UniformSampler",
     "run.after.trained": "load_policy",
@@ -88,9 +88,9 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
-    from collectx.library import refused
+    from collectx.library import values
 
-    why = f". {refused.NAMES[name]}" if name in refused.NAMES else ""
+    why = f". {values.REFUSED_NAMES[name]}" if name in values.REFUSED_NAMES else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
 
 

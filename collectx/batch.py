@@ -37,7 +37,7 @@ def aligned(nbytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
-# How many settings (`collectx.collector.settings`) the env had when it acted; in batches from the first setting on.
+# How many settings (`collectx.collector.worker_record`) the env had when it acted; in batches from the first one on.
 SETTINGS_VERSION: Key = ("collector", "settings_version")
 # The number of earlier frames in the trajectory; in batches with a time limit (`collectx/rollout/wrappers.py`).
 STEP_COUNT: Key = ("step_count",)

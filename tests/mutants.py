@@ -75,7 +75,6 @@ UNCOVERED = {
     "collectx/place/mpi.py",
     "collectx/place/ray.py",
     "collectx/place/ray_actors.py",
-    "collectx/place/ray_cluster.py",
     "collectx/library/slurm.py",
     "collectx/rollout/inference.py",
     *(f"collectx/transport/network/{name}.py" for name in ("mpi", "nccl", "rpc", "ucc")),

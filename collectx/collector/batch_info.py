@@ -87,8 +87,8 @@ class BatchInfo:
         version: newest policy version at the time of delivery; `version - part.report.policy_version` is the lag of a
             part.
         waited_s: seconds for which `next()` blocked.
-        settings: the settings version with which each part was collected (`collectx.collector.settings`); empty before
-            the run's first setting.
+        settings: the settings version with which each part was collected (`collectx.collector.worker_record`); empty
+            before the run's first setting.
     """
 
     index: int

@@ -20,13 +20,12 @@ from collectx.collector import saved_state
 from collectx.collector.batch_info import BatchInfo, BatchSpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
-from collectx.collector.settings import Setting, Settings
-from collectx.collector.worker_record import WorkerState
+from collectx.collector.worker_record import Setting, Settings, WorkerState
 from collectx.policy.flat_weights import FlatWeights, check_finite
 from collectx.rollout.episodes import IDS_PER_INCARNATION
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
-from collectx.transport.plain import packed, unpacked
+from collectx.transport.messages import packed, unpacked
 from collectx.worker.spec import env_seed
 
 # What a user called, for messages, where a request has another name.
@@ -325,10 +324,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._handle_event()
 
     def change(self, kind: str, name: str, contents: Sequence[Any]) -> dict[int, Any]:
-        """Makes a setting in all workers; see `collectx.collector.settings`. Blocks until the workers have filled the
-        slots that were granted before, and have applied the setting. For `kind`, `name` and `contents`, see `Setting`.
-        Returns the result of each env, by worker; None for the envs of a lost worker. If an env raises, this raises its
-        error, and workers that start later do not get the setting."""
+        """Makes a setting in all workers; see `collectx.collector.worker_record`. Blocks until the workers have filled
+        the slots that were granted before, and have applied the setting. For `kind`, `name` and `contents`, see
+        `Setting`. Returns the result of each env, by worker; None for the envs of a lost worker. If an env raises, this
+        raises its error, and workers that start later do not get the setting."""
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
         self.check_usable()

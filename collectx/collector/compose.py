@@ -17,10 +17,10 @@ from torch import nn
 from collectx import policy as policies
 from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import BatchSpec, part_shape
-from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_requests, next_histories
+from collectx.collector.stream import workers_write
 from collectx.collector.worker_record import FailurePolicy
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
 from collectx.config.problem import YAML, Problem, Refusal, speak
@@ -39,7 +39,7 @@ from collectx.policy.base import Actor
 from collectx.policy.flat_weights import FlatWeights, device_of
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
-from collectx.rollout.options import RolloutOptions
+from collectx.rollout.wrappers import RolloutOptions
 from collectx.rules.collection import slow_resets
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from collectx.collector.settings import Setting, Settings
-from collectx.collector.worker_record import FailureAction, FailurePolicy, WorkerRecord, WorkerState
+from collectx.collector.worker_record import FailureAction, FailurePolicy, Setting, Settings, WorkerRecord, WorkerState
 from collectx.errors import set_worker, text_of
 from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule

@@ -1,4 +1,7 @@
-"""The batches of a collector as its consumer gets them: the trainer of a run, or the user of a Python collector."""
+"""The batches of a collector as its consumer gets them: the trainer of a run, or the user of a Python collector.
+
+Either the workers that collected the batches write them to a replay buffer, or the process that gets them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from collectx.batch import POLICY_VERSION, SETTINGS_VERSION
 from collectx.collector.batch_info import WrittenBatch
 from collectx.collector.collector import CollectorCore
 from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.run import RunConfig
+from collectx.place import place_of
 from collectx.trajectories import Assembler, add_mask
+from collectx.worker.spec import ConfigOverrides
 
 
 class Stream:
@@ -89,3 +95,25 @@ class Stream:
         if self.assembler is not None and state["assembler"] is not None:
             self.assembler.load(state["assembler"])
         return reasons
+
+
+def workers_can_write(cfg: RunConfig, needs_batches: bool, is_ordered: bool = False) -> bool:
+    """Whether the workers can write their batches to a shared replay buffer (`Hooks.write_batch`), in the order in
+    which they are ready. With `overlap`, they would write while this process samples, so samples would depend on
+    timing.
+
+    Args:
+        needs_batches: whether this process needs the batches too, or changes them.
+        is_ordered: whether the buffer must contain the batches in the order that the seed or a record fixes, if one
+            does.
+    """
+    options = cfg.collector
+    if needs_batches or options.trajs_per_batch is not None or options.overlap:
+        return False
+    has_order = options.schedule != "async" or options.order_of is not None
+    return place_of(cfg).shares_memory and not (is_ordered and has_order)
+
+
+def workers_write(overrides: Sequence[ConfigOverrides]) -> bool:
+    """Whether workers with these overrides write their batches themselves, so that `WrittenBatch`es are delivered."""
+    return any(each.hooks.write_batch is not None for each in overrides)

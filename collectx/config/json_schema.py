@@ -9,7 +9,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from collectx.config.convert import members
+from collectx.config.check import members
 from collectx.config.problem import YAML
 from collectx.config.registry import GROUPS, field_of, schemas
 from collectx.config.schema.fields import ABSENT, BITS, Section, default_of, section_of

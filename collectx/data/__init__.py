@@ -2,9 +2,7 @@
 
     frames = collectx.data.load("outputs/2026-01-31/12-00-00-000000")
 
-folder.py           the folder of a data set, and what the writers of all formats share
-unfinished.py       frames of long episodes that have not ended
-spaces.py           spaces as JSON
+folder.py           the folder of a data set, spaces as JSON, and what the writers of all formats share
 shard_writers.py    the formats memmap and parquet, which `load` reads
 minari.py           the format of the library minari
 lerobot.py          the layout v3.0 of the library lerobot

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collectx import progress, signal_handlers
+from collectx import process, progress
 from collectx.batch import Key
 from collectx.config.derived import env_option
 from collectx.config.registry import implementation
@@ -54,7 +54,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
                 raise ConfigError(f"env.reset_options={cfg.reset_options}: {error}.") from None
         return group
     finally:
-        signal_handlers.restore(env_option(cfg))
+        process.restore_handlers(env_option(cfg))
 
 
 def read_spec(
@@ -86,7 +86,7 @@ def read_spec(
             return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
         finally:
             env.close()
-            signal_handlers.restore(env_option(cfg))
+            process.restore_handlers(env_option(cfg))
 
 
 def _first_observations(group: Env, cfg: EnvConfig, with_example: bool) -> dict[Key, torch.Tensor]:

@@ -29,8 +29,8 @@ from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
 from collectx.env.observation import ObservationLeaves
-from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
+from collectx.env.wrappers import refuse
 from collectx.errors import ConfigError, ShapeError, summary_of
 
 # float32, the dtype of rewards, contains all integers up to this one.

@@ -33,11 +33,10 @@ from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.observation import ObservationLeaves
-from collectx.env.old_api import refuse
 from collectx.env.sb3 import VecEnvAdapter, as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorsAsArrays, TensorVectorEnv, device_of
-from collectx.env.wrappers import CHECKED, statistics_of
+from collectx.env.wrappers import CHECKED, refuse, statistics_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 from collectx.user_objects import call_with_tuples

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from collectx.env.base import Env, EnvSpec, closed_on_error
 from collectx.env.observation import ObservationLeaves
-from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves
+from collectx.env.wrappers import refuse
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
 # Gymnasium's key of the final observations, and the key before Gymnasium 1.0, which simulators still use.

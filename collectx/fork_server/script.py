@@ -3,22 +3,103 @@
 multiprocessing imports the trainer's `__main__` script in every process that it starts, so a script without
 `if __name__ == "__main__":` would start its collector again in each worker. Such a script is not imported: collectors
 pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
+
+The state that a worker's process inherits. The fork server is older than its workers: without this module, they
+would get the environment that the trainer's process had when the server started.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import multiprocessing
+import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from collectx.fork_server.inherited import Inherited
+
+class Inherited:
+    """The state that a process would inherit if the calling thread started it now: environment, umask, resource limits,
+    niceness, cores, blocked and ignored signals. multiprocessing passes on the working directory.
+
+    A process that unpickles this object adopts all of it. Values that it may not set stay as they are."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        import resource
+
+        limits = {}
+        for name in dir(resource):
+            if name.startswith("RLIMIT_"):
+                with contextlib.suppress(OSError, ValueError):  # the system lacks this limit
+                    limits[name] = resource.getrlimit(getattr(resource, name))
+        self._values = {
+            "environment": dict(environment),
+            "umask": _umask(),
+            "limits": limits,
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+            "blocked": [int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+            "ignored": _with(signal.SIG_IGN),
+            "default": _with(signal.SIG_DFL),
+        }
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return _adopt, tuple(self._values.values())
+
+
+def _umask() -> int:
+    """Returns this process's umask, on Linux without changing it, as `os.umask` does for all threads."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
+    os.umask(mask := os.umask(0o077))
+    return mask
+
+
+def _adopt(
+    environment: dict[str, str],
+    umask: int,
+    limits: dict[str, tuple[int, int]],
+    niceness: int,
+    cores: set[int] | None,
+    blocked: list[int],
+    ignored: list[int],
+    default: list[int],
+) -> None:
+    import resource
+
+    if environment != os.environ:
+        os.environ.clear()
+        os.environ.update(environment)
+        time.tzset()
+    os.umask(umask)
+    for name, limit in limits.items():
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(getattr(resource, name), limit)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    if cores is not None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cores)
+    for signum in ignored:
+        with contextlib.suppress(OSError):
+            signal.signal(signum, signal.SIG_IGN)
+    # A signal that the trainer handles stays as in the fork server: it may come before this process ignores it.
+    for signum in {*_with(signal.SIG_IGN)}.intersection(default):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _with(action: signal.Handlers) -> list[int]:
+    return [int(signum) for signum in signal.valid_signals() if signal.getsignal(signum) is action]
+
 
 _replacing = threading.Lock()
 

@@ -28,11 +28,11 @@ from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, WorkerTimeout
-from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
+from collectx.jobs.worker_jobs import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.place import place_of
 from collectx.place.local_launcher import leave_signals_to_trainer
-from collectx.place.slurm import commands, nodes, requeue
-from collectx.place.slurm.job import JobTasksLauncher
+from collectx.place.slurm import commands, requeue
+from collectx.place.slurm.job import JobTasksLauncher, is_lost
 from collectx.place.slurm.jobs import SlurmJob
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
@@ -173,7 +173,7 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
         return ""
     try:
         node = launcher.node_of(failure.worker)
-        return f"{node}, the node of worker {failure.worker}, is lost" if nodes.is_lost(node) else ""
+        return f"{node}, the node of worker {failure.worker}, is lost" if is_lost(node) else ""
     except LauncherError as error:
         print(f"collectx: {error}", file=sys.stderr)
         return ""

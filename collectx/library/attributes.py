@@ -15,23 +15,27 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.env_methods import EnvMethods
-from collectx.collector.stream import Stream
-from collectx.config.convert import out_of_range
+from collectx.collector.stream import Stream, workers_write
+from collectx.config.check import out_of_range
 from collectx.config.derived import frames_per_part, resolve_devices
 from collectx.config.problem import PYTHON, counted
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
-from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.batch_converter import BatchConverter
-from collectx.library.configuration import to_config
+from collectx.library.configuration import parse, to_config
 from collectx.library.keywords import Keywords, RemoteKeywords
-from collectx.library.parse import parse
 from collectx.library.rules import check_arguments
-from collectx.library.values import for_each, kwargs_of, numbered_workers, within
+from collectx.library.values import (
+    REFUSED_ATTRIBUTES,
+    REFUSED_IN_ONE_PROCESS,
+    for_each,
+    kwargs_of,
+    numbered_workers,
+    within,
+)
 from collectx.policy.random import RandomPolicy
 from collectx.worker.env_settings import resolve
 from collectx.worker.profiling import ProfileConfig
@@ -110,7 +114,7 @@ class ReadableCollector(EnvMethods):
         def __getattr__(self, name: str) -> Any:
             if name in _keywords(self):
                 return getattr(self._keywords, name)
-            reasons = refused.ATTRIBUTES | refused.OF_ONE_PROCESS
+            reasons = REFUSED_ATTRIBUTES | REFUSED_IN_ONE_PROCESS
             why = f". {reasons[name]}." if name in reasons else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from collectx.config.convert import out_of_range
+from collectx.config.check import out_of_range
 from collectx.config.problem import PYTHON, counted
 from collectx.errors import ConfigError
 from collectx.library.keywords import BACKENDS

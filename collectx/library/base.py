@@ -28,11 +28,10 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.collector.buffer_writes import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import start_collector
 from collectx.collector.saved_state import CollectorState, num_workers_in, unfinished_trajectories
-from collectx.collector.stream import Stream
+from collectx.collector.stream import Stream, workers_write
 from collectx.config.derived import surplus_note
 from collectx.config.problem import counted, setting, speak
 from collectx.env.base import EnvSpec
@@ -42,21 +41,24 @@ from collectx.errors import ConfigError
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
-from collectx.library.configuration import fit_frames, named_in_python, to_config
+from collectx.library.configuration import fit_frames, named_in_python, parse, takes_keywords, to_config
 from collectx.library.keyword_fields import language_of
 from collectx.library.keywords import BY_CLASS, Keywords, WorkerKeywords
-from collectx.library.nested import lift_shared
-from collectx.library.overrides import overrides_of_workers, trainers_policy
-from collectx.library.parse import parse, takes_keywords
+from collectx.library.overrides import lift_shared, overrides_of_workers, trainers_policy
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
-from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.values import within
-from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
-from collectx.limits import limited
+from collectx.library.weights import (
+    WeightPublisher,
+    WeightsLike,
+    WeightUpdaterBase,
+    as_state_dict,
+    weights_by_model,
+    weights_by_worker,
+)
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
-from collectx.standard_streams import open_closed
+from collectx.process import limited, open_closed
 from collectx.transport.base import Reset
 from collectx.user_objects import Hooks, UserEnvConfig
 from collectx.worker.profiling import ProfileConfig

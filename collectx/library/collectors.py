@@ -15,6 +15,7 @@ from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import ConfigError
 from collectx.library import backend_choice
 from collectx.library.base import BaseCollector
+from collectx.library.configuration import takes_keywords
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
     DistributedKeywords,
@@ -27,7 +28,6 @@ from collectx.library.keywords import (
     SingleKeywords,
 )
 from collectx.library.overrides import overrides_of_added
-from collectx.library.parse import takes_keywords
 from collectx.library.rules import worker_problems
 
 
@@ -255,8 +255,7 @@ class RayCollector(BaseCollector):
             ConfigError: `collector_kwargs` or `remote_configs` are wrong. Nothing has changed.
             LauncherError: the cluster is too small for the new workers, even if it were idle.
         """
-        from collectx.place.ray_actors import objections
-        from collectx.place.ray_cluster import check_resources
+        from collectx.place.ray_actors import check_resources, objections
 
         self._check_process()
         launcher = self._cfg.launcher
@@ -320,9 +319,9 @@ class RayCollector(BaseCollector):
             super().shutdown(timeout, close_env, raise_on_error)
         finally:
             if shutdown_ray:
-                from collectx.place import ray_cluster
+                from collectx.place import ray_actors
 
-                ray_cluster.disconnect()
+                ray_actors.disconnect()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
         """The same as `shutdown`."""

@@ -1,29 +1,114 @@
 """Makes, from the constructor's keywords, what may differ between workers: env, policy, device, hooks and user-defined
 collector. The run's configuration contains what they share.
+
+`auto_register_policy_transforms`: appends the transforms that a recurrent policy needs to an env of TorchRL.
+
+Imports torchrl, which the env has imported before.
+
+The keywords `collector_class` and `collector_kwargs`: which collector each worker runs, and with which arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from collectx.collector.buffer_writes import workers_can_write
+from collectx.batch import as_key
+from collectx.collector.stream import workers_can_write
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
-from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
 from collectx.env.torchrl import is_torchrl_env
 from collectx.library.keywords import Keywords, SingleKeywords
-from collectx.library.nested import user_class
 from collectx.library.values import device_name, exploration_name, for_each, kwargs_of
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.spec import ConfigOverrides
+
+# The classes of this package and TorchRL that a worker may run, and their `collector.inner`.
+KNOWN_CLASSES = {
+    "Collector": "single",
+    "SyncDataCollector": "single",
+    "MultiSyncCollector": "sync",
+    "MultiSyncDataCollector": "sync",
+    "MultiAsyncCollector": "async",
+    "MultiaSyncDataCollector": "async",
+}
+# Entries of `collector_kwargs` that may differ between workers, and entries that must be the same for all.
+PER_WORKER = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+SAME_FOR_ALL = (
+    "max_frames_per_traj",
+    "reset_at_each_iter",
+    "reset_when_done",
+    "set_truncated",
+    "storing_device",
+    "env_device",
+    "no_cuda_sync",
+    "track_traj_ids",
+    "track_policy_version",
+    "compact_obs",
+    "check_finite",
+    "use_buffers",
+    "trust_policy",
+    "auto_register_policy_transforms",
+    "compile_policy",
+    "cudagraph_policy",
+)
+
+
+def user_class(collector_class: Any) -> Callable[..., Any] | None:
+    """Returns `collector_class` if it is user-defined; None for a name, or a class of this package or TorchRL."""
+    return collector_class if callable(collector_class) and not _is_known(collector_class) else None
+
+
+def kind_of_class(collector_class: Any) -> str | None:
+    """Returns "single", "sync" or "async": the passed name, or the one of the nearest known base class; None for
+    others."""
+    if isinstance(collector_class, str):
+        return collector_class if collector_class in KNOWN_CLASSES.values() else None
+    known = [cls.__name__ for cls in getattr(collector_class, "__mro__", ()) if _is_known(cls)]
+    return next((KNOWN_CLASSES[name] for name in known if name in KNOWN_CLASSES), None)
+
+
+def _is_known(cls: Any) -> bool:
+    return getattr(cls, "__module__", "").partition(".")[0] in ("collectx", "torchrl")
+
+
+def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Moves the entries of `SAME_FOR_ALL` from `collector_kwargs` to the constructor's keywords, unless the class is
+    user-defined. Returns the new keywords, and messages about entries that contradict each other."""
+    kwargs = keywords.get("collector_kwargs")
+    per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
+    if not all(each is None or isinstance(each, Mapping) for each in per_worker):
+        wrong = f"collector_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
+        return {name: value for name, value in keywords.items() if name != "collector_kwargs"}, [wrong]
+    names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]
+    if not names or user_class(keywords.get("collector_class")) is not None:
+        return dict(keywords), []
+    lifted, problems = dict(keywords), []
+    for name in names:
+        values = [(each or {}).get(name) for each in per_worker]
+        if len(set(map(str, values))) > 1:
+            problems.append(
+                f"{name!r} in collector_kwargs must be the same for all workers, but its values are {values}. Pass one "
+                "value to all."
+            )
+        # By their texts, so a device equals its name.
+        elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
+            problems.append(
+                f"{name}={keywords[name]!r} and collector_kwargs[{name!r}]={values[0]!r} contradict each other. Pass "
+                "only one of them."
+            )
+        else:
+            lifted[name] = values[0]
+    rest = [{name: value for name, value in (each or {}).items() if name not in SAME_FOR_ALL} for each in per_worker]
+    lifted["collector_kwargs"] = rest if isinstance(kwargs, list | tuple) else rest[0]
+    return lifted, problems
 
 
 def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[ConfigOverrides]:
@@ -157,3 +242,36 @@ def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapp
     # The env's factory gets these.
     merged.pop("create_env_kwargs", None)
     return UserCollector(create, merged, None if options.inner == "single" else options.num_workers_per_collector)
+
+
+@dataclass
+class WithPolicyTransforms:
+    """Calls `create`, and appends `InitTracker` and the primers of the policy's modules (`make_tensordict_primer`) to
+    the env, unless its specs contain their keys. Envs that are not TorchRL's stay unchanged.
+    """
+
+    create: Callable[..., Any]
+    policy: nn.Module
+
+    def __call__(self, **kwargs: Any) -> Any:
+        env = self.create(**kwargs)
+        return with_policy_transforms(env, self.policy) if is_torchrl_env(env) else env
+
+
+def with_policy_transforms(env: Any, policy: nn.Module) -> Any:
+    """Returns a TorchRL env with those of the transforms that it lacks."""
+    from torchrl.envs.transforms import InitTracker
+
+    if "is_init" not in {key[-1] for key in _keys(env)}:
+        env = env.append_transform(InitTracker())
+    makers = [make for module in policy.modules() if (make := getattr(module, "make_tensordict_primer", None))]
+    for made in (make() for make in makers):
+        for primer in made if hasattr(made, "__iter__") else (made,):
+            if not {as_key(key) for key in primer.primers.keys(True, True)} <= _keys(env):
+                env = env.append_transform(primer)
+    return env
+
+
+def _keys(env: Any) -> set[tuple[str, ...]]:
+    specs = env.full_observation_spec, env.full_state_spec
+    return {as_key(key) for spec in specs for key in spec.keys(True, True)}

@@ -1,6 +1,6 @@
 """Checks combinations of the constructor's keywords, before anything starts: by the rules of the configuration, in
-messages that name keywords, and by rules that only Python has. `collectx.library.parse` has checked each keyword by
-itself.
+messages that name keywords, and by rules that only Python has. `collectx.library.configuration` has checked each
+keyword by itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tensordict.nn import CudaGraphModule
 
 from collectx import rules as config_rules
 from collectx.batch import Leaf
-from collectx.config.convert import out_of_range
+from collectx.config.check import out_of_range
 from collectx.config.problem import PYTHON, check_all, counted, either
 from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
-from collectx.jobs.presubmitted import PresubmittedJobs
+from collectx.jobs.worker_jobs import PresubmittedJobs
 from collectx.library.configuration import as_message
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
@@ -31,8 +31,16 @@ from collectx.library.keywords import (
     RemoteKeywords,
     RpcKeywords,
 )
-from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
-from collectx.library.overrides import kwargs_of_workers, policy_devices, user_collector
+from collectx.library.overrides import (
+    KNOWN_CLASSES,
+    PER_WORKER,
+    SAME_FOR_ALL,
+    kind_of_class,
+    kwargs_of_workers,
+    policy_devices,
+    user_class,
+    user_collector,
+)
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS_HINT, unknown_models
 from collectx.place import place_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collectx.config.schema.run import RunConfig
 from collectx.place.base import Place
-from collectx.place.inline import Inline
-from collectx.place.local import Local
+from collectx.place.local import Inline, Local
 from collectx.place.ray import RayCluster
 from collectx.place.slurm.jobs import SlurmArray, SlurmJob, SlurmParts
 

@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from collectx.transport.handles import Handle, Limit
 from collectx.transport.network.handshake import Endpoint
+from collectx.transport.peer import Handle, Limit
 
 # The function that a process calls, and the function's arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -106,7 +106,7 @@ class InlineLauncher(Launcher):
 
 
 class RemoteHandle:
-    """The handle (`collectx.transport.handles.Handle`) of a worker that is not a process of this machine, but a task,
+    """The handle (`collectx.transport.peer.Handle`) of a worker that is not a process of this machine, but a task,
     job or step of SLURM, or an actor of Ray. The code that watches the worker calls `finish` when the worker ends.
 
     Args:

@@ -1,9 +1,14 @@
-"""`launcher=local`: workers are processes of this machine."""
+"""`launcher=local`: workers are processes of this machine.
+
+`launcher=inline`: workers are generators in the trainer's process, for debugging any collector.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from collectx.config.problem import Problem
 from collectx.config.schema.fields import Unset
 from collectx.errors import LauncherError
 from collectx.place.base import Place
@@ -39,3 +44,15 @@ class Local(Place):
         except Unset:
             pass  # a point of a sweep, in which another option failed its check
         return []
+
+
+class Inline(Place):
+    is_local = True
+
+    def _default_backend(self) -> str:
+        return "inline"
+
+    def _backend_problems(self) -> Iterator[Problem]:
+        """Every collector can be inline."""
+        choice = "`launcher=inline`" if self.cfg.collector.has_workers else "`collector=single`"
+        yield from self._without_transport(choice)

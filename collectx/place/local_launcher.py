@@ -27,15 +27,15 @@ from typing import Any, cast
 
 import psutil
 
-from collectx import progress, signal_handlers
+from collectx import progress
 from collectx.config.problem import counted, setting, speaks_python
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server import descendants
-from collectx.fork_server.inherited import Inherited
-from collectx.fork_server.script import usable_preparation
+from collectx.fork_server.script import Inherited, usable_preparation
 from collectx.fork_server.start import ONE_THREAD, warm_up
 from collectx.place.launcher import AnyHandle, Entry, Launcher
-from collectx.transport.handles import Handle
+from collectx.process import keep_handlers
+from collectx.transport.peer import Handle
 from collectx.transport.tracebacks import write_on_signal
 
 # File descriptors of libraries.
@@ -262,7 +262,7 @@ def set_up_process(
 
 
 def leave_signals_to_trainer(*signums: int) -> None:
-    """Ignores signals in this process, even if user code installs handlers (`signal_handlers`): the process ends when
+    """Ignores signals in this process, even if user code installs handlers (`collectx.process`): the process ends when
     the trainer closes its connection. Processes that an env forks keep the default action."""
     worker = os.getpid()
 
@@ -278,7 +278,7 @@ def leave_signals_to_trainer(*signums: int) -> None:
     ours: dict[int, Any] = {
         signum: handler for signum, handler in handlers.items() if handler in (ignore, signal.SIG_IGN)
     }
-    signal_handlers.keep(ours, lambda text: print(f"note: {text}", flush=True))
+    keep_handlers(ours, lambda text: print(f"note: {text}", flush=True))
 
 
 def _die_with_parent() -> None:

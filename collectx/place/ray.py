@@ -41,11 +41,11 @@ class RayCluster(Place):
         return RayLauncher(self._launcher, options.num_workers, options.start_timeout_s)
 
     def _shares_cores(self) -> bool:
-        from collectx.place import ray_cluster
+        from collectx.place import ray_actors
 
         timeout_s = self.cfg.collector.start_timeout_s
-        ray_cluster.connect(self._launcher.ray_init_config, timeout_s)
-        return ray_cluster.is_single_host(timeout_s)
+        ray_actors.connect(self._launcher.ray_init_config, timeout_s)
+        return ray_actors.is_single_host(timeout_s)
 
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":

@@ -1,25 +1,185 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
 `WorkerActor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
+
+Also connects the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
+import signal
+import socket
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import ray
 import torch
 
+from collectx.config.problem import counted, setting
 from collectx.config.schema.launcher import RayLauncherConfig
-from collectx.place import ray_cluster
+from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.transport.handles import Handle, Limit
+from collectx.process import limited
+from collectx.transport.peer import Handle, Limit
+
+_T = TypeVar("_T")
+_CONNECT_S = 10.0
+_DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+_AUTH_MODE = "RAY_AUTH_MODE"
+_TOKEN = (
+    f"If the cluster requires a token, set {_AUTH_MODE}=token, and copy ~/.ray/auth_token from its first node to this "
+    "machine."
+)
+# Resources that Ray itself adds to each node.
+_PREFIXES = ("node:", "object_store_memory")
+
+
+def connect(options: Mapping[str, Any], timeout_s: float) -> None:
+    """Connects this process to a Ray cluster by `ray.init(**options)`, unless it is connected already. Without an
+    address in `options` or the environment variable RAY_ADDRESS, starts a cluster for this process. `timeout_s`, which
+    is `collector.start_timeout_s`, has no effect outside the main thread. Raises `LauncherError` if no cluster answers
+    at the address in time, or Ray refuses the arguments."""
+    if ray.is_initialized():
+        return
+    sigterm = signal.getsignal(signal.SIGTERM)
+    has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
+    # Without an address, Ray would connect to any cluster on this host, even to one that ends with another run.
+    address = {} if has_address else {"address": "local"}
+    try:
+        _check_address(str(options.get("address")))
+        with limited("ray.init", setting("collector.start_timeout_s"), timeout_s):
+            ray.init(**(_DEFAULTS | dict(options) | address))
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        # Ray raises the same error for a missing token and a missing cluster.
+        token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
+        variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
+        source = f"RAY_ADDRESS={variable}, " if variable else ""
+        raise LauncherError(
+            f"cannot connect to Ray ({source}{setting('launcher.ray_init_config', dict(options))}): "
+            f"{str(error).rstrip('.')}.{token} Start a cluster with `ray start --head`, or leave the address out to "
+            "start one on this machine."
+        ) from error
+    finally:
+        # `ray.init` replaces it.
+        if sigterm not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, sigterm)
+
+
+def disconnect() -> None:
+    """Ends this process's connection, and the cluster if `connect` started it. Idempotent."""
+    ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raises OSError at once if no process listens at `host:port`, because Ray itself retries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+
+
+def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
+    """Returns Ray's answer to `question`. Ray may wait forever, for example in a process that was forked after
+    `ray.init`; the waiting thread then ends with this process."""
+    answers: SimpleQueue[_T | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(question())
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="collectx-ray", daemon=True).start()
+    try:
+        answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+    except Empty:
+        raise LauncherError(
+            f"{failure} within {timeout_s:g} s ({setting('collector.start_timeout_s', timeout_s)}), so Ray's client "
+            "hangs, as in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
+            f"{setting('collector.start_timeout_s')}."
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
+    return [node for node in _ask("Ray did not list its nodes", ray.nodes, timeout_s) if node["Alive"]]
+
+
+def is_single_host(timeout_s: float) -> bool:
+    """Whether all nodes of the cluster that this process is connected to are on this machine."""
+    mine = ray.util.get_node_ip_address()
+    return all(node["NodeManagerAddress"] == mine for node in _alive_nodes(timeout_s))
+
+
+def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
+    """Checks that an otherwise idle cluster has room for the actors of `configs`, arguments of `ray.remote`. Ignores
+    placement options. `name` is the option that messages name. `timeout_s` is how long Ray may take to answer, by
+    `collector.start_timeout_s`. Raises `LauncherError` if one actor requests more than any node has, all actors
+    together request more than the cluster has, or Ray does not answer."""
+    nodes = [node["Resources"] for node in _alive_nodes(timeout_s)]
+    requested = [_requested(config) for config in configs]
+    for each in requested:
+        if not any(_fits(each, node) for node in nodes):
+            raise LauncherError(
+                f"{name} asks for {_format(each)} per worker, but no node of the Ray cluster has that. {_ADVICE} "
+                f"{describe_resources(timeout_s)}"
+            )
+    total = {name: sum(each.get(name, 0.0) for each in requested) for name in set().union(*requested)}
+    capacity = {name: sum(node.get(name, 0.0) for node in nodes) for name in total}
+    if not _fits(total, capacity):
+        raise LauncherError(
+            f"{name} asks for {_format(total)} for {counted(len(requested), 'worker')} together, but the Ray cluster "
+            f"has less. {_ADVICE} {describe_resources(timeout_s)}"
+        )
+
+
+_ADVICE = "Ask for less, use fewer workers, or add nodes. (launcher.autoscaling=true waits for new nodes.)"
+
+
+def describe_resources(timeout_s: float) -> str:
+    """Returns a sentence that lists the resources of each node, and the free ones."""
+    nodes = _alive_nodes(timeout_s)
+    free = _ask("Ray did not list its free resources", ray._private.state.available_resources_per_node, timeout_s)
+    lines = Counter(f"{_format(node['Resources'])} (free: {_format(free.get(node['NodeID'], {}))})" for node in nodes)
+    return "Nodes: " + "; ".join(f"{count} with {line}" for line, count in lines.items()) + "."
+
+
+def describe_request(config: Mapping[str, Any]) -> str:
+    """Returns the resources that an actor with these arguments of `ray.remote` requests."""
+    return _format(_requested(config))
+
+
+def _requested(config: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the requested amounts by Ray's resource names. An actor without `num_cpus` needs no core."""
+    requested = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
+    for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory")):
+        if config.get(key):
+            requested[name] = float(config[key])
+    return requested
+
+
+def _fits(requested: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    # Ray counts in units of 0.0001.
+    return all(count <= room.get(name, 0.0) + 1e-4 for name, count in requested.items())
+
+
+def _format(resources: Mapping[str, float]) -> str:
+    amounts = [
+        f"{count / 2**30:.1f} GiB of memory" if name == "memory" else f"{count:g} {name}"
+        for name, count in sorted(resources.items())
+        if not name.startswith(_PREFIXES)
+    ]
+    return ", ".join(amounts) or "nothing"
 
 
 class RayLauncher(Launcher):
@@ -32,10 +192,10 @@ class RayLauncher(Launcher):
         self._start_timeout_s = start_timeout_s
         # By handle, an object of Ray that is ready when the actor's process has started.
         self._started: WeakKeyDictionary[RemoteHandle, Any] = WeakKeyDictionary()
-        ray_cluster.connect(cfg.ray_init_config, start_timeout_s)
+        connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
-            ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
+            check_resources("launcher.remote_configs", configs, start_timeout_s)
 
     def start(
         self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
@@ -57,8 +217,8 @@ class RayLauncher(Launcher):
     def describe(self, worker: int, handle: Handle | None = None) -> str:
         if not self._is_waiting(handle):
             return super().describe(worker, handle)
-        resources = ray_cluster.describe_request(self._remote_config(worker))
-        nodes = ray_cluster.describe_resources(self._start_timeout_s)
+        resources = describe_request(self._remote_config(worker))
+        nodes = describe_resources(self._start_timeout_s)
         return f"worker {worker} (not yet started by Ray: it asks for {resources}. {nodes})"
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:

@@ -12,7 +12,7 @@ from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.action_masks import network_inputs
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.spaces import input_space, largest_value
+from collectx.policy.base import input_space, largest_value
 from collectx.policy.stochastic import StochasticPolicy
 
 

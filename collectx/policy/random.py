@@ -19,8 +19,7 @@ from gymnasium import Space, spaces
 from collectx.batch import Leaf
 from collectx.env.action_masks import LegalActions, mask_of
 from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.policy.base import Actor
-from collectx.policy.spaces import action_space
+from collectx.policy.base import Actor, action_space
 
 if TYPE_CHECKING:
     from tensordict import NestedKey, TensorDictBase

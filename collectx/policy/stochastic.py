@@ -18,11 +18,10 @@ from collectx.batch import Key, Leaf, as_key
 from collectx.env.action_masks import legal_actions, network_inputs
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError, SpaceError
-from collectx.policy.base import Actor
+from collectx.policy.base import Actor, input_space
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.fast_call import Acceleration, fast_callable
 from collectx.policy.heads import Head, head_for
-from collectx.policy.spaces import input_space
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
 

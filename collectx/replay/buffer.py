@@ -2,13 +2,20 @@
 
 worker --extend--> | ring in shared memory | --sample--> trainer
 worker --extend--> |    one lock for all   | <--update_priority--
+
+A lock between processes that the kernel releases when its holder dies.
 """
 
 from __future__ import annotations
 
+import fcntl
 import numbers
+import os
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +27,7 @@ from collectx.batch import Key, Leaf, as_array, nest
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
 from collectx.config.problem import counted
 from collectx.errors import ConfigError, DamagedFileError
-from collectx.memory import barrier
-from collectx.replay.lock import Lock
+from collectx.memory import anonymous_file, barrier
 from collectx.replay.ring import Ring, flatten_batch, iter_leaves
 from collectx.replay.sampler import Sampler, UniformSampler
 from collectx.trajectories import filled
@@ -375,3 +381,64 @@ def _is_count(value: Any) -> bool:
     """Whether a value is a whole number, at least 1; also a NumPy number or a float such as 1e6."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and value >= 1 and float(value).is_integer()
+
+
+class Lock:
+    """A lock between processes and between their threads, as a context manager. The kernel releases it when its holder
+    dies.
+
+    It is a POSIX record lock, because other kinds belong to duplicated descriptors and forked processes too. Closing
+    any descriptor of the file releases it; so the file has no other purpose, and a process has one `Lock` object per
+    file, however often the lock is unpickled.
+    """
+
+    def __init__(self) -> None:
+        descriptor = anonymous_file("replay")
+        with _guard:
+            self._init(descriptor)
+
+    def _init(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._threads = threading.Lock()
+        weakref.finalize(self, os.close, descriptor)
+        _locks[_identity(descriptor)] = self
+
+    def __reduce__(self) -> Any:
+        return _unpickle_lock, (reduction.DupFd(self._descriptor),)
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self._threads.release()
+
+
+# The locks of this process, by device and inode.
+_locks: weakref.WeakValueDictionary[tuple[int, int], Lock] = weakref.WeakValueDictionary()
+_guard = threading.Lock()
+
+
+def _unpickle_lock(sent: Any) -> Lock:
+    descriptor = sent.detach()
+    with _guard:
+        lock = _locks.get(_identity(descriptor))
+        if lock is None:
+            lock = Lock.__new__(Lock)
+            lock._init(descriptor)
+            return lock
+    with lock._threads:  # closing the descriptor would release the lock
+        os.close(descriptor)
+    return lock
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

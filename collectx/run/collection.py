@@ -200,7 +200,7 @@ class RunCollection(EnvMethods):
 
     def _worker_entries(self, info: BatchInfo, now_s: float) -> list[dict[str, Any]]:
         """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A one-worker batch always
-        names its worker and policy version, which `collectx.run.order.order_of` reads."""
+        names its worker and policy version, which `collectx.run.resume.order_of` reads."""
         entries = []
         for number, part in enumerate(info.parts):
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}

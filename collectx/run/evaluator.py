@@ -36,7 +36,7 @@ from collectx.run.after.trained import build
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import Statistics
 from collectx.transport.connections import LONGEST_WAIT_S
-from collectx.transport.handles import Handle, end_processes
+from collectx.transport.peer import Handle, end_processes
 
 # How far the process yields to trainer and workers; see nice(2).
 _NICENESS = 10

@@ -24,11 +24,11 @@ from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import DamagedFileError, summary_of
-from collectx.limits import limited
 from collectx.place import place_of
+from collectx.process import limited
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
-from collectx.run.order import recorded_order, why_not_recorded
+from collectx.run.resume import recorded_order, why_not_recorded
 from collectx.run.terminal import printing
 
 # The options that name a file or folder which one run alone can write, and the value of each.

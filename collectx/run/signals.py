@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-from collectx import signal_handlers
+from collectx import process
 from collectx.transport.connections import LONGEST_WAIT_S
 
 PATIENCE = 3
@@ -53,7 +53,7 @@ class Signals:
     thread, where Python allows no handlers. A SIGINT, SIGTERM or SIGHUP that the parent process ignores (`nohup`) stays
     ignored. A handler that is not a Python function stays, as Python cannot restore it. After a SIGHUP of a closed
     terminal, output to the terminal is dropped. `note` is called if user code replaced a handler, see
-    `collectx.signal_handlers`.
+    `collectx.process`.
 
     Attributes:
         last: the number of the last signal; None before the first.
@@ -92,14 +92,14 @@ class Signals:
                     handler = self._request_checkpoint if is_free else self._stop_for_requeue
                     self._old_handlers[signum] = signal.signal(signum, handler)
             ours = {signum: signal.getsignal(signum) for signum in self._old_handlers}
-            signal_handlers.keep(ours, self._note_replaced)
+            process.keep_handlers(ours, self._note_replaced)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end_grace()
         if self._thread is not None:
             self._thread.join(_NOTE_S)
-        signal_handlers.keep({}, self._note_replaced)
+        process.keep_handlers({}, self._note_replaced)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         requeue = self._old_handlers.get(self._requeue_signal or 0)

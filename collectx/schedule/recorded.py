@@ -21,7 +21,7 @@ class RecordedBatch:
     """A batch of the recorded run.
 
     Attributes:
-        acted, acted_settings: its policy version and its settings version (`collectx.collector.settings`).
+        acted, acted_settings: its policy version and its settings version (`collectx.collector.worker_record`).
         newest, newest_settings: the newest versions at its delivery.
     """
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
 from collectx.collector.batch_info import WrittenBatch
-from collectx.collector.buffer_writes import workers_can_write
+from collectx.collector.stream import workers_can_write
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec

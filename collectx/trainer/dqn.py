@@ -17,10 +17,9 @@ from tensordict import TensorDict
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, UniformSampler
-from collectx.trainer.adam import Adam
 from collectx.trainer.base import BatchCollection, check_trainable, load_moments
-from collectx.trainer.finite import check_finite
 from collectx.trainer.off_policy import OffPolicyTrainer
+from collectx.trainer.optimizer import Adam, check_finite
 
 _ADVICE = (
     "it does not compute action values. Use policy=q_mlp or policy=q_cnn, or give your module the attributes "

@@ -19,8 +19,8 @@ from tensordict import TensorDict
 from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import OffPolicyTrainerConfig
 from collectx.replay import ReplayBuffer
-from collectx.trainer.adam import Adam
 from collectx.trainer.base import BatchCollection, present_keys, reached, remaining_fraction
+from collectx.trainer.optimizer import Adam
 from collectx.trainer.returns import nstep
 
 # Maximum number of gradient steps that share a sample. More would need fewer calls, but use older targets and more

@@ -25,10 +25,9 @@ from collectx.policy.stochastic import StochasticPolicy
 from collectx.random_state import single_threaded
 from collectx.replay import UniformSampler
 from collectx.trainer.actor_critic import FlatObservation
-from collectx.trainer.adam import Adam
 from collectx.trainer.base import check_trainable, load_moments
-from collectx.trainer.finite import check_finite
 from collectx.trainer.off_policy import OffPolicyTrainer
+from collectx.trainer.optimizer import Adam, check_finite
 
 _ADVICE = (
     "it does not compute squashed actions. Use policy=squashed_mlp, or give your module the attributes "

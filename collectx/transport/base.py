@@ -211,7 +211,7 @@ class Transport(Protocol):
         thread."""
 
     def attach(self, worker: int, handle: Any) -> None:
-        """Watches a started worker. `handle` is its process (`collectx.transport.handles.Handle`); inline, a
+        """Watches a started worker. `handle` is its process (`collectx.transport.peer.Handle`); inline, a
         generator."""
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:

@@ -17,9 +17,8 @@ import cloudpickle
 from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
-from collectx.transport.handles import Handle
 from collectx.transport.inference_channel import InferenceChannel, InferenceClient
-from collectx.transport.peer import Peer
+from collectx.transport.peer import Handle, Peer
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink, SlabTransport
 from collectx.transport.supervisor import Supervisor
 

@@ -1,5 +1,7 @@
 """Watches the workers' processes. One loop, whose selector waits for all their connections and sentinels, reads
 messages and detects deaths and timeouts. An idle worker costs nothing.
+
+Workers that owe a batch or a reply have timers.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
@@ -14,10 +17,51 @@ from typing import Any, Generic, TypeVar
 from collectx import progress
 from collectx.progress import STEPS, Counts
 from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, set_send_timeout, shut_down
-from collectx.transport.handles import Handle, Limit, death_error, end_processes, timeout_error
-from collectx.transport.peer import JoinState, Peer
-from collectx.transport.timers import PeerTimers
+from collectx.transport.peer import Handle, JoinState, Limit, Peer, death_error, end_processes, timeout_error
 from collectx.transport.tracebacks import request_stacks
+
+
+class PeerTimers:
+    """A timer for each worker that owes a batch or a reply. `now_s` is the time by which timers expire. It follows
+    `clock` only in `advance`. `longest_gap_s` is the maximum number of seconds by which one `advance` moves `now_s`."""
+
+    def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
+        self.now_s = 0.0
+        self._longest_gap_s = longest_gap_s
+        self._clock = clock
+        self._advanced_s = clock()
+        # For each limit, the workers and their start times, the oldest first. Separate, so that a worker with a long
+        # limit does not hide one with a short limit.
+        self._started: dict[Limit, OrderedDict[Peer, float]] = {}
+
+    def advance(self) -> None:
+        before_s, self._advanced_s = self._advanced_s, self._clock()
+        self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
+
+    def start(self, peer: Peer, limit: Limit) -> None:
+        """Starts the timer of a worker, and sets its `limit`."""
+        self.advance()
+        peer.limit = limit
+        self._started.setdefault(limit, OrderedDict())[peer] = self.now_s
+
+    def stop(self, peer: Peer) -> None:
+        """Stops a worker's timer, if it is running, and clears its `limit`."""
+        if peer.limit is not None:
+            del self._started[peer.limit][peer]
+            peer.limit = None
+
+    @property
+    def are_running(self) -> bool:
+        """Whether any timer is running."""
+        return any(self._started.values())
+
+    def next(self) -> tuple[float, Any] | None:
+        """Returns the time at which the next timer expires, and its worker; None if no timer is running."""
+        oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
+        if not oldest:
+            return None
+        return min(((start_s + limit_s, peer) for peer, start_s, limit_s in oldest), key=lambda entry: entry[0])
+
 
 # Seconds that a failed worker may take to end by itself.
 _GRACE_S = 0.2

@@ -1,4 +1,4 @@
-"""Makes settings in the envs of a worker, and reads their attributes; see `collectx.collector.settings`."""
+"""Makes settings in the envs of a worker, and reads their attributes; see `collectx.collector.worker_record`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectx.config.problem import nearest
 from collectx.env.base import Env
 from collectx.env.wrappers import layers
 from collectx.rollout.loop import Rollout
-from collectx.transport.plain import packed, unpacked
+from collectx.transport.messages import packed, unpacked
 from collectx.worker.inference.rollout import ServedRollout
 
 # One step of a path: an attribute, a position, or a key.
@@ -28,7 +28,7 @@ def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[
 
 def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any) -> list[Any]:
     """Makes a setting in all envs of this worker; returns a result per env for a call, otherwise an empty list. For
-    `kind`, `name` and `content`, see `collectx.collector.settings.Setting`."""
+    `kind`, `name` and `content`, see `collectx.collector.worker_record.Setting`."""
     # A copy, because an inline worker gets the content that the trainer keeps, and envs may change it.
     return _CHANGES[kind](rollout.groups, name, unpacked(deepcopy(content)))
 

@@ -25,8 +25,7 @@ from collectx.policy.flat_weights import FlatWeights, is_on_device
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.loop import EndsEarly, Rollout, RolloutStopped
-from collectx.rollout.one_env import OneEnvRollout, is_possible
+from collectx.rollout.loop import EndsEarly, OneEnvRollout, Rollout, RolloutStopped, is_possible
 from collectx.rollout.segments import RaggedRollout
 from collectx.rollout.tensors import TensorFiniteCheck, TensorRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
@@ -34,9 +33,8 @@ from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, Slot
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.batch_hooks import BatchHooks
-from collectx.worker.generators import ProcessGenerators
 from collectx.worker.inference.rollout import ServedActor, ServedGroup, ServedRollout
-from collectx.worker.requests import RequestHandler
+from collectx.worker.requests import ProcessGenerators, RequestHandler
 from collectx.worker.spec import ProcessSpec, env_seeds, seed_policy
 
 if TYPE_CHECKING:

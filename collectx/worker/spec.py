@@ -17,7 +17,7 @@ from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.env_indices import EnvNumbers
 from collectx.random_state import seed_generators
-from collectx.rollout.options import RolloutOptions
+from collectx.rollout.wrappers import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 from collectx.worker.inference.rollout import ServedActor, split
 

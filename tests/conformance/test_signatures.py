@@ -10,7 +10,7 @@ import pytest
 from user_code.cartpoles import cartpole
 
 import collectx
-from collectx.library import refused
+from collectx.library.values import REFUSED_ATTRIBUTES, REFUSED_IN_ONE_PROCESS, REFUSED_NAMES
 
 NAMES = json.loads((golden.FOLDER / "names.json").read_text())
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
@@ -39,9 +39,9 @@ def not_taken(name):
 @pytest.mark.parametrize("module", NAMES)
 def test_every_public_name_of_theirs_is_exported_or_refused_with_a_reason(module):
     missing = {name for name in NAMES[module] if not hasattr(collectx, name)}
-    assert missing == refused.NAMES.keys() & set(NAMES[module])
+    assert missing == REFUSED_NAMES.keys() & set(NAMES[module])
     for name in missing:
-        with pytest.raises(AttributeError, match=rf"no attribute {name!r}\. {re.escape(refused.NAMES[name][:15])}"):
+        with pytest.raises(AttributeError, match=rf"no attribute {name!r}\. {re.escape(REFUSED_NAMES[name][:15])}"):
             getattr(collectx, name)
 
 
@@ -49,8 +49,8 @@ def test_every_public_name_of_theirs_is_exported_or_refused_with_a_reason(module
 def test_keywords_and_methods_are_taken_or_refused(name):
     assert not not_taken(name)
     methods = THEIRS[name]["methods"]
-    assert set(methods) - public(name) <= {*refused.ATTRIBUTES, *refused.OF_ONE_PROCESS}
-    assert not set(refused.ATTRIBUTES) & public(name)
+    assert set(methods) - public(name) <= {*REFUSED_ATTRIBUTES, *REFUSED_IN_ONE_PROCESS}
+    assert not set(REFUSED_ATTRIBUTES) & public(name)
     documented = getattr(collectx, name).__init__.__doc__
     assert all(keyword in documented for keyword in parameters(getattr(collectx, name)) - {"sync"})
     both = set(methods) & public(name)
@@ -88,7 +88,7 @@ def test_what_is_ignored_has_the_default_of_theirs():
     "name", [pytest.param(name, marks=[] if name in golden.LOCAL else pytest.mark.nightly) for name in ATTRIBUTES]
 )
 def test_attributes_have_the_values_of_theirs_or_are_refused(name):
-    theirs = {each: value for each, value in ATTRIBUTES[name].items() if each not in refused.ATTRIBUTES}
+    theirs = {each: value for each, value in ATTRIBUTES[name].items() if each not in REFUSED_ATTRIBUTES}
     make = cartpole if name == "Collector" else [cartpole] * 2
     with getattr(collectx, name)(make, None, **golden.SIZES, **golden.INSTANCES[name]) as collector:
         values = {each: golden.plain(getattr(collector, each)) for each in theirs}
@@ -106,7 +106,7 @@ def test_exploration_types_are_theirs():
 
 def test_a_refused_method_is_refused_with_its_reason():
     with collectx.Collector(cartpole, frames_per_batch=4, compact_obs=False) as collector:
-        for name, why in refused.ATTRIBUTES.items():
+        for name, why in REFUSED_ATTRIBUTES.items():
             with pytest.raises(AttributeError, match=rf"no attribute {name!r}\. {re.escape(why[:20])}"):
                 getattr(collector, name)
         with pytest.raises(AttributeError, match=r"no attribute 'no_such'$"):

@@ -24,12 +24,12 @@ from collectx import policy as policies
 from collectx.collector import start_collector
 from collectx.config.registry import why_not
 from collectx.errors import RendezvousError, WorkerTimeout
-from collectx.jobs import rendezvous
+from collectx.jobs import worker_jobs
 from collectx.place.launcher import Launcher
 from collectx.run import RunFolder
+from collectx.transport.network.gloo import ConnectionStore
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.link import join_trainer
-from collectx.transport.network.process_group import ConnectionStore
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
 TESTS = Path(__file__).parents[1]
@@ -264,11 +264,11 @@ def test_a_worker_with_a_policy_of_the_package_does_not_import_tensordict(tmp_pa
     folder = RunFolder(tmp_path / "run")
     folder.begin()
     cfg = composed("collector=distributed collector.num_workers=1 trainer=meter backend=gloo")
-    rendezvous.JobSpec(cfg, token="7.0").write(folder)
+    worker_jobs.JobSpec(cfg, token="7.0").write(folder)
     code = "import sys; from collectx.jobs.entry import main; exit(main(sys.argv[1:]) or 'tensordict' in sys.modules)"
     worker = subprocess.Popen([sys.executable, "-c", code, "--worker", "0", str(folder.path)])
     spec = envs.read_spec(cfg.env)
-    launcher = Launcher(announce=lambda endpoint: rendezvous.announce_trainer(folder, endpoint, "7.0"))
+    launcher = Launcher(announce=lambda endpoint: worker_jobs.announce_trainer(folder, endpoint, "7.0"))
     with start_collector(cfg, policies.build(cfg.policy, spec, 0), spec, launcher=launcher) as collector:
         next(collector)
     assert worker.wait(60) == 0, folder.log("worker-0").read_text()

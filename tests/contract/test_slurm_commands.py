@@ -15,13 +15,12 @@ import pytest
 from composed_overrides import composed
 
 from collectx.errors import ConfigError, LauncherError
-from collectx.job_files import JobFiles
 from collectx.jobs import submit, watcher
 from collectx.jobs.status import NamedRun
-from collectx.place.slurm import array, commands, job, log_watcher, nodes, script
+from collectx.library.slurm import slurm_resources
+from collectx.place.slurm import JobFiles, commands, job, job_watcher, log_watcher, script
 from collectx.place.slurm.commands import JobState
 from collectx.place.slurm.log_watcher import role_shell
-from collectx.place.slurm.submitit import slurm_resources
 
 # What a task calls: SLURM starts another command.
 NOTHING = (print, ())
@@ -56,7 +55,7 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
     files = JobFiles(tmp_path / "50%")
     files.logs.mkdir(parents=True)
-    workers = array.JobArray(launcher, files, ["work"])
+    workers = job_watcher.JobArray(launcher, files, ["work"])
     assert workers.submit([0, 2]) == {0: "17_0", 2: "17_2"}
     assert files.worker_jobs.read_text().splitlines() == ["17_0 0", "17_2 2"]
     assert {line for line in files.worker_script.read_text().splitlines() if line.startswith("#SBATCH")} == {
@@ -78,7 +77,7 @@ def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are
     command("scancel", f'echo "$*" > {cancelled}')
     command("scontrol", "echo 'MaxArraySize = 3'; echo 'SchedulerParameters = bf_interval=2,max_array_tasks=9'")
     files = JobFiles(tmp_path)
-    workers = array.JobArray(slurm_resources({}, 1), files, ["work"])
+    workers = job_watcher.JobArray(slurm_resources({}, 1), files, ["work"])
     assert workers.submit(range(5)) == {0: "11_0", 1: "11_1", 2: "11_2", 3: "12_0", 4: "12_1"}
     assert workers.submit([4]) == {4: "13_1"}
     ends = [line.rpartition(str(files.worker_script))[2].split() for line in called.read_text().splitlines()]
@@ -107,7 +106,7 @@ def test_the_jobs_id_is_the_last_line_of_digits_and_options_of_the_script_are_on
 
 
 def test_a_worker_that_slurm_has_ended_leaves_a_note(tmp_path):
-    workers = array.JobArray(slurm_resources({}, 1), JobFiles(tmp_path), [])
+    workers = job_watcher.JobArray(slurm_resources({}, 1), JobFiles(tmp_path), [])
     failed, timeout = (JobState(word, True, True) for word in ("FAILED", "TIMEOUT"))
     assert workers.is_ended_by_slurm("17_0", timeout)
     assert not workers.is_ended_by_slurm("17_0", failed)
@@ -383,7 +382,7 @@ def test_a_log_that_a_network_file_system_shows_late_is_read(folder, monkeypatch
 
 @pytest.mark.parametrize(("down", "names"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, names):
-    monkeypatch.setattr(nodes, "seems_lost", lambda node: node == down)
+    monkeypatch.setattr(job, "seems_lost", lambda node: node == down)
     started = []
     monkeypatch.setattr(job, "start_step", lambda command, log: started.append(command()) or Mock(exitcode=0))
     for restarts, node in enumerate(names, 1):
@@ -393,7 +392,7 @@ def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, mo
 
 @pytest.mark.ci
 def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, command, monkeypatch, wait_until):
-    monkeypatch.setattr(nodes, "seems_lost", lambda node: False)
+    monkeypatch.setattr(job, "seems_lost", lambda node: False)
     command("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; [ "$1" = work ] || exec "$@"')
     python = command("python", 'sleep 1000 & echo $! >> "$4/children"; wait')
     children = folder / "children"
@@ -414,8 +413,8 @@ def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, c
 
 def test_a_silent_node_is_lost_when_slurm_says_so(command, tmp_path, monkeypatch, capfd):
     """A port without a listener refuses, and a listener whose queue is full answers nobody, as a dead host."""
-    monkeypatch.setattr(nodes, "_ANSWER_S", 0.1)
-    monkeypatch.setattr(nodes, "_ASK_S", 0.01)
+    monkeypatch.setattr(job, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(job, "_ASK_S", 0.01)
     asked = tmp_path / "asked"
     with socket.socket() as listener, socket.socket() as first:
         listener.bind(("127.0.0.1", 0))
@@ -423,17 +422,17 @@ def test_a_silent_node_is_lost_when_slurm_says_so(command, tmp_path, monkeypatch
         show = f"echo NodeName=n2 NodeAddr=127.0.0.1 Port={port} State=ALLOCATED"
         command("scontrol", f'[ "$2" = config ] && echo "SlurmdTimeout = 15 sec" || {show}')
         command("sinfo", f'echo x >> {asked}; [ "$(wc -l < {asked})" -lt 4 ] || echo "n2|down*"')
-        assert not nodes.is_lost("n2")
-        assert not nodes.seems_lost("n2")
+        assert not job.is_lost("n2")
+        assert not job.seems_lost("n2")
         listener.listen(0)
         first.connect(("127.0.0.1", port))
-        assert nodes.seems_lost("n2")
-        assert nodes.is_lost("n2")
+        assert job.seems_lost("n2")
+        assert job.is_lost("n2")
         assert "n2 does not answer. SLURM may take up to 45 s to say whether it is lost" in capfd.readouterr().out
         command("scontrol", "echo 'Node n2 not found' >&2; exit 1")
         asked.unlink()
-        assert not nodes.is_lost("n2")
-        assert not nodes.seems_lost("n2")
+        assert not job.is_lost("n2")
+        assert not job.seems_lost("n2")
 
 
 def test_the_sentinel_of_a_step_tells_its_end(tmp_path):

@@ -18,7 +18,7 @@ from user_code import torchrlenvs
 
 from collectx.env.base import StepArrays
 from collectx.env.spaces import numpy_dtype
-from collectx.env.torchrl import process_stepper
+from collectx.env.torchrl import gym_stepper
 from collectx.env.torchrl.conversion import Conversion, Unrecognised
 from collectx.env.torchrl.group import TorchrlEnv
 
@@ -123,7 +123,7 @@ class _InThisProcess(SyncVectorEnv):
 @pytest.mark.parametrize("base", ["categorical", "box", "dict"])
 def test_frames_of_processes_are_those_of_one_process(base, monkeypatch):
     """The rows of bytes between processes, which are left out here."""
-    monkeypatch.setattr(process_stepper, "AsyncVectorEnv", _InThisProcess)
+    monkeypatch.setattr(gym_stepper, "AsyncVectorEnv", _InThisProcess)
     monkeypatch.setattr(Conversion, "is_light", False)
     both = []
     for vectorize in (envs.ParallelEnv, envs.SerialEnv):

@@ -101,7 +101,7 @@ assert all(map(importlib.util.find_spec, ["tensordict", "torch._dynamo"]))
 
 from tensordict import TensorDict, utils
 
-from collectx.trainer.adam import Adam
+from collectx.trainer.optimizer import Adam
 
 
 def make():

@@ -15,7 +15,7 @@ from user_code.faulty import FaultyEnv
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, case, over
 
 from collectx import Collector, ReplayBuffer
-from collectx.library import updaters
+from collectx.library import weights as updaters
 
 
 def weights_of(module):

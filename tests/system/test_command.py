@@ -15,7 +15,7 @@ from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
 from collectx.run import RunFolder
 from collectx.run.folder import snapshot
-from collectx.run.order import recorded_order
+from collectx.run.resume import recorded_order
 
 TESTS = Path(__file__).parents[1]
 TOTAL = "collector.total_frames=2048"

@@ -94,7 +94,7 @@ def test_an_option_of_the_collector(sources):
         "# Factor of all rewards, above 0.\nreward_scale: 1.0\n"
         in (package / "conf/collector/multi_sync.yaml").read_text()
     )
-    options = package / "rollout/options.py"
+    options = package / "rollout/wrappers.py"
     insert(options, "may_end_early: bool = False", f"    {described('reward_scale: float = 1.0')}\n")
     insert(
         options, "check_finite=options.check_finite", f"            {described('reward_scale=options.reward_scale')},\n"

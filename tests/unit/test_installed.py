@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectx.installed import is_installed
+from collectx.imports import is_installed
 from collectx.state import dumps, loads
 
 _ENV = """

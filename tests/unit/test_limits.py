@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from collectx import limits
-from collectx.limits import limited
+from collectx import process
+from collectx.process import limited
 
 
 def loop(timeout_s):
@@ -24,7 +24,7 @@ def test_a_limit_that_is_reached_at_once_is_a_timeout_wherever_it_interrupts(tim
 
 @pytest.mark.parametrize(("timeout_s", "is_said"), [(60.0, True), (0.1, False)])
 def test_what_takes_long_is_said_unless_it_is_over_by_then(monkeypatch, timeout_s, is_said):
-    monkeypatch.setattr(limits, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(process, "_PATIENCE_S", 0.1)
     said, texts = threading.Event(), []
 
     def say(text):
@@ -48,7 +48,7 @@ def test_what_takes_long_is_said_unless_it_is_over_by_then(monkeypatch, timeout_
 @pytest.mark.parametrize(("most", "is_given_up"), [(1, False), (3, False), (9, True)])
 def test_code_is_interrupted_three_times_before_it_is_given_up(monkeypatch, most, is_given_up):
     """The code catches every interrupt, and ends after the last that it is to catch."""
-    monkeypatch.setattr(limits, "_END_S", 0.2)
+    monkeypatch.setattr(process, "_END_S", 0.2)
     num_caught, given_up, errors = 0, threading.Event(), []
 
     def give_up(error):

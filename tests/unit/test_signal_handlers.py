@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from collectx import signal_handlers
+from collectx import process
 
 
 def ours(signum, frame):
@@ -22,9 +22,9 @@ def said():
     notes = []
     for signum in earlier:
         signal.signal(signum, ours)
-    signal_handlers.keep(dict.fromkeys(earlier, ours), notes.append)
+    process.keep_handlers(dict.fromkeys(earlier, ours), notes.append)
     yield notes
-    signal_handlers.keep({}, print)
+    process.keep_handlers({}, print)
     for signum, handler in earlier.items():
         signal.signal(signum, handler)
 
@@ -40,22 +40,22 @@ def test_replaced_handlers_are_put_back_and_noted_once(said):
     ):
         for signum in replaced:
             signal.signal(signum, theirs)
-        signal_handlers.restore(maker)
+        process.restore_handlers(maker)
         assert [signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGUSR2)] == [ours, ours]
         assert said == wanted
         said.clear()
-    signal_handlers.keep({signal.SIGUSR1: ours}, said.append)
+    process.keep_handlers({signal.SIGUSR1: ours}, said.append)
     signal.signal(signal.SIGUSR1, theirs)
-    signal_handlers.restore("env.id=B")
+    process.restore_handlers("env.id=B")
     assert len(said) == 1
     signal.signal(signal.SIGUSR2, theirs)
-    signal_handlers.restore("env.id=B")
+    process.restore_handlers("env.id=B")
     assert signal.getsignal(signal.SIGUSR2) is theirs
 
 
 def test_other_threads_change_no_handler(said):
     signal.signal(signal.SIGUSR1, theirs)
-    thread = threading.Thread(target=signal_handlers.restore, args=["env.id=A"])
+    thread = threading.Thread(target=process.restore_handlers, args=["env.id=A"])
     thread.start()
     thread.join()
     assert (signal.getsignal(signal.SIGUSR1), said) == (theirs, [])

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from collectx.standard_streams import open_closed, outlive_readers
+from collectx.process import open_closed, outlive_readers
 
 
 def pipe_output(monkeypatch):

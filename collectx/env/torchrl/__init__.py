@@ -3,8 +3,7 @@
     group.py            `TorchrlEnv`, the group of envs that the rollout steps, with one or more steppers
     stepper.py          steps an env of TorchRL by its `_step`
     conversion.py       recognises envs that only convert the frames of an env of Gymnasium
-    gym_stepper.py      steps the env of Gymnasium instead, and converts its frames
-    process_stepper.py  the same in a process for each env
+    gym_stepper.py      steps the env of Gymnasium instead, also in a process for each env, and converts its frames
     specs.py            TorchRL's specs as leaves and spaces
 
 These modules do not import torchrl: it is in `sys.modules` if there is a TorchRL env.

@@ -14,24 +14,32 @@
 
 `ntasks` includes the trainer. srun kills no task when another one fails: the trainer applies
 `collector.on_worker_failure`.
+
+Tells whether a node of a job is lost: asks SLURM, and connects to the node as SLURM does.
+
+SLURM notices a lost node only after its `SlurmdTimeout`. Until then an unreachable node counts as silent: it may be
+alive. Used by the trainer of `launcher=slurm`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.place.slurm import commands, nodes
+from collectx.place.slurm import commands
 from collectx.place.slurm.log_watcher import LogWatcher, kill_command
-from collectx.transport.handles import end_processes
 from collectx.transport.network.handshake import Endpoint
+from collectx.transport.peer import end_processes
 
 # How long steps may take to end by themselves in `close`.
 _CLOSE_S = 2.0
@@ -111,7 +119,7 @@ class JobTasksLauncher(Launcher):
         # may still answer.
         turn = list(dict.fromkeys([home, *names[task:], *names]))
         turn = turn[(num_replaced - 1) % len(turn) :] + turn[: (num_replaced - 1) % len(turn)]
-        node = next((node for node in turn if not nodes.seems_lost(node)), home)
+        node = next((node for node in turn if not seems_lost(node)), home)
         cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
         words = [*commands.WITHOUT_REQUESTS, *self._command, str(worker)]
         return self._srun(node, words, container=self._cfg.container, cpus_per_task=cpus)
@@ -119,7 +127,7 @@ class JobTasksLauncher(Launcher):
     def _kill(self, worker: int) -> list[str]:
         """Returns the command of a step that kills the worker's task: SLURM cannot signal a single task of a step."""
         home = self.node_of(worker)
-        if nodes.seems_lost(home):
+        if seems_lost(home):
             raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
         return self._srun(home, kill_command(worker, self._run))
 
@@ -188,3 +196,60 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
     counts = commands.per_node(environment.get(name, "1"))
     # Without any task, each node counts as one.
     return [node for node, count in zip(names, counts, strict=False) for _ in range(count)] or names
+
+
+# How long a host may take to accept or refuse a connection.
+_ANSWER_S = 2.0
+# The interval between two queries of SLURM.
+_ASK_S = 2.0
+# SLURM's default SlurmdTimeout, and how much later it may report the node.
+_SLURMD_TIMEOUT_S = 300
+_MARGIN_S = 30
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+
+def seems_lost(node: str) -> bool:
+    """Whether the node is lost according to SLURM, or silent. Blocks for some seconds."""
+    return _is_silent(node) or _is_down(node)
+
+
+def is_lost(node: str) -> bool:
+    """Whether the node is lost according to SLURM. Blocks for a silent node until SLURM knows, for at most
+    `SlurmdTimeout` and half a minute."""
+    deadline = None
+    while not _is_down(node):
+        if not _is_silent(node) or (deadline is not None and time.monotonic() > deadline):
+            return False
+        if deadline is None:
+            timeout_s = _timeout_s()
+            deadline = time.monotonic() + timeout_s
+            text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost."
+            print(f"collectx: {text}", flush=True)
+        time.sleep(_ASK_S)
+    return True
+
+
+def _is_down(node: str) -> bool:
+    try:
+        return node in commands.down(node)
+    except LauncherError:
+        return False
+
+
+def _is_silent(node: str) -> bool:
+    """Whether nothing answers at the port over which SLURM starts tasks on the node; False if the port is unknown. A
+    firewall may drop packets to other ports."""
+    try:
+        socket.create_connection(commands.slurmd(node), timeout=_ANSWER_S).close()
+    except LauncherError:
+        return False
+    except OSError as error:
+        return isinstance(error, TimeoutError) or error.errno in _UNREACHABLE
+    return False
+
+
+def _timeout_s() -> int:
+    try:
+        return int(commands.settings()["SlurmdTimeout"].split()[0]) + _MARGIN_S
+    except (LauncherError, KeyError, ValueError):
+        return _SLURMD_TIMEOUT_S + _MARGIN_S

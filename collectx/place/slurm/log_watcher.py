@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from collectx.errors import LauncherError
-from collectx.job_files import JobFiles
 from collectx.place.launcher import RemoteHandle
-from collectx.place.slurm import commands
+from collectx.place.slurm import JobFiles, commands
 from collectx.place.slurm.requeue import IDLE
 
 # The interval between two reads of the log.

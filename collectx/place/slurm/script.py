@@ -19,8 +19,7 @@ from typing import Any
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
-from collectx.job_files import JobFiles
-from collectx.place.slurm import commands
+from collectx.place.slurm import JobFiles, commands
 from collectx.place.slurm.log_watcher import role_shell
 
 # How early SLURM's signal before the time limit may come, in seconds.

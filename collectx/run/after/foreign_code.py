@@ -15,7 +15,7 @@ from typing import Any
 from collectx.checkpoints import INCOMPLETE
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run.folder import sources
+from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal import printing
 
@@ -74,7 +74,7 @@ def _has_permissions(folder: Path) -> bool:
 def references(cfg: RunConfig, began: str | None = None) -> Iterator[tuple[str, Any, str]]:
     """Yields option, value and origin of every reference to code in a configuration. `began` is the folder in which the
     run was started, if it is known."""
-    for target in sources.targets(cfg):
+    for target in snapshot.targets(cfg):
         yield target.key, target.name, _origin(target.name, began)
     parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
     for path, part in {"launcher": cfg.launcher, **parts}.items():

@@ -38,7 +38,7 @@ from collectx.policy.recurrent import StateSpec
 from collectx.policy.stochastic import StochasticPolicy
 from collectx.policy.user_actor import UserActor
 from collectx.random_state import preserve_random_state
-from collectx.rollout.options import RolloutOptions
+from collectx.rollout.wrappers import RolloutOptions
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config

@@ -1,4 +1,5 @@
-"""The run folder and the names of its files; `collectx/job_files.py` has those that the scripts of jobs use too.
+"""The run folder and the names of its files; `collectx/place/slurm/__init__.py` has those that the scripts of jobs use
+too.
 
     <run>/.hydra/              what Hydra writes
     <run>/snapshot/            config.yaml, meta.json, git.patch; those of resumes, see saved_config.py; init.pt
@@ -6,7 +7,7 @@
     <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
     <run>/secret               authenticates trainer and workers; readable by the owner only
-    <run>/lock                 locked by the trainer's process (lock.py); host and process id
+    <run>/lock                 locked by the trainer's process (`Lock`); host and process id
     <run>/.replaced            the earlier run in the folder, until the workers of the new one have started
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
@@ -18,13 +19,24 @@
     <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id lets them continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
+
+The lock of a run folder: on Linux an open file description lock (fcntl(2), "OFD locks"), elsewhere flock(2).
+
+The kernel releases the lock when its holder exits or is killed. An OFD lock works between hosts on NFS, as POSIX record
+locks do. Unlike POSIX locks, both kinds survive when the holder opens and closes the file again, as a reader of the
+folder does, and a process cannot lock a file twice. A forked process would share the lock, so it closes the descriptor.
+On a file system without locks, every lock is granted.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import socket
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -35,8 +47,7 @@ import xxhash
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFileError
-from collectx.job_files import JobFiles
-from collectx.run.folder import lock
+from collectx.place.slurm import JobFiles
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status
 
@@ -307,7 +318,7 @@ def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
 
 @contextmanager
 def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
-    """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock. Raises `ConfigError` if
+    """Makes the folder and locks it during the block. Does not wait for the lock. Raises `ConfigError` if
     the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
 
     Args:
@@ -317,7 +328,7 @@ def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterato
     """
     with folder_errors(run_folder.path):
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        handle, is_ours = lock.acquire(run_folder.lock)
+        handle, is_ours = acquire(run_folder.lock)
     try:
         if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
@@ -337,12 +348,12 @@ def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterato
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
-        lock.release(handle)
+        release(handle)
 
 
 def is_locked(run_folder: RunFolder) -> bool:
     """Whether a process holds the folder's lock. False if the lock file does not exist or cannot be read."""
-    return lock.is_held(run_folder.lock)
+    return is_held(run_folder.lock)
 
 
 def holder(run_folder: RunFolder) -> tuple[int | None, str]:
@@ -356,7 +367,7 @@ def holder(run_folder: RunFolder) -> tuple[int | None, str]:
         pid, host = int(words[1]), words[3]
     except (OSError, ValueError, IndexError):
         return None, "its host"
-    is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(run_folder.lock, pid)
+    is_here = host == socket.gethostname() and pid > 1 and is_held_by(run_folder.lock, pid)
     return (pid if is_here else None), host
 
 
@@ -377,3 +388,85 @@ def new_folder() -> RunFolder:
     """Returns the folder for a run that a script starts: below `outputs/`, named after the time. Does not make it."""
     now = datetime.now()
     return RunFolder(Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S-%f}"))
+
+
+_HAS_OFD = sys.platform == "linux"
+# The numbers in Linux's fcntl.h: Pythons built with glibc headers before 2.20 have no names for them.
+_OFD_GETLK, _OFD_SETLK = 36, 37
+_HELD = (errno.EACCES, errno.EAGAIN)
+# struct flock of 64-bit Linux, without its padding: type, whence, start, length (0: the whole file), pid.
+_FLOCK = struct.Struct("hhqqi")
+_handles: set[int] = set()
+
+
+def acquire(path: Path) -> tuple[int, bool]:
+    """Opens the file, creating it if necessary, and locks it without waiting. Returns (descriptor, acquired): pass the
+    descriptor to `release`; `acquired` is False if another process holds the lock. Raises `OSError` if the file cannot
+    be opened."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _handles.add(handle)
+    try:
+        if _HAS_OFD:
+            _call(handle, _OFD_SETLK, fcntl.F_WRLCK)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return handle, error.errno not in _HELD
+    return handle, True
+
+
+def release(handle: int) -> None:
+    """Closes the file and releases its lock. Does nothing in a process that was forked since `acquire`."""
+    if handle in _handles:
+        _handles.remove(handle)
+        # A process that was forked by other means than Python may have a copy of the descriptor.
+        with suppress(OSError):
+            _call(handle, _OFD_SETLK, fcntl.F_UNLCK) if _HAS_OFD else fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process, possibly this one, holds the lock of the file. False if the file does not exist or cannot be
+    read. flock(2) cannot ask, so there this takes a shared lock for a moment."""
+    try:
+        with open(path, "rb") as file:
+            if _HAS_OFD:
+                return _call(file.fileno(), _OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+def is_held_by(path: Path, pid: int) -> bool:
+    """Whether process `pid` of this host holds the lock of the file. False if its files are hidden from this user.
+
+    The kernel does not say who holds such a lock, but lists the locks of each open file of a process.
+    """
+    try:
+        lock = path.stat()
+        entries = list(os.scandir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+    for entry in entries:
+        with suppress(OSError):  # closed since
+            info = Path(f"/proc/{pid}/fdinfo/{entry.name}")
+            if os.path.samestat(entry.stat(), lock) and "\nlock:" in info.read_text():
+                return True
+    return False
+
+
+def _call(handle: int, command: int, kind: int) -> int:
+    """Calls fcntl(2) for all bytes of the file; returns the kind of lock in its answer."""
+    answer = fcntl.fcntl(handle, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    return int(_FLOCK.unpack(answer)[0])
+
+
+def _close_all() -> None:
+    for handle in _handles:
+        with suppress(OSError):
+            os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)

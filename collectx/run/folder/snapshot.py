@@ -1,6 +1,11 @@
 """The snapshot of a run: its configuration, and the packages, commits and machine. JSON and YAML only.
 
 Written before workers start or, for a job, when the job is submitted.
+
+The user code that a configuration names, and digests of its source files: the snapshot records them, and `collectx
+reproduce` names the ones that changed. Imports none of this code.
+
+Files of installed packages are not read, as the snapshot records the package versions.
 """
 
 from __future__ import annotations
@@ -13,23 +18,28 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
 from collectx.config.interpolation import as_written, written_values
+from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
+from collectx.imports import is_installed
 from collectx.place.slurm import requeue
 from collectx.run.cores import num_cores
-from collectx.run.folder import sources
 from collectx.run.folder.files import write_atomically, write_json
 from collectx.run.folder.layout import RunFolder
+from collectx.user_objects import HYDRA_KEYS, named_call, named_objects
 
 if TYPE_CHECKING:
     import torch
+
 
 # The format of run folders: file names and fields. Format 1 (collectx 0.1) is not recorded in `meta.json`. A new
 # optional field does not change the format.
@@ -83,7 +93,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "num_cpus": num_cores(),
         "python": platform.python_version(),
         "packages": packages(),
-        "sources": sources.digests(cfg),
+        "sources": digests(cfg),
         "values": _digests(cfg),
         "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
         "seeds": {"seed": cfg.seed},
@@ -135,7 +145,7 @@ def changes(folder: RunFolder, cfg: RunConfig, batches: int | None = None) -> li
     metas = [folder.read_meta()] if batches is None else [meta for _, meta in _metas(folder, batches)]
     return [
         f"the {what} of {name} has changed since the run."
-        for what, digests in (("source", sources.digests(cfg)), ("value", _digests(cfg)))
+        for what, digests in (("source", digests(cfg)), ("value", _digests(cfg)))
         for name, digest in digests.items()
         if any((meta.get(f"{what}s") or {}).get(name, digest) != digest for meta in metas)
     ]
@@ -225,3 +235,86 @@ def _git(*arguments: str, folder: Path) -> bytes | None:
         return subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+class Target(NamedTuple):
+    """A class or function that a configuration names.
+
+    Attributes:
+        key: the option that names it.
+        name: its import path.
+        kwargs_key: the option that contains its keyword arguments.
+        kwargs: its keyword arguments.
+    """
+
+    key: str
+    name: str
+    kwargs_key: str
+    kwargs: Mapping[str, Any]
+
+
+def targets(cfg: RunConfig) -> Iterator[Target]:
+    """Yields the classes and functions of user code and Gymnasium that a configuration names by import path. Options
+    that failed their check are left out."""
+    sections = {name: getattr(cfg, name, None) for name in ("env", "policy", "trainer", "logger")}
+    sections["logger.custom"] = getattr(sections.pop("logger"), "custom", None)
+    for path, section in sections.items():
+        for name in ("entry_point", "target"):
+            if target := getattr(section, name, None):
+                yield Target(f"{path}.{name}", target, f"{path}.kwargs", getattr(section, "kwargs", {}))
+        yield from _objects(getattr(section, "kwargs", None), f"{path}.kwargs")
+    if isinstance(env := sections["env"], GymnasiumConfig):
+        if ":" in (name := getattr(env, "id", None) or ""):
+            yield Target("env.id", name, "env.kwargs", {})
+        for index, item in enumerate(getattr(env, "wrappers", ())):
+            target, arguments = named_call(item)
+            kwargs = arguments if isinstance(arguments, Mapping) else {}
+            yield Target(f"env.wrappers[{index}]", str(target), f"env.wrappers[{index}]", kwargs)
+            yield from _objects(kwargs, f"env.wrappers[{index}]")
+
+
+def _objects(kwargs: Any, where: str) -> Iterator[Target]:
+    for path, node in named_objects(kwargs, where):
+        arguments = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+        yield Target(f"{path}._target_", str(node["_target_"]), path, arguments)
+
+
+def digests(cfg: RunConfig) -> dict[str, str]:
+    """Returns, for each `key=import path` of `targets`, the digest of the module's file, or of all Python files of a
+    package. Leaves out installed packages, and modules without a source file."""
+    modules = {f"{each.key}={each.name}": _module(each.name) for each in targets(cfg)}
+    return {name: _digest(path) for name, path in modules.items() if path is not None}
+
+
+def _module(target: str) -> Path | None:
+    """Returns the file of an import path's module, or the folder of its package."""
+    first, *others = target.partition(":")[0].split(".")
+    try:
+        spec = find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin or not Path(spec.origin).is_file():
+        return None
+    path = Path(spec.origin)
+    if is_installed(path):
+        return None
+    for name in others if path.name == "__init__.py" else ():
+        # Not by find_spec, which imports the packages above.
+        following = [path.parent / f"{name}.py", path.parent / name / "__init__.py"]
+        if not (there := [each for each in following if each.is_file()]):
+            break
+        path = there[-1]
+    return path.parent if path.name == "__init__.py" else path
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    files: Iterable[Path] = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError:
+            content = b""
+        digest.update(f"{file.relative_to(path.parent)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

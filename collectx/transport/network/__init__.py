@@ -1,3 +1,3 @@
-"""The transport between hosts. `transport.py`, `admission.py`, `remote_peer.py` and `weight_sync.py` run in the
+"""The transport between hosts. `transport.py`, `admission.py` and `weight_sync.py` run in the
 trainer's process, `link.py` in the worker's, the other modules in both.
 """

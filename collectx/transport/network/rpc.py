@@ -12,7 +12,7 @@ blocks all. Here a worker's agent knows the trainer's only, and the trainer's ag
 
 They exchange their addresses over the authenticated connection. An agent does not authenticate callers, and unpickles
 what it receives. So the trainer's port accepts no connection, and a worker's port accepts one, the trainer's
-(`listener_filter.py`). Use it on trusted networks only.
+(`admission.py`). Use it on trusted networks only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.distributed import rpc
 
 from collectx.config.problem import setting
 from collectx.transport.connections import disconnect_poll
-from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
+from collectx.transport.network.admission import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, PairConfig, PendingSend
 
 # Without TensorPipe's shared-memory transport, which it also chooses between different containers of one host.

@@ -37,13 +37,11 @@ from collectx.memory import batch_memory
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, WeightWriters
 from collectx.transport.connections import socket_of
-from collectx.transport.handles import Handle
-from collectx.transport.network.admission import Admission
+from collectx.transport.network.admission import Admission, RemotePeer
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, received_message
-from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
-from collectx.transport.peer import JoinState
+from collectx.transport.peer import Handle, JoinState
 from collectx.transport.slab import concatenate
 from collectx.transport.supervisor import Supervisor
 

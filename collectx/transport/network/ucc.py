@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from collectx.transport.network.gloo import ConnectionStore, GroupPair, connect
 from collectx.transport.network.p2p import TRAINER, WORKER, PairConfig
-from collectx.transport.network.process_group import ConnectionStore, GroupPair, connect
 
 
 def why_not() -> str | None:

@@ -12,8 +12,8 @@ import torch
 
 from collectx.transport import messages
 from collectx.transport.base import SlotSpec, WeightWriter, WeightWriters, keep_granted
+from collectx.transport.network.admission import RemotePeer, Weights
 from collectx.transport.network.p2p import message_buffer, set_stamp
-from collectx.transport.network.remote_peer import RemotePeer, Weights
 
 # Number of concurrent transfers that is always allowed. More are allowed if their total size is below
 # `_TRANSFER_BYTES`.

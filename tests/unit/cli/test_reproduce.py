@@ -14,7 +14,7 @@ from collectx.cli import reproduce, run
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import snapshot
-from collectx.run.order import recorded_order
+from collectx.run.resume import recorded_order
 
 
 @pytest.fixture

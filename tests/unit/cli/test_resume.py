@@ -17,7 +17,7 @@ from collectx.config.registry import marked
 from collectx.jobs.status import write_job
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
-from collectx.run.folder import saved_config, snapshot, sources
+from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.layout import locked
 
 
@@ -296,7 +296,7 @@ def test_reproduce_compares_the_sources_of_all_parts_that_it_repeats(
     assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 1
     out, err = capsys.readouterr()
     assert (_CHANGED in err) == (expected is not None)
-    ((name, now),) = sources.digests(composed("trainer=custom trainer.target=learner:Learner")).items()
+    ((name, now),) = snapshot.digests(composed("trainer=custom trainer.target=learner:Learner")).items()
     lines = [line for line in out.splitlines() if f"source of {name}: {now} in this run, " in line]
     assert [line.endswith(f" in {files.path}{expected}") for line in lines] == [True] * (expected is not None)
 

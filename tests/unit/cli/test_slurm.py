@@ -10,7 +10,7 @@ from collectx import DistributedCollector
 from collectx.checkpoints import Checkpoints
 from collectx.cli import run, status
 from collectx.errors import ConfigError, LauncherError
-from collectx.jobs.rendezvous import JobSpec
+from collectx.jobs.worker_jobs import JobSpec
 from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.run import RunFolder

@@ -101,7 +101,7 @@ def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
     ],
 )
 def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, address, environment, asked, message):
-    ray_cluster = pytest.importorskip("collectx.place.ray_cluster")
+    ray_cluster = pytest.importorskip("collectx.place.ray_actors")
     calls = []
 
     def init(**options):

@@ -1,6 +1,6 @@
 """Which settings are in force, for whom, and what a checkpoint says of them."""
 
-from collectx.collector.settings import Settings
+from collectx.collector.worker_record import Settings
 
 
 def test_of_each_name_the_last_setting_is_in_force_in_the_order_in_which_they_were_made():

@@ -6,10 +6,9 @@ import typing
 import pytest
 from composed_overrides import examine
 
-from collectx.cli import signatures
+from collectx.cli import overrides
 from collectx.cli.compose import compose
-from collectx.config.check import check_option
-from collectx.config.convert import members
+from collectx.config.check import check_option, members
 from collectx.config.problem import Problem
 from collectx.config.registry import GROUPS, schemas
 from collectx.config.schema.run import SECTIONS
@@ -189,10 +188,10 @@ def test_an_id_of_gymnasium_as_a_choice_is_answered_with_what_to_type(id):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)
 def test_arguments_that_the_target_does_not_have(line: str):
-    found = signatures.problems(examine(line)[0])
+    found = overrides.argument_problems(examine(line)[0])
     assert len(found) == (WRONG_ARGUMENTS[line] is not None)
     assert all(WRONG_ARGUMENTS[line] in problem for problem in found), found
-    assert signatures.problems(examine(f"{line} launcher=slurm")[0]) == []  # the nodes may have other packages
+    assert overrides.argument_problems(examine(f"{line} launcher=slurm")[0]) == []  # the nodes may have other packages
 
 
 SOURCES = {
@@ -212,7 +211,7 @@ def test_the_arguments_of_what_is_imported(source: str, tmp_path, monkeypatch):
     module = f"sourced{[*SOURCES].index(source)}"
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    assert signatures.parameters(f"{module}:make") == SOURCES[source]
+    assert overrides.parameters(f"{module}:make") == SOURCES[source]
 
 
 def test_no_integer_is_too_large_for_64_bits():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectx.config.convert import convert, describe, out_of_range, wrong_type
+from collectx.config.check import convert, describe, out_of_range, wrong_type
 from collectx.config.problem import PYTHON, YAML
 
 HINTS = {

@@ -11,8 +11,7 @@ from gymnasium import spaces
 from collectx import data
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Leaf, to_tensordict
 from collectx.data import folder
-from collectx.data.folder import RecordedRun
-from collectx.data.spaces import from_json, to_json
+from collectx.data.folder import RecordedRun, from_json, to_json
 from collectx.errors import ConfigError
 
 OBSERVATION, ACTION = Leaf(("observation",), (2,), torch.float32), Leaf(("action",), (), torch.int64)

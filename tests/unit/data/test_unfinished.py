@@ -9,11 +9,12 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
-from collectx.data import folder, unfinished
+from collectx.data import folder
 from collectx.data.folder import RecordedRun, SequentialWriter, begin
 from collectx.data.shard_writers import MemmapWriter
-from collectx.data.unfinished import UnfinishedEpisodes
 from collectx.errors import ConfigError
+from collectx.trainer import record as unfinished
+from collectx.trainer.record import UnfinishedEpisodes
 
 OBSERVATION = Leaf(("observation",), (3,), torch.float32)
 FLAG = Leaf(("flag",), (), torch.bool)

@@ -17,9 +17,9 @@ from collectx.env import build
 from collectx.env import counting as counting_module
 from collectx.env.base import StepArrays, first_observations
 from collectx.env.gym_vector import adapter
-from collectx.env.old_api import refuse
 from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.tensor_vector import TensorVectorEnv, device_of
+from collectx.env.wrappers import refuse
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from collectx.fork_server import script
-from collectx.fork_server.inherited import Inherited
+from collectx.fork_server.script import Inherited
 
 MAIN = {"init_main_from_name", "init_main_from_path"}
 

@@ -10,8 +10,7 @@ import torch
 from composed_overrides import composed
 
 from collectx.errors import ConfigError, JobEnded, RendezvousError, WorkerDied
-from collectx.jobs import entry, rendezvous
-from collectx.place.slurm import nodes
+from collectx.jobs import entry, worker_jobs
 from collectx.run import RunFolder, Status, execution
 from collectx.run.folder import files
 from collectx.run.folder.result import Failure, Result, exit_status
@@ -31,21 +30,21 @@ def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
     (tmp_path / "a_strangers").touch()
     folder.secret.symlink_to(tmp_path / "a_strangers")
     try:
-        rendezvous.announce_trainer(folder, endpoint, "7.0")
+        worker_jobs.announce_trainer(folder, endpoint, "7.0")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.secret.lstat().st_mode) == 0o600
     assert (tmp_path / "a_strangers").read_bytes() == b""
     assert b"secret" not in folder.rendezvous.read_bytes()
-    assert rendezvous.find_trainer(folder, "7.0", "knob", 0.0) == endpoint
+    assert worker_jobs.find_trainer(folder, "7.0", "knob", 0.0) == endpoint
     with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
-        rendezvous.find_trainer(folder, "8.0", "knob", 0.0)
+        worker_jobs.find_trainer(folder, "8.0", "knob", 0.0)
 
 
 @pytest.mark.parametrize("harm", ["mode", "owner", "link"])
 def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, within, harm):
-    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
-    rendezvous.JobSpec(composed("env=counting"), token="7.0").write(folder, [])
+    worker_jobs.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
+    worker_jobs.JobSpec(composed("env=counting"), token="7.0").write(folder, [])
     for path in (folder.secret, folder.job_objects):
         if harm == "mode":
             path.chmod(0o620)
@@ -55,7 +54,7 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, wi
     if harm == "owner":
         within(files, "os", geteuid=lambda: os.getuid() + 1)
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
-        rendezvous.find_trainer(folder, "7.0", "knob", 0.0)
+        worker_jobs.find_trainer(folder, "7.0", "knob", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         entry.main([str(folder.path), "--worker", "0"])
@@ -89,7 +88,7 @@ def task(folder, monkeypatch, queue):
         for name, value in (variables | {"SLURM_PROCID": str(rank)} | further).items():
             monkeypatch.setenv(name, value)
         cfg = composed(f"launcher=slurm trainer=meter launcher.max_requeues=3 {words}")
-        rendezvous.JobSpec(cfg, ("run", "seed=1"), token).write(folder)
+        worker_jobs.JobSpec(cfg, ("run", "seed=1"), token).write(folder)
         try:
             return entry.main([str(folder.path), *more])
         finally:
@@ -129,7 +128,7 @@ def test_what_becomes_of_the_job_when_its_run_has_ended(
     failures = (failure,) if failure else ()
     ended, calls = Result(status, reason, 1, 1, 1.0, 0.0, None, None, None, 0, None, failures, folder.path), []
     monkeypatch.setattr(execution, "execute", lambda *arguments: calls.append(arguments) or ended)
-    monkeypatch.setattr(nodes, "is_lost", lambda node: node == "n1")
+    monkeypatch.setattr(entry, "is_lost", lambda node: node == "n1")
     node = folder.node_note("7")
     node.parent.mkdir(exist_ok=True)
     node.write_text("n1")
@@ -174,7 +173,7 @@ def test_a_worker_writes_to_its_log_and_uses_its_threads(task, folder, monkeypat
         if nested == 2:
             raise OSError("no way")
 
-    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
+    worker_jobs.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
     monkeypatch.setattr(worker_entry, "run_remote_worker", work)
     words = f"launcher.num_threads=3 collector.start_timeout_s=50 collector.num_workers_per_collector={nested}"
     words += " collector=distributed_sync" * (nested == 2)
@@ -239,7 +238,7 @@ def test_a_signal_ends_a_job_only_before_its_result(task, folder, within, monkey
 @pytest.mark.parametrize("gone", ["the trainer", "its node"])
 def test_the_task_of_an_ended_worker_lasts_as_long_as_the_trainer(task, folder, within, monkeypatch, gone):
     monkeypatch.setattr(worker_entry, "run_remote_worker", lambda *arguments: None)
-    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
+    worker_jobs.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
     node, waits = folder.node_note("7"), []
     node.parent.mkdir(exist_ok=True)
     node.write_text("n1")

@@ -3,7 +3,7 @@
 import pytest
 from composed_overrides import composed
 
-from collectx.jobs import logs
+from collectx.cli import logs
 from collectx.jobs.status import NamedRun, RunStatus, write_job
 from collectx.run import RunFolder, Status
 

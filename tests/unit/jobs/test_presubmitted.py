@@ -7,8 +7,8 @@ import pytest
 
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import LauncherError
-from collectx.jobs import presubmitted
-from collectx.jobs.presubmitted import PresubmittedJobs, submit_and_follow
+from collectx.jobs import worker_jobs
+from collectx.jobs.worker_jobs import PresubmittedJobs, submit_and_follow
 from collectx.place.slurm.commands import JobState
 from collectx.run import RunFolder
 
@@ -40,11 +40,11 @@ def jobs(monkeypatch, within, tmp_path):
                 files.log("trainer").write_bytes(text[: -len(left)] if left else text)
             return {job: state for job, state in found.items() if state is not None}
 
-        monkeypatch.setattr(presubmitted.commands, "submit", submit)
-        monkeypatch.setattr(presubmitted.commands, "states", asked)
-        monkeypatch.setattr(presubmitted.commands, "cancel", cancelled.extend)
-        monkeypatch.setattr(presubmitted.commands, "largest_array", lambda: 1000)
-        within(presubmitted, "time", sleep=pauses.append)
+        monkeypatch.setattr(worker_jobs.commands, "submit", submit)
+        monkeypatch.setattr(worker_jobs.commands, "states", asked)
+        monkeypatch.setattr(worker_jobs.commands, "cancel", cancelled.extend)
+        monkeypatch.setattr(worker_jobs.commands, "largest_array", lambda: 1000)
+        within(worker_jobs, "time", sleep=pauses.append)
         resources = SubmititLauncherConfig(kind="submitit", partition="cpu", setup=["module load cuda"])
         asked_for = PresubmittedJobs(str(tmp_path / "run"), 2, "gloo", None, 60.0)
         try:

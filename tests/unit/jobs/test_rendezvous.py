@@ -6,9 +6,15 @@ import pytest
 from composed_overrides import composed
 
 from collectx.errors import RendezvousError
-from collectx.jobs import rendezvous
-from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
-from collectx.jobs.submitted_workers import submitted_workers, worker_command
+from collectx.jobs import worker_jobs
+from collectx.jobs.worker_jobs import (
+    JobSpec,
+    announce_trainer,
+    find_trainer,
+    read_objects,
+    submitted_workers,
+    worker_command,
+)
 from collectx.run import RunFolder
 from collectx.transport.network.handshake import Endpoint
 from collectx.user_objects import UserObjects
@@ -34,7 +40,7 @@ def test_a_worker_finds_the_trainer_of_its_attempt(files, within):
         if written:
             written.pop(0)()
 
-    within(rendezvous, "time", monotonic=lambda: now[0], sleep=sleep)
+    within(worker_jobs, "time", monotonic=lambda: now[0], sleep=sleep)
     announce_trainer(files, old, "o")
     assert find_trainer(files, "n", "collector.start_timeout_s", 5.0) == new
     assert now[0] == pytest.approx(0.2)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from composed_overrides import composed
 
-from collectx.jobs import steps
+from collectx.jobs import submit
 from collectx.jobs.status import NamedRun, Outcome
 from collectx.place.slurm.commands import JobState
 from collectx.run import RunFolder, Status
@@ -25,10 +25,10 @@ def test_no_run_begins_after_an_interrupted_one(monkeypatch, capsys):
     def watcher(runs, *functions, **options):
         return SimpleNamespace(watch=lambda: [Outcome(ends[runs[0][0]], Path(runs[0][0]))])
 
-    monkeypatch.setattr(steps, "_Step", Step)
-    monkeypatch.setattr(steps, "Watcher", watcher)
-    monkeypatch.setattr(steps, "_size_problems", lambda run, job: [])
-    steps.run_steps(list(ends), ["collectx", "run"], "17", results)
+    monkeypatch.setattr(submit, "_Step", Step)
+    monkeypatch.setattr(submit, "Watcher", watcher)
+    monkeypatch.setattr(submit, "_size_problems", lambda run, job: [])
+    submit.run_steps(list(ends), ["collectx", "run"], "17", results)
     assert joined == [each.folder.name for each in results] == ["first", "second"]
     assert "inside the allocation of job 17" in capsys.readouterr().err
 
@@ -46,14 +46,14 @@ def test_a_step_ends_with_srun_and_is_killed_after_the_grace_time(
 
     srun = SimpleNamespace(exitcode=None, terminate=lambda: calls.append("terminate"))
     srun.kill = lambda: (calls.append("kill"), setattr(srun, "exitcode", exit_code))
-    monkeypatch.setattr(steps, "start_step", lambda command, log: srun)
-    within(steps, "time", monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(submit, "start_step", lambda command, log: srun)
+    within(submit, "time", monotonic=lambda: now[0], sleep=sleep)
     files = RunFolder(tmp_path)
     cfg = composed("launcher=slurm launcher.nodes=2 launcher.cpus_per_task=3 collector.num_workers=4")
     run = NamedRun("0", files.path, cfg)
     files.jobs.mkdir(parents=True)
     (files.jobs / "exit_status.17").write_text("0")  # of an earlier attempt
-    step = steps._Step(run, "17", ["collectx", "run"])
+    step = submit._Step(run, "17", ["collectx", "run"])
     assert not (files.jobs / "exit_status.17").exists()
     assert (files.jobs / "log_begin").read_text() == "0\n"
     script = (files.jobs / "step.sh").read_text()

@@ -10,8 +10,8 @@ from stand_in_slurm import missing, start
 from collectx.cli import status
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher
-from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun
+from collectx.jobs.worker_jobs import JobSpec
 from collectx.place.slurm import commands
 from collectx.run import RunFolder
 

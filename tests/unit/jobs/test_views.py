@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import pytest
 from composed_overrides import composed
 
-from collectx.jobs import views
+from collectx.jobs import watcher
 from collectx.jobs.status import NamedRun, RunStatus
-from collectx.jobs.views import RunsDisplay, WatchedRun
+from collectx.jobs.watcher import RunsDisplay, WatchedRun
 from collectx.run import Status
 
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """Three runs at 1000 s: one has run for 65 s, one waits, one has completed."""
-    monkeypatch.setattr(views, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    monkeypatch.setattr(views, "PLAIN_S", -1.0)
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr(watcher, "PLAIN_S", -1.0)
     runs = [
         WatchedRun(NamedRun(f"point{n}", tmp_path / str(n), composed()), job) for n, job in enumerate((None, "7", "8"))
     ]

@@ -14,7 +14,7 @@ import pytest
 from composed_overrides import composed
 from stand_in_slurm import start
 
-from collectx.jobs import views, watcher
+from collectx.jobs import watcher
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
 from collectx.run.statistics import RateWindow
@@ -44,8 +44,8 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
             queue.write_result(Path("point0"), "completed")
 
     queue.is_held = True
-    monkeypatch.setattr(views, "PLAIN_S", 0)
-    monkeypatch.setattr(views, "RateWindow", sampler)
+    monkeypatch.setattr(watcher, "PLAIN_S", 0)
+    monkeypatch.setattr(watcher, "RateWindow", sampler)
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     # When the job was submitted, has started, waited again, and started again.
@@ -96,7 +96,7 @@ def test_a_damaged_run_without_a_result_is_shown_without_numbers(queue, monkeypa
 
 def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
     line = {"time": 0.0, "frames_per_s": 2000.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": None}
-    run = views.WatchedRun(NamedRun("run", tmp_path, composed()), "100")
+    run = watcher.WatchedRun(NamedRun("run", tmp_path, composed()), "100")
 
     def deliver(batch: int) -> None:
         with open(run.run_folder.metrics, "a") as file:
@@ -231,7 +231,6 @@ def clock(queue, monkeypatch):
             at(now[0])
 
         monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-        monkeypatch.setattr(views, "time", SimpleNamespace(monotonic=lambda: now[0]))
         return now
 
     for name, value in {"_MIN_QUERY_S": 1, "_MAX_QUERY_S": 10, "_SETTLE_S": 5}.items():
@@ -316,7 +315,7 @@ def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):
     (tmp_path / "snapshot").mkdir()
     meta = {"time": began.strftime("%Y-%m-%dT%H:%M:%S%z"), "argv": ["run", "experiment=cartpole_ppo"]}
     (tmp_path / "snapshot" / "meta.json").write_text(json.dumps(meta))
-    run = views.WatchedRun(NamedRun("run", tmp_path, composed()), None)
+    run = watcher.WatchedRun(NamedRun("run", tmp_path, composed()), None)
     assert 75 <= run.window.view(time.monotonic()).elapsed_s < 80
     assert run.title.startswith("cartpole_ppo  CartPole-v1, ppo  seed 0  ")
     (tmp_path / "result.json").write_text('{"status": "completed", "wall_s": 55.4}')

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from collectx.library.configuration import takes_keywords
 from collectx.library.keyword_fields import documented, fixed, ignored, language_of, only, sets
 from collectx.library.keywords import AsyncBatchedKeywords, MultiKeywords, RayKeywords
-from collectx.library.parse import takes_keywords
 
 
 @documented

@@ -6,8 +6,8 @@ from dataclasses import make_dataclass
 import pytest
 
 import collectx
+from collectx.library.configuration import parse
 from collectx.library.keywords import BY_CLASS
-from collectx.library.parse import parse
 
 
 @pytest.mark.parametrize(("count", "told"), [(12, "valid keywords: one1, one2, "), (13, "to list all: help(Made)")])

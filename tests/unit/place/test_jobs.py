@@ -10,7 +10,7 @@ from collectx.errors import JobEnded, LauncherError, WorkerDied
 from collectx.place.slurm import job_watcher
 from collectx.place.slurm.commands import JobState
 from collectx.place.slurm.job_watcher import JobWatcher
-from collectx.transport.handles import death_error
+from collectx.transport.peer import death_error
 
 # What a scheduler starts instead.
 NOTHING = (print, ())

@@ -101,7 +101,7 @@ def test_the_node_of_each_task(monkeypatch, environment, part, nodes):
 
 def test_a_replacement_stays_in_the_part_of_the_job_that_the_workers_have(monkeypatch, tmp_path):
     monkeypatch.setattr(job.commands, "hostnames", lambda names: names.split(","))
-    monkeypatch.setattr(job.nodes, "seems_lost", lambda node: False)
+    monkeypatch.setattr(job, "seems_lost", lambda node: False)
     started = []
     monkeypatch.setattr(job, "start_step", lambda command, log: started.append(command()))
     launcher = job.JobTasksLauncher(

@@ -7,7 +7,6 @@ import warnings
 import pytest
 import torch
 
-from collectx import signal_handlers
 from collectx.env import mujoco_warnings
 from collectx.place import local_launcher
 from collectx.place.local_launcher import LocalLauncher, leave_signals_to_trainer, set_up_process
@@ -25,7 +24,7 @@ def calls(monkeypatch, within):
     within(local_launcher, "os", open=note("open", 9), **{name: note(name) for name in names})
     set_handler = lambda signum, handler: made.append((signum, handler))  # noqa: E731
     within(local_launcher, "signal", signal=set_handler, getsignal=lambda signum: signal.SIG_DFL)
-    monkeypatch.setattr(signal_handlers, "keep", lambda handlers, say: made.append(("keep", sorted(handlers))))
+    monkeypatch.setattr(local_launcher, "keep_handlers", lambda handlers, say: made.append(("keep", sorted(handlers))))
     monkeypatch.setattr(mujoco_warnings, "shown", set())
     return made
 
@@ -72,7 +71,7 @@ def test_workers_take_the_cores_of_this_process_in_turn(within, is_pinned, cores
 def test_signals_are_ignored_in_the_worker_and_end_what_it_forks(monkeypatch, within):
     process, killed, kept = [10], [], []
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(signal_handlers, "keep", lambda handlers, say: kept.append(handlers))
+    monkeypatch.setattr(local_launcher, "keep_handlers", lambda handlers, say: kept.append(handlers))
     within(local_launcher, "os", getpid=lambda: process[0], kill=lambda *arguments: killed.append(arguments))
     try:
         leave_signals_to_trainer(signal.SIGTERM)

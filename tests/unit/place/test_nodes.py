@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectx.errors import LauncherError
-from collectx.place.slurm import commands, nodes
+from collectx.place.slurm import commands, job
 from collectx.place.slurm.jobs import _seconds
 
 
@@ -52,12 +52,12 @@ def test_a_node_where_nothing_answers_seems_lost(monkeypatch, within, error, is_
             raise error
         return SimpleNamespace(close=lambda: None)
 
-    within(nodes, "socket", create_connection=connect)
+    within(job, "socket", create_connection=connect)
     monkeypatch.setattr(commands, "slurmd", lambda node: (node, 6818))
     monkeypatch.setattr(commands, "down", lambda node: [])
-    assert nodes.seems_lost("n1") is is_silent
+    assert job.seems_lost("n1") is is_silent
     monkeypatch.setattr(commands, "down", lambda node: ["n1"])
-    assert nodes.seems_lost("n1")
+    assert job.seems_lost("n1")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_silent_node_is_lost_when_slurm_says_so(monkeypatch, within, timeout, 
     def sleep(seconds):
         now[0] += 1.0
 
-    within(nodes, "time", monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(nodes, "_is_silent", lambda node: silent)
+    within(job, "time", monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(job, "_is_silent", lambda node: silent)
     monkeypatch.setattr(commands, "down", lambda node: [node] * (down_at_s is not None and now[0] >= down_at_s))
     monkeypatch.setattr(commands, "settings", lambda: {"SlurmdTimeout": timeout} if timeout else {})
-    assert nodes.is_lost("n1") is is_lost
+    assert job.is_lost("n1") is is_lost
     assert now[0] == waited_s

@@ -8,12 +8,11 @@ from composed_overrides import composed
 
 from collectx.config.registry import from_dict
 from collectx.errors import ConfigError, LauncherError
-from collectx.job_files import JobFiles
-from collectx.place.slurm import commands
-from collectx.place.slurm.array import JobArray, array_options
+from collectx.library.slurm import slurm_resources
+from collectx.place.slurm import JobFiles, commands
+from collectx.place.slurm.job_watcher import JobArray, array_options
 from collectx.place.slurm.log_watcher import role_shell
 from collectx.place.slurm.script import script
-from collectx.place.slurm.submitit import slurm_resources
 
 
 def options_of(text):

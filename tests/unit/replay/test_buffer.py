@@ -19,7 +19,7 @@ from collectx import ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
 from collectx.memory import anonymous_file
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
-from collectx.replay.lock import Lock, _unpickle_lock
+from collectx.replay.buffer import Lock, _unpickle_lock
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 

@@ -9,7 +9,7 @@ from user_code.countedframes import Stream
 
 from collectx import ReplayBuffer
 from collectx.replay import PrioritizedSampler
-from collectx.replay.prioritized import SumTree
+from collectx.replay.sampler import SumTree
 
 
 def filled(capacity, count, **settings):

@@ -11,8 +11,8 @@ import pytest
 
 from collectx.cli import report
 from collectx.jobs.status import RunStatus
-from collectx.report import page
-from collectx.report.page import _group_row, _happened, _origin
+from collectx.report import draw
+from collectx.report.draw import _group_row, _happened, _origin
 from collectx.report.read import Group, Run
 from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
@@ -240,7 +240,7 @@ class Plot:
         return ""
 
 
-def test_a_page_of_many_runs(tmp_path, within, expected):
+def test_a_page_of_many_runs(tmp_path, monkeypatch, expected):
     """Ranked; with curves of the best groups, and timelines of the runs that failed before those of the best."""
     statuses = {3: Status.FAILED, 8: Status.FAILED, 9: Status.INTERRUPTED}
     runs = [
@@ -250,14 +250,15 @@ def test_a_page_of_many_runs(tmp_path, within, expected):
     drawn = []
 
     def note(kind, name=lambda each: each.name):
-        def draw(given, *more, **keywords):
+        def drawing(given, *more, **keywords):
             drawn.append([kind, *map(name, given if isinstance(given, list) else [given]), *more, *keywords])
             return [Plot(kind, *more, *keywords)]
 
-        return draw
+        return drawing
 
-    within(page, "draw", **{kind: note(kind) for kind in ("curves", "scaling", "scalars", "timeline")})
-    path = page.write_report(runs, tmp_path / "report", "mean_return")
+    for kind in ("curves", "scaling", "scalars", "timeline"):
+        monkeypatch.setattr(draw, kind, note(kind))
+    path = draw.write_report(runs, tmp_path / "report", "mean_return")
     assert path == tmp_path / "report" / "index.html"
     assert len(list(path.parent.glob("*.png"))) == 4 + 6
     text = " ".join(" ".join(Page(path).texts).split())

@@ -19,11 +19,9 @@ from collectx.env.counting import frame
 from collectx.policy import ExplorationType, make_actor
 from collectx.progress import STEPS
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.loop import Rollout
-from collectx.rollout.one_env import OneEnvRollout
-from collectx.rollout.options import RolloutOptions
+from collectx.rollout.loop import OneEnvRollout, Rollout
 from collectx.rollout.tensors import TensorEpisodes, TensorRollout
-from collectx.rollout.wrappers import wrapped
+from collectx.rollout.wrappers import RolloutOptions, wrapped
 from collectx.worker.rollout_source import rollout_class
 
 SHORTEST, SIZE, TOTAL = 3, 5, 10

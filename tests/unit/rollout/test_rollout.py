@@ -24,14 +24,12 @@ from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
 from collectx.progress import STEPS
-from collectx.rollout import loop, one_env, segments, tensors
+from collectx.rollout import loop, segments, tensors
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.loop import Rollout, RolloutStopped
-from collectx.rollout.one_env import OneEnvRollout
-from collectx.rollout.options import RolloutOptions
+from collectx.rollout.loop import OneEnvRollout, Rollout, RolloutStopped
 from collectx.rollout.segments import RaggedRollout
 from collectx.rollout.tensors import TensorRollout
-from collectx.rollout.wrappers import wrapped
+from collectx.rollout.wrappers import RolloutOptions, wrapped
 from collectx.worker.rollout_source import rollout_class
 
 PLAIN = RolloutOptions(check_finite=False)
@@ -117,7 +115,7 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 
         return called
 
-    for module in (loop, one_env, segments, tensors):
+    for module in (loop, loop, segments, tensors):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     rollout, _, rows = make(cfg, None, 4)
     assert type(rollout) is kind

@@ -14,8 +14,7 @@ from collectx.env import build
 from collectx.env.base import Env, EnvSpec
 from collectx.errors import ConfigError, NotRestorableError
 from collectx.policy.recurrent import StateSpec
-from collectx.rollout.options import RolloutOptions
-from collectx.rollout.wrappers import RecurrentStateEnv, TimeLimitEnv, keep_options, wrapped
+from collectx.rollout.wrappers import RecurrentStateEnv, RolloutOptions, TimeLimitEnv, keep_options, wrapped
 
 STEP_COUNT = Leaf(("step_count",), (1,), torch.int64)
 SEEN = Leaf(("observation",), (1,), torch.float32)

@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.collector import ExclusiveUse
-from collectx.collector.settings import Settings
 from collectx.collector.stream import Stream
+from collectx.collector.worker_record import Settings
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest

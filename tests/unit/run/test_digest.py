@@ -6,7 +6,7 @@ import torch
 from configurations import digest_of
 from tensordict import TensorDict
 
-from collectx.run.after.reproduce import Verdict, compare
+from collectx.cli.reproduce import Verdict, compare
 from collectx.run.digest import Digest
 
 

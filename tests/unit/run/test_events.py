@@ -2,8 +2,8 @@
 
 import pytest
 
+from collectx.run.folder import events as notices
 from collectx.run.folder.events import EventLog, format_event
-from collectx.run.terminal import notices
 
 
 def test_events_are_lines_in_order_and_some_are_told(folder):

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from collectx.errors import DamagedFileError
-from collectx.fork_server import inherited
+from collectx.fork_server import script
 from collectx.run.folder import files
 from collectx.run.folder.files import JsonLinesTail, LinesTail, write_atomically
 from collectx.run.terminal import printing
@@ -56,10 +56,10 @@ def test_a_file_has_the_permissions_of_the_umask_which_does_not_change_meanwhile
     """Files that other threads make at that moment would have the changed one."""
     before = os.umask(0o027)
     try:
-        for module in (files, inherited):
+        for module in (files, script):
             within(module, "os", umask=lambda mask: pytest.fail("another thread may be making a file"))
         files.write_json(tmp_path / "a.json", {})
-        assert inherited._umask() == 0o027
+        assert script._umask() == 0o027
         assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
     finally:
         os.umask(before)

@@ -247,18 +247,16 @@ def test_a_start_that_is_refused_leaves_the_earlier_run(cfg, tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("place", "evaluates", "expected"),
-    [("local", False, ["preload", signal.SIG_IGN]), ("inline", True, [signal.SIG_IGN]), ("inline", False, [])],
+    [("local", False, ["preload", "warm_up"]), ("inline", True, ["warm_up"]), ("inline", False, [])],
 )
-def test_the_fork_server_starts_before_all_else_and_ignores_ctrl_c(
-    cfg, tmp_path, monkeypatch, place, evaluates, expected
-):
+def test_the_fork_server_starts_before_all_else(cfg, tmp_path, monkeypatch, place, evaluates, expected):
     calls = []
 
     def refuse(*arguments):
         raise ConfigError("no such luck")
 
     monkeypatch.setattr(start, "preload", lambda: calls.append("preload"))
-    monkeypatch.setattr(start, "warm_up", lambda: calls.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(start, "warm_up", lambda: calls.append("warm_up"))
     monkeypatch.setattr(execution.snapshot, "write", refuse)
     made = configurations.config("multi_sync" if place == "local" else "single", place)
     made = replace(made, eval=replace(made.eval, every_batches=1 if evaluates else None))

@@ -7,14 +7,14 @@ import socket
 import pytest
 
 from collectx.errors import ConfigError
-from collectx.run.folder import lock
+from collectx.run.folder import layout
 from collectx.run.folder.layout import RunFolder, holder, is_locked, locked
 
 
 @pytest.fixture(params=[True, False], ids=["linux", "elsewhere"])
 def files(tmp_path, request, monkeypatch):
     """A run folder, with the lock of each platform."""
-    monkeypatch.setattr(lock, "_HAS_OFD", request.param)
+    monkeypatch.setattr(layout, "_HAS_OFD", request.param)
     made = RunFolder(tmp_path / "run")
     made.begin()
     return made

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from collectx.checkpoints import Checkpoints
 from collectx.cli import resume, run
 from collectx.jobs import entry
-from collectx.jobs.rendezvous import JobSpec
+from collectx.jobs.worker_jobs import JobSpec
 from collectx.run import RunFolder, execute
 from collectx.run.resume import _load
 

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from collectx.trainer.adam import Adam
+from collectx.trainer.optimizer import Adam
 
 
 def made(kind):

@@ -12,8 +12,7 @@ from collectx.batch import Leaf
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.policy import mlp
-from collectx.trainer.actor_critic import Critic
-from collectx.trainer.networks import MlpNetworks, Networks, networks_of
+from collectx.trainer.actor_critic import Critic, MlpNetworks, Networks, networks_of
 
 DISCRETE, LATER = spaces.Discrete(3), spaces.Discrete(5, start=2)
 BOX, SCREW = spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2, 2), np.float64)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectx.trainer.rewards import RewardScale
+from collectx.trainer.returns import RewardScale
 
 GAMMA, NUM_ENVS, STEPS = 0.9, 4, 96
 
@@ -64,7 +64,7 @@ def test_a_restored_scale_continues():
 
 
 def test_trajectories_that_never_end_are_forgotten(monkeypatch):
-    monkeypatch.setattr("collectx.trainer.rewards._MOST_TRAJECTORIES", 3)
+    monkeypatch.setattr("collectx.trainer.returns._MOST_TRAJECTORIES", 3)
     scale = RewardScale(GAMMA)
     ends = torch.zeros(2, 4, dtype=torch.bool)
     for number in range(4):

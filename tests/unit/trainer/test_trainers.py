@@ -18,7 +18,7 @@ from collectx.errors import ConfigError, TrainingDivergedError
 from collectx.replay import ReplayBuffer
 from collectx.trainer.actor_critic import Critic
 from collectx.trainer.base import load_moments, present_keys, remaining_fraction
-from collectx.trainer.finite import check_finite
+from collectx.trainer.optimizer import check_finite
 from collectx.user_objects import UserPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectx.transport.plain import packed, unpacked
+from collectx.transport.messages import packed, unpacked
 
 
 def test_arrays_come_back_after_a_message_that_executes_nothing():

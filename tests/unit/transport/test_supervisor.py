@@ -15,11 +15,9 @@ from user_code.toyworker import batch_spec
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
-from collectx.transport.handles import death_error
-from collectx.transport.peer import JoinState, Peer
+from collectx.transport.peer import JoinState, Peer, death_error
 from collectx.transport.shared_memory import SharedMemoryTransport
-from collectx.transport.supervisor import Supervisor
-from collectx.transport.timers import PeerTimers
+from collectx.transport.supervisor import PeerTimers, Supervisor
 
 
 class Job:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectx.random_state import preserve_random_state, seed_generators
-from collectx.worker.generators import ProcessGenerators
+from collectx.worker.requests import ProcessGenerators
 from collectx.worker.spec import Placement, policy_seed
 
 PLACE = Placement(1, 1, 2, 3)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from collectx.transport.inference_channel import NO_STEP, ActionRequest
-from collectx.worker.inference.order import FixedOrder, ReadyOrder
+from collectx.worker.inference.server import FixedOrder, ReadyOrder
 
 
 def request(worker, step, group=0, incarnation=0):

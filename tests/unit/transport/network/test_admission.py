@@ -16,12 +16,10 @@ from collectx import progress
 from collectx.errors import RendezvousError
 from collectx.transport import messages
 from collectx.transport.network import handshake, link
-from collectx.transport.network.admission import Admission
+from collectx.transport.network.admission import Admission, ListenerFilter, RemotePeer, filter_listeners
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink, join_trainer
-from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import PairConfig
-from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.peer import JoinState
 
 ENDPOINT = Endpoint(("10.0.0.1", "10.0.0.2"), 7, SECRET)

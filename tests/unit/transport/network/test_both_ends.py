@@ -21,9 +21,9 @@ from collectx.transport.base import Arrival, Departure, Fill, Joined, Reply, Req
 from collectx.transport.network import link as network_link
 from collectx.transport.network import transport as ends
 from collectx.transport.network import weight_sync
+from collectx.transport.network.admission import RemotePeer
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink
-from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.transport import NetworkTransport
 from collectx.transport.peer import JoinState
 from collectx.transport.supervisor import Supervisor

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectx.transport.network import p2p
-from collectx.transport.network.gloo import _GlooReceive
+from collectx.transport.network.gloo import ConnectionStore, GroupPair, _GlooReceive, connect
 from collectx.transport.network.p2p import (
     PairConfig,
     message_buffer,
@@ -17,7 +17,6 @@ from collectx.transport.network.p2p import (
     stamp_of,
     stamp_view,
 )
-from collectx.transport.network.process_group import ConnectionStore, GroupPair, connect
 
 
 class Group:

@@ -8,8 +8,8 @@ from user_code.toyworker import batch_spec, writer
 
 from collectx.transport.messages import unpack_version
 from collectx.transport.network import weight_sync
+from collectx.transport.network.admission import RemotePeer
 from collectx.transport.network.p2p import stamp_of
-from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.peer import JoinState
 

@@ -1,4 +1,6 @@
-"""Imports tensordict without torch's compiler until something compiles.
+"""Tells code of installed packages from user code.
+
+Imports tensordict without torch's compiler until something compiles.
 
 On import, tensordict (0.14) calls two functions of `torch.compiler`, which import `torch._dynamo`: that takes as long
 as torch itself, and 70 MB, in the trainer, in the fork server and in each worker that starts without it.
@@ -8,12 +10,29 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
+
+_FOLDERS = frozenset(("site-packages", "dist-packages"))
+_PATHS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+def is_installed(path: str | PurePath) -> bool:
+    """Whether a file belongs to the standard library or to an installed package.
+
+    Packages may be in several folders: the environment's, the ones of the interpreter that made it
+    (`python -m venv --system-site-packages`), the user's (`pip install --user`), and the ones of a cluster's modules
+    (PYTHONPATH). The source of an editable package counts as the user's.
+    """
+    path = PurePath(path)
+    return not _FOLDERS.isdisjoint(path.parts) or any(map(path.is_relative_to, _PATHS))
+
 
 _FUNCTIONS = ("allow_in_graph", "assume_constant_result")
 # The objects that tensordict marked for the compiler, each after the function that marks it.

@@ -1,29 +1,126 @@
-"""Limits the time without progress of code in the main thread, such as an env's constructor or `ray.init`."""
+"""Protects this process from its surroundings and from user code.
+
+Signal handlers: envs and simulators may install their own when they are made. But the trainer's handlers write a
+checkpoint and end the run, and a worker's leave its end to the trainer, so both processes install theirs again.
+
+Standard streams: closed ones, as from cron and daemons, become /dev/null, and output to a pipe that nobody reads any
+more is dropped. The `collectx` command and collectors do this before they open files or start processes.
+
+Time: code in the main thread, such as an env's constructor or `ray.init`, has a limit without progress.
+"""
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from collectx import progress
 
+_kept: dict[int, Any] = {}
+_noted: set[str] = set()
+_note: Callable[[str], None] = print
 # After this time, a message says what the run is waiting for.
 _PATIENCE_S = 5.0
 # How often code that does not stop is interrupted, and how many seconds it may take to end after each interrupt.
 _NUM_INTERRUPTS, _END_S = 3, 2.0
 # A process without a handler ignores this signal, so a late one does no harm.
 _SIGNAL = signal.SIGURG
-
-
 # How often the time is counted, and modules whose frames show that a debugger or a console waits for its user.
 _COUNT_S = 0.5
 _DEBUGGERS = {"bdb", "code", "pydevd", "_pydevd_bundle"}
+
+
+def keep_handlers(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
+    """Makes `restore_handlers` install these handlers again, which are set now, and call `note` if they were replaced.
+    Without handlers, `restore_handlers` does nothing."""
+    global _note
+    _kept.clear()
+    _kept.update(handlers)
+    _noted.clear()
+    _note = note
+
+
+def restore_handlers(maker: str) -> None:
+    """Installs the kept handlers again, and notes once that `maker`, such as "env.id=CartPole-v1", replaced them. Call
+    this after user code made something, such as an env. Does nothing outside the main thread, where Python allows no
+    handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    replaced = [signal.Signals(signum).name for signum, ours in _kept.items() if signal.getsignal(signum) != ours]
+    for signum, handler in _kept.items():
+        signal.signal(signum, handler)  # a C library may have installed one that Python does not see
+    text = f"{maker} replaced the handlers of {', '.join(replaced)}. The run needs its own, so it restored them."
+    if replaced and text not in _noted:
+        _noted.add(text)
+        _note(text)
+
+
+def open_closed() -> None:
+    """Opens /dev/null in place of closed standard streams. Otherwise, the next files and sockets would get their
+    descriptors, and libraries would write output into them. Leaves open streams alone."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The kernel uses the lowest free number, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, for the rest of the process
+
+
+def outlive_readers(note: Callable[[str], None]) -> None:
+    """Replaces `sys.stdout` and `sys.stderr`, so that output after their reader is gone is dropped instead of raising
+    `BrokenPipeError`. Calls `note` once if this happens to standard output. Leaves replaced streams alone, such as
+    pytest's."""
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _outliving(
+            sys.stdout, lambda: note("standard output was closed, so the command continues without it.")
+        )
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _outliving(sys.stderr, lambda: None)
+
+
+class _Output(io.FileIO):
+    """Unbuffered output to a descriptor; calls `on_closed` when its reader is gone."""
+
+    def __init__(self, descriptor: int, on_closed: Callable[[], None]):
+        super().__init__(descriptor, "wb", closefd=False)
+        self._on_closed = on_closed
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            # Redirects the descriptor, as libraries may write to it too.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            self._on_closed()
+            return super().write(data)
+
+
+def _outliving(stream: Any, on_closed: Callable[[], None]) -> io.TextIOWrapper:
+    stream.flush()
+    raw = _Output(stream.fileno(), on_closed)
+    is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
+    buffer: Any = raw if is_unbuffered else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        buffer,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def is_debugging() -> bool:

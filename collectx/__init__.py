@@ -88,9 +88,9 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
-    from collectx.library import values
+    from collectx.library.refused import REFUSED_NAMES
 
-    why = f". {values.REFUSED_NAMES[name]}" if name in values.REFUSED_NAMES else ""
+    why = f". {REFUSED_NAMES[name]}" if name in REFUSED_NAMES else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
 
 

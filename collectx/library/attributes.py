@@ -27,10 +27,9 @@ from collectx.library.background import Background
 from collectx.library.batch_converter import BatchConverter
 from collectx.library.configuration import parse, to_config
 from collectx.library.keywords import Keywords, RemoteKeywords
+from collectx.library.refused import REFUSED_ATTRIBUTES, REFUSED_IN_ONE_PROCESS
 from collectx.library.rules import check_arguments
 from collectx.library.values import (
-    REFUSED_ATTRIBUTES,
-    REFUSED_IN_ONE_PROCESS,
     for_each,
     kwargs_of,
     numbered_workers,

@@ -10,7 +10,7 @@ import pytest
 from user_code.cartpoles import cartpole
 
 import collectx
-from collectx.library.values import REFUSED_ATTRIBUTES, REFUSED_IN_ONE_PROCESS, REFUSED_NAMES
+from collectx.library.refused import REFUSED_ATTRIBUTES, REFUSED_IN_ONE_PROCESS, REFUSED_NAMES
 
 NAMES = json.loads((golden.FOLDER / "names.json").read_text())
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())

@@ -5,8 +5,6 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -118,8 +116,3 @@ def test_every_difference_from_torchrl_has_a_test():
     files = {path: differences(path) for path in TESTS.rglob("*.py")}
     assert files.pop(THEIRS) <= set(rows)
     assert set().union(*files.values()) == set(rows)
-
-
-def test_the_command_imports_nothing_heavy_before_it_knows_what_to_do():
-    script = "import sys, collectx.cli.main; print({'torch', 'numpy', 'hydra', 'omegaconf', 'rich'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"

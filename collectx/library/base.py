@@ -294,7 +294,7 @@ class BaseCollector(ReadableCollector):
             raise StopIteration(self._delivered()) from None
 
     def _delivered(self) -> str:
-        return f"all {self.total_frames} frames (total_frames) were delivered. Create a new collector."
+        return f"total_frames={self.total_frames} is reached. Create a new collector."
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.

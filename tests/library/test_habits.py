@@ -203,8 +203,3 @@ def test_a_vec_env_is_seeded():
     assert not torch.equal(first[0][0], first[0][1])
     with pytest.raises(ConfigError, match="cannot read the infos of a Stable-Baselines3 VecEnv"):
         make(SINGLE, make_env, info_keys=["x"], **FRAMES)
-
-
-def test_numbers_of_frames_may_be_floats():
-    with make(SINGLE, frames_per_batch=2e1, total_frames=6e1) as collector:
-        assert [batch.numel() for batch in collector] == [20, 20, 20]

@@ -315,24 +315,6 @@ def test_trajectories_that_have_ended_are_written_at_once(per_write):
     assert len(buffer.writes) == (1 if per_write is None else -(-sum(buffer.writes) // per_write))
 
 
-@pytest.mark.parametrize(
-    ("keywords", "device"), [({}, None), ({"policy_device": "cpu"}, "cpu"), ({"device": "cpu"}, "cpu")]
-)
-def test_a_policy_is_called_with_a_tensordict_on_the_device_that_was_named(keywords, device):
-    seen = set()
-
-    def act(tensordict):
-        seen.add(tensordict.device)
-        return tensordict.set("action", torch.zeros(tensordict.shape, dtype=torch.int64))
-
-    with Collector(cartpole, act, **keywords, **FRAMES) as collector:
-        seen.clear()  # the first call of this process, which tells what the policy writes
-        assert next(collector).device == (None if "device" not in keywords else torch.device("cpu"))
-        expected = torch.device("cpu") if keywords else None
-        assert collector.policy_device == expected
-        assert seen == {expected}
-
-
 def test_individual_weights_are_saved_and_loaded_while_their_worker_starts(tmp_path, wait_until):
     def started(factory):
         joining = {"on_worker_failure": "drop", "min_workers": 1}

@@ -232,18 +232,6 @@ def test_an_assembler_does_what_its_model_does(ends_with_batch, traj_format, cou
                 assert rows_of(found) == [row for each in wanted for row in each]
 
 
-@pytest.mark.parametrize("count", [None, 1, 2, 5])
-def test_writes_join_the_trajectories_that_have_ended(count):
-    assembler = Assembler(1, "cat", ends_with_batch=False)
-    assembler.add(frames_of([(traj, traj, True) for traj in range(4)], (4,)))
-    sizes = {None: [4], 1: [1, 1, 1, 1], 2: [2, 2], 5: [4]}[count]
-    written = [*assembler.writes(count)]
-    assert [len(each) for each in written] == sizes
-    assert [row[0] for each in written for row in rows_of(each)] == [0, 1, 2, 3]
-    assert all(each.names == ["time"] for each in written)
-    assert assembler.take() is None
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_batch_is_split_by_ids_or_by_ends():
     """A trajectory in several places is joined; without ids, each row of the batch begins one."""

@@ -14,12 +14,10 @@ from user_code.tensorenv import TensorCountingEnv
 
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env import build
-from collectx.env import counting as counting_module
 from collectx.env.base import StepArrays, first_observations
 from collectx.env.gym_vector import adapter
 from collectx.env.sb3 import as_vector_env, is_vec_env
-from collectx.env.tensor_vector import TensorVectorEnv, device_of
-from collectx.env.wrappers import refuse
+from collectx.env.tensor_vector import TensorVectorEnv
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 
 
@@ -115,16 +113,6 @@ def test_a_counting_env_counts():
                 episode, count = episode + 1, 0
     stepper.reset()
     assert stepper.observation[0][:, 1:3].tolist() == [[2 * 2**32, 0]] * 4
-
-
-def test_a_step_of_a_counting_env_takes_its_time(within):
-    now = iter(range(100))
-    within(counting_module, "time", perf_counter=lambda: next(now))
-    stepper = Stepper(build(counting(2, step_s=5.0))).reset()
-    stepper.step()
-    assert next(now) == 6
-    Stepper(build(counting(2))).reset().step()
-    assert next(now) == 7
 
 
 def test_first_observations_are_the_callers():
@@ -254,42 +242,6 @@ def test_what_envs_of_tensors_cannot_do_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         adapter(env, options.pop("info_keys", ()), (), **options)
     assert env.closed
-
-
-def test_the_device_of_a_vector_env():
-    devices = ["cpu", torch.device("cpu", 0), torch.device("meta"), None, 3]
-    found = [device_of(SimpleNamespace(device=device)) for device in devices]
-    assert [str(device) for device in found] == ["cpu", "cpu", "meta", "None", "None"]
-    assert device_of(SimpleNamespace()) is None
-
-
-OLD = [
-    # error, method, result, what is said
-    ("not enough values to unpack (expected 5, got 4)", "step", None, r"e: step\(\) returned 4 values, as in Gym"),
-    ("not enough values to unpack (expected 5, got 3)", "step", None, None),
-    ("reset() got an unexpected keyword argument 'seed'", "reset", None, r"e: reset\(\) has no argument seed, as"),
-    (
-        "too many values to unpack (expected 2)",
-        "reset",
-        None,
-        r"e: reset\(\) returned an observation without an info, as",
-    ),
-    ("'x' has no attribute 'items'", "reset", None, r"e: reset\(\) returned an observation without an info, as"),
-    ("other", "reset", None, None),
-    ("other", "reset", (1, {}), None),
-    ("other", "reset", (1, {}, 3), r"e: reset\(\) returned an observation without an info, as"),
-    ("other", "reset", [1, {}], r"e: reset\(\) returned an observation without an info, as"),
-    ("other", "step", (1, {}, 3), None),
-]
-
-
-@pytest.mark.parametrize(("text", "method", "result", "message"), OLD)
-def test_the_api_of_gym_before_gymnasium_is_named(text, method, result, message):
-    if message is None:
-        refuse(ValueError(text), method, "e", result)
-    else:
-        with pytest.raises(ShapeError, match=message):
-            refuse(ValueError(text), method, "e", result)
 
 
 class Pool:

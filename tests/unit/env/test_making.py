@@ -14,8 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from user_code.spaceenv import SpaceEnv
 
-from collectx.env import build, gym_factory, read_spec, user_env
-from collectx.env import gym_vector as vectors
+from collectx.env import build, read_spec
 from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.gym import reward_number
 from collectx.env.gym_factory import common_outputs, explain_errors, wrapper
@@ -147,17 +146,6 @@ def test_the_rewards_of_a_users_vector_env(rewards, expected):
         assert stepped(lambda: Behind(rewards)).tolist() == expected
 
 
-def test_a_users_vector_env_gets_one_seed_and_gymnasiums_one_for_each():
-    for create, expected in ((lambda: Behind(np.zeros(2)), 4), (partial(SyncVectorEnv, [Paying] * 2), [4, 5])):
-        group = build(UserEnvConfig(kind="python", num_envs=0, create=create, kwargs={}))
-        seeds = []
-        group._env.reset = lambda *, seed, seeds=seeds: (seeds.append(seed), (np.zeros(2, int), {}))[1]
-        group.reset(np.array([4, 5]), [np.zeros(2, np.int64)])
-        group.reset(None, [np.zeros(2, np.int64)])
-        assert seeds == [expected, None]
-        assert type(np.ravel(seeds[0])[0].item()) is int
-
-
 class Named(SpaceEnv):
     """Keeps the keyword arguments of each of its instances."""
 
@@ -255,24 +243,6 @@ def test_an_id_that_is_an_entry_point_is_told_the_option():
         build(replace(gym(1), id="user_code.faulty:FaultyEnv"))
     with pytest.raises(ConfigError, match=r"`Nothing` doesn't exist\.$"):
         build(replace(gym(1), id="user_code.faulty:Nothing"))
-
-
-def test_mujoco_is_told_before_envs_are_made(monkeypatch):
-    told = []
-    for module in (gym_factory, vectors, user_env):
-        monkeypatch.setattr(module, "show_once", lambda: told.append(len(Named.made)))
-    build(gym(1, entry_point=Named))
-    build(replace(gym_vector(2), id=None, entry_point=lambda num_envs: SyncVectorEnv([Named] * num_envs)))
-    build(UserEnvConfig(kind="python", num_envs=0, create=Named, kwargs={}))
-    assert told == [0, 1, 3]
-    torchrlenvs = pytest.importorskip("user_code.torchrlenvs")
-    from collectx.config.schema.env import TorchrlEnvConfig
-    from collectx.env.torchrl import group
-
-    monkeypatch.setattr(group, "show_once", lambda: told.append("torchrl"))
-    assert torchrlenvs.walking
-    build(TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_code.torchrlenvs:walking")).close()
-    assert told[-1] == "torchrl"
 
 
 class Blank(gymnasium.Env):
@@ -377,25 +347,3 @@ def test_an_error_of_making_an_env_names_its_numbers():
             build(gym(1, entry_point=broken), numbers=numbers)
         (note,) = raised.value.__notes__
         assert re.sub("while .* was making", "while it was making", note) == f"raised while it was making {which}"
-
-
-@pytest.mark.parametrize(
-    ("name", "index", "where"),
-    [
-        ("AsyncVectorEnv-7", None, "env 7"),
-        ("MainProcess", None, "the env"),
-        ("x-7", 2, "env 2"),
-    ],
-)
-def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
-    within(vectors, "multiprocessing", current_process=lambda: SimpleNamespace(name=name))
-    env = vectors.CheckedEnv(Paying("x"), index=index)
-    env.reset()
-    source = "" if where == "the env" else f" of {where}"
-    with pytest.raises(ShapeError, match=rf"^the reward{source} must be a single number, but is 'x'\. Return"):
-        env.step(0)
-    env = vectors.CheckedEnv(Paying(), index=index)
-    env.observation_space = spaces.Box(0, 1, (2,))
-    env = vectors.CheckedEnv(env, index=index)
-    with pytest.raises(ShapeError, match=f"^{where} returned .* as 'observation', but its space has shape"):
-        env.step(0)

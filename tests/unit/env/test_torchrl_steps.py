@@ -2,10 +2,8 @@
 below are those of their own `_step`."""
 
 from functools import partial
-from types import SimpleNamespace
 from unittest.mock import Mock
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,15 +11,14 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
-from torchrl import data, envs  # noqa: E402
+from torchrl import envs  # noqa: E402
 from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 
-from collectx.batch import Leaf, as_array  # noqa: E402
+from collectx.batch import as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
-from collectx.env.torchrl.conversion import Conversion, Unrecognised, _to_action  # noqa: E402
+from collectx.env.torchrl.conversion import Unrecognised  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
-from collectx.env.torchrl.specs import RandomActions, choices_of  # noqa: E402
 from collectx.errors import ShapeError  # noqa: E402
 
 
@@ -211,102 +208,6 @@ def test_frames_of_the_env_below_are_those_of_the_envs_own_step(name, monkeypatc
     for key, frames in both[0].items():
         np.testing.assert_array_equal(frames, both[1][key], err_msg=f"{key}")
         assert [np.signbit(each).tolist() for each in frames] == [np.signbit(each).tolist() for each in both[1][key]]
-
-
-ACTIONS = {
-    "an index": (spaces.Discrete(3), (), torch.int64, 2),
-    "a float for an index": (spaces.Discrete(3), (), torch.float32, 2.0),
-    "an index from 1": (spaces.Discrete(3, start=1), (), torch.int64, 2),
-    "one-hot": (spaces.Discrete(3), (3,), torch.int64, [0, 0, 1]),
-    "one-hot of another size": (spaces.Discrete(3), (4,), torch.int64, [0, 0, 1, 0]),
-    "floats": (spaces.Box(-1, 1, (2,)), (2,), torch.float32, [0.5, -0.5]),
-    "floats of another shape": (spaces.Box(-1, 1, (2,)), (2, 1), torch.float32, [[0.5], [-0.5]]),
-    "indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.int64, [1, 2]),
-    "floats for indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.float32, [1.0, 2.0]),
-    "bits": (spaces.MultiBinary(2), (2,), torch.int8, [1, 0]),
-}
-
-
-def test_actions_for_gymnasium(expected):
-    def converted(space, shape, dtype, action):
-        base = SimpleNamespace(_env=SimpleNamespace(action_space=space), action_spec=SimpleNamespace(dtype=dtype))
-        try:
-            to_action = _to_action(base, [Leaf(("action",), shape, dtype)])
-        except Unrecognised as reason:
-            return str(reason)
-        given = np.array(action, numpy_dtype(Leaf(("action",), shape, dtype)))
-        found = to_action(given)
-        assert found is not given
-        return [type(found).__name__, np.asarray(found).tolist(), str(getattr(found, "dtype", ""))]
-
-    table = {name: converted(*case) for name, case in ACTIONS.items()}
-    leaves = [Leaf((name,), (), torch.int64) for name in ("action", "more")]
-    for name, given in (("another key", leaves[1:]), ("two", leaves)):
-        with pytest.raises(Unrecognised) as reason:
-            _to_action(SimpleNamespace(_env=SimpleNamespace(action_space=spaces.Discrete(2))), given)
-        table[name] = str(reason.value)
-    expected("gym_actions", table)
-
-
-CHOICES = [
-    (lambda: data.Categorical(3), (), [3], False),
-    (lambda: data.Categorical(3, (2,)), (2,), [3, 3], False),
-    (lambda: data.Categorical(3, (4, 2)), (2,), [3, 3], False),
-    (lambda: data.OneHot(3), (3,), [3], True),
-    (lambda: data.OneHot(3, (2, 3)), (2, 3), [3, 3], True),
-    (lambda: data.MultiOneHot((3, 2)), (5,), [3, 2], True),
-    (lambda: data.MultiOneHot((3, 2), (2, 5)), (2, 5), [3, 2, 3, 2], True),
-    (lambda: data.MultiCategorical((3, 2)), (2,), [3, 2], False),
-    (lambda: data.MultiCategorical((3, 2), (4, 2)), (2,), [3, 2], False),
-    (lambda: data.MultiCategorical((3, 2), (4, 2)), (4, 2), [3, 2] * 4, False),
-    (lambda: data.Bounded(0, 1, (2,)), (2,), [], False),
-]
-
-
-@pytest.mark.parametrize(("make", "shape", "counts", "is_one_hot"), CHOICES)
-def test_the_choices_of_an_action(make, shape, counts, is_one_hot):
-    spec = make()
-    found, one_hot = choices_of(spec, Leaf(("action",), shape, spec.dtype))
-    assert (found.tolist(), one_hot) == (counts, is_one_hot)
-
-
-def of_module(module, base=gymnasium.Env, **fields):
-    return type("Made", (base,), {"__module__": module, "__init__": lambda self: None, "render_mode": None, **fields})()
-
-
-def within_wrapper(module, env):
-    return of_module(module, gymnasium.Wrapper, env=env)
-
-
-CLASSIC, TOY = (of_module(f"gymnasium.envs.{name}.x") for name in ("classic_control", "toy_text"))
-LIGHT = [
-    (CLASSIC, True),
-    (TOY, True),
-    (of_module("gymnasium.envs.classic_control.x", render_mode="rgb_array"), False),
-    (of_module("gymnasium.envs.mujoco.x"), False),
-    (of_module("mine"), False),
-    (within_wrapper("gymnasium.wrappers.common", CLASSIC), True),
-    (within_wrapper("gymnasium.wrappers.x", within_wrapper("gymnasium.wrappers.y", TOY)), True),
-    (within_wrapper("gymnasium.wrappers.common", of_module("mine")), False),
-    (within_wrapper("mine", CLASSIC), False),
-    (within_wrapper("gymnasium.wrappers.common", within_wrapper("mine", CLASSIC)), False),
-]
-
-
-@pytest.mark.parametrize(("env", "is_light"), LIGHT)
-def test_which_envs_need_no_process(env, is_light):
-    assert Conversion(env, {}, 1, None, None, None, None, int).is_light is is_light
-
-
-def test_a_mask_of_one_action_makes_all_be_drawn_in_each_step():
-    masked = data.Categorical(3)
-    masked.update_mask(torch.tensor([False, True, False]))
-    leaves = [Leaf(("a",), (), torch.int64), Leaf(("b",), (2,), torch.float32)]
-    env = SimpleNamespace(full_action_spec=data.Composite(a=masked, b=data.Bounded(-1, 1, (2,))))
-    drawn = RandomActions([env, env], leaves)
-    for _ in range(5):
-        a, b = next(drawn)
-        assert (a.tolist(), b.shape) == ([1, 1], (2, 2))
 
 
 class Told(Numbers):

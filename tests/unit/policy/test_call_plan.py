@@ -12,7 +12,6 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
-from collectx.policy.call_plan import _arguments
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.user_actor import UserActor
 
@@ -229,32 +228,3 @@ def told(of, policy):
 
 def test_how_a_policy_is_called_and_what_it_gives(expected):
     expected("calls", {name: told(*case) for name, case in CASES.items()})
-
-
-POSE, PIXELS, SPEED = (("pose",), ("pixels", "left"), ("pixels", "right"))
-
-
-@pytest.mark.parametrize(
-    ("keys", "is_dict", "policy", "expected"),
-    [
-        ([("observation",)], False, lambda observation: 0, [("observation",)]),
-        ([("observation",)], False, lambda x: 0, [("observation",)]),
-        ([POSE, PIXELS, SPEED], True, lambda pixels, pose: 0, [{("left",): PIXELS, ("right",): SPEED}, POSE]),
-        ([POSE, PIXELS], True, lambda x: 0, [{POSE: POSE, PIXELS: PIXELS}]),
-        ([POSE, PIXELS], True, lambda x, y: 0, [POSE, PIXELS]),
-        (
-            [("observation", "a"), ("observation", "b")],
-            False,
-            lambda x: 0,
-            [{("a",): ("observation", "a"), ("b",): ("observation", "b")}],
-        ),
-        ([POSE], True, lambda x, scale=2: 0, [POSE]),
-        ([POSE, PIXELS], True, lambda x=1, y=2: 0, [{POSE: POSE, PIXELS: PIXELS}]),
-        ([POSE, PIXELS], True, lambda *, x: 0, [POSE, PIXELS]),
-        ([POSE, PIXELS], True, 3, [POSE, PIXELS]),  # what has no signature
-    ],
-)
-def test_what_each_argument_of_a_policy_is(keys, is_dict, policy, expected):
-    space = spaces.Dict() if is_dict else spaces.Tuple([])
-    leaves = tuple(Leaf(key, (), torch.float32) for key in keys)
-    assert _arguments(policy, EnvSpec(1, leaves, ONE.action, space, DISCRETE)) == expected

@@ -99,46 +99,6 @@ class Parts(nn.Module):
         self.register_buffer("long", torch.arange(17.0) * first)
 
 
-# The first byte and the size of each tensor: parameters, then buffers, at multiples of 64.
-PLACES = {"scale": (0, 4), "inner.weight": (64, 64), "count": (128, 2), "long": (192, 68)}
-
-
-@pytest.mark.parametrize("adopts", [False, True])
-def test_each_tensor_has_its_place(adopts):
-    module = Parts()
-    weights = FlatWeights(module)
-    if adopts:
-        weights.adopt()
-    assert (weights.nbytes, FlatWeights(None).nbytes, FlatWeights(nn.Identity()).nbytes) == (320, 0, 0)
-    expected, tensors = torch.zeros(320, dtype=torch.uint8), module.state_dict()
-    for name, (start, size) in PLACES.items():
-        expected[start : start + size] = tensors[name].reshape(-1).view(torch.uint8)
-    assert torch.equal(written(weights), expected)
-    other = Parts(5.0)
-    reader = FlatWeights(other)
-    reader.read(expected)
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in other.state_dict().items())
-    assert other.same is other.scale
-    # One copy for all, or one for each.
-    copies = []
-    with pytest.MonkeyPatch.context() as patch:
-        real = torch.Tensor.copy_
-        patch.setattr(torch.Tensor, "copy_", lambda self, source: copies.append(self.shape) or real(self, source))
-        written(weights)
-    assert len(copies) == (1 if adopts else 5)
-    if adopts:
-        starts = {
-            name: tensor.data_ptr() - module.scale.data_ptr() for name, tensor in tensors.items() if tensor.numel()
-        }
-        assert starts == {name: start for name, (start, _) in PLACES.items()} | {"same": 0}
-        # A tensor that moves is copied by itself, wherever it is among the others.
-        module.long.data = module.long.clone() + 1
-        assert written(weights)[192:260].view(torch.float32).tolist() == module.long.tolist()
-        module.inner.weight = None
-        with pytest.raises(AttributeError):
-            written(weights)
-
-
 def test_what_cannot_be_copied_yet_and_what_is_nowhere():
     with pytest.raises(
         ValueError, match=r"the lazy parameter weight has no shape yet. Call the module once before you pass it"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from user_code.toyworker import batch_spec, writer
+from user_code.toyworker import batch_spec
 
 from collectx.errors import WorkerDied
 from collectx.transport.base import Arrival, Departure, Fill, Request, Reset, SlotReport
@@ -112,18 +112,6 @@ def test_what_ctrl_c_interrupts_is_done_later():
     with pytest.raises(KeyboardInterrupt):
         transport.receive()
     assert transport.receive().value == Request("a")
-
-
-def test_named_weights_are_those_of_the_grant():
-    transport, read = InlineTransport(replace(batch_spec(1, weights_nbytes=4), grants_name_version=True)), []
-    link = transport.link(0)
-    for value in (5, 6):
-        version = transport.publish({None: writer(value)})
-        transport.grant(0, value - 5, version=version)
-    assert [link.acquire(), link.refresh(lambda buffer: read.append(buffer[0].item()), -1)] == [Fill(0), 0]
-    assert [link.acquire(), link.refresh(lambda buffer: read.append(buffer[0].item()), 0)] == [Fill(1), 1]
-    assert read == [5, 6]
-    assert transport.newest_weights().tolist() == [6] * 4
 
 
 def test_a_closed_transport_closes_its_workers_and_returns_memory(made):

@@ -12,8 +12,6 @@ import torch
 from user_code.toyworker import NUMBER, batch_spec, writer
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.progress import STEPS
-from collectx.transport import shared_memory
 from collectx.transport.base import Arrival, Departure, Reply, Request, Reset, SlotReport
 from collectx.transport.inference_channel import InferenceChannel
 from collectx.transport.shared_memory import SharedMemoryTransport
@@ -213,16 +211,3 @@ def test_who_is_late_where_an_inference_server_acts(waiting, owing, blamed, monk
         transport.close()
         for link in links:
             link._connection.close()
-
-
-def test_a_connected_client_waits_for_its_server():
-    assert shared_memory.NO_WORKER == -1
-    with closing(InferenceChannel(1)) as channel:
-        supervisor = Supervisor(60.0, 60.0, 0.0, lambda index, handle: f"process {index}")
-        with closing(SharedMemoryTransport(batch_spec(1), supervisor, channel)) as transport:
-            client = transport.link(0, 7).connect_inference()
-            client.post(1, 0, 3, 9)
-            assert [tuple(each) for each in channel.server().receive()] == [(9, 7, 3, 0, 1, 0)]
-            assert transport.num_stepping == 0
-            transport.slab.progress(0)[STEPS] = 1
-            assert transport.num_stepping == 1

@@ -1,19 +1,14 @@
 """Parts of the network: what listens where, gloo's pairs, and the options of RPC."""
 
 import socket
-from contextlib import nullcontext
-from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
-import torch
 from configurations import config
 
 from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.errors import ConfigError
-from collectx.transport.network import addresses, gloo, rpc_options
+from collectx.transport.network import addresses, rpc_options
 from collectx.transport.network.addresses import listening_sockets, plain_address
-from collectx.transport.network.p2p import PairConfig
 
 
 @pytest.fixture
@@ -81,39 +76,6 @@ def test_what_is_listened_on(listening, expected):
         "fe80::1",
         "::1",
     ]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_pair_over_gloo_is_made_while_its_port_is_open(rank, fails, monkeypatch, within):
-    calls = []
-
-    class Gloo:
-        _Options = SimpleNamespace
-
-        def __init__(self, store, rank, size, options):
-            calls.append((store, rank, size, options))
-            if fails:
-                raise RuntimeError("no pair")
-
-        def send(self, *arguments):
-            return arguments
-
-        recv = send
-
-    listeners = SimpleNamespace(allow=lambda: calls.append("allow"), block=lambda: calls.append("block"))
-    store = SimpleNamespace(finish=lambda: calls.append("finish"))
-    monkeypatch.setattr(gloo, "_device", lambda address, process: (f"device of {address}", listeners))
-    monkeypatch.setattr(gloo, "ConnectionStore", lambda connection: store)
-    within(gloo, "dist", ProcessGroupGloo=Gloo)
-    options = SimpleNamespace(_devices=["device of here"], _threads=0, _timeout=timedelta(seconds=60))
-    with pytest.raises(RuntimeError, match="no pair") if fails else nullcontext():
-        pair = gloo.GlooPair(PairConfig(60.0), "line", rank, "here")
-    assert calls == ["allow", (store, rank, 2, options), *([] if fails else ["finish"]), "block"]
-    if not fails:
-        buffer = torch.ones(64, dtype=torch.uint8)
-        pair.receive(buffer)
-        assert buffer.tolist() == [1] * 56 + [0] * 8  # without the stamp of an earlier message
 
 
 def test_the_options_of_rpc(expected):

@@ -22,7 +22,6 @@ from torch.profiler import ProfilerActivity
 from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
 from user_code.faulty import FaultyEnv
 from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
-from worlds.levels import LevelEnv
 
 from collectx import ProfileConfig, ReplayBuffer
 from collectx.errors import ConfigError, WorkerDied
@@ -356,17 +355,6 @@ def test_stats_count_parts_that_ended_early():
             collector.next()
         told = collector.stats("per_worker")
     assert (told["worker_0/frames"], told["worker_0/batches"]) == (25, 6)
-
-
-def test_added_workers_count():
-    """`RayCollector.add_collectors` adds workers in this way; this test adds no process."""
-    with make(INLINE_SYNC, LevelEnv, frames_per_batch=20) as collector:
-        collector._overrides.append(collector._overrides[0])
-        assert collector.stats()["workers"] == collector.num_workers == 3
-        assert collector.map_fn("env.set_level", [(1,), (2,), (3,)]) == [None, None]
-        assert collector.get_attr("level") == (1, 2)
-        with pytest.raises(ValueError, match=r"list_of_args of .* has 2 entries, but there are 3 workers"):
-            collector.map_fn("env.set_level", [(1,), (2,)])
 
 
 @over(SHARED, smoke=True)

@@ -126,18 +126,6 @@ def test_a_loaded_state_forgets_what_an_earlier_version_kept():
     assert [each["collector", "traj_ids"].tolist() for each in new.unfinished()] == [[0], [5]]
 
 
-def test_long_unfinished_trajectories_are_taken_out():
-    assembler = Assembler(3, "cat", ends_with_batch=False)
-    assembler.add(batch(0))
-    assert assembler.num_unfinished == 4
-    (taken,) = assembler.take_unfinished(2)
-    assert (taken["collector", "traj_ids"].tolist(), assembler.num_unfinished) == ([0, 0], 2)
-    assembler.add(batch(1))
-    ended = assembler.take_ended()
-    # The later frames alone.
-    assert sorted(each["collector", "traj_ids"].tolist() for each in ended) == [[0], [1, 1, 1]]
-
-
 class Model:
     """What an `Assembler` does, on lists of (trajectory, number of the frame, done)."""
 

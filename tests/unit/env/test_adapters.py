@@ -244,135 +244,13 @@ def test_what_envs_of_tensors_cannot_do_is_refused(options, message):
     assert env.closed
 
 
-class Pool:
-    """What the adapter uses of EnvPool. Member m ends after 2 + m % 3 steps, odd ones by their limit of time; the next
-    step resets it."""
-
-    _action_keys = ("env_id", "players.env_id", "action")
-    observation_space = None
-
-    def __init__(self, keys, seed, num_envs, **arguments):
-        self._state_keys, self.seeds, self.arguments = keys, seed, arguments
-        self.spec = SimpleNamespace(action_array_spec={"action": SimpleNamespace(dtype=np.dtype(np.int32))})
-        self.episode, self.t, self.ended = np.zeros(num_envs, int), np.zeros(num_envs, int), np.zeros(num_envs, bool)
-        self.taken, self.resets = {}, 0
-
-    def _reset(self, members):
-        self.resets += 1
-        self.episode[members] += 1
-        self.t[members] = 0
-        self.ended[members] = False
-        self.sent = members
-
-    def _send(self, arrays):
-        members, players, actions = arrays
-        assert (members.dtype, actions.dtype) == (np.int32, np.int32)
-        assert players is members
-        assert len({*members.tolist()}) == len(members)
-        for member, action in zip(members, actions, strict=True):
-            if self.ended[member]:
-                self._reset(member)
-                self.resets -= 1
-            else:
-                self.taken[int(member), int(self.episode[member]), int(self.t[member])] = int(action)
-                self.t[member] += 1
-                self.ended[member] = self.t[member] >= 2 + member % 3
-        self.sent = members
-
-    def _recv(self):
-        members = self.sent
-        state = {
-            "obs": np.stack([members, self.episode[members], self.t[members]], -1),
-            "reward": (100.0 * members + self.t[members]).astype(np.float32),
-            "done": self.ended[members].copy(),
-            "trunc": self.ended[members] & (members % 2 == 1),
-            "info:env_id": members.copy(),
-        }
-        return [state.get(key.partition("/")[0]) for key in self._state_keys]
-
-    def _to(self, state, *_):
-        return [{"x": state[self._state_keys.index("obs/x")]}]
-
-
-def pools(monkeypatch, keys=("reward", "obs", "trunc", "info:env_id", "done"), space=None):
-    """Puts an EnvPool of such pools in the place of the real one; returns the pools that it makes."""
-    made, space = [], space or spaces.Box(-(2**40), 2**40, (3,), np.int64)
-
-    def make(name, env_type, **arguments):
-        assert (name, env_type) == ("Task-v0", "gymnasium")
-        made.append(Pool(keys, **arguments))
-        return made[-1]
-
-    spec = SimpleNamespace(gymnasium_observation_space=space, gymnasium_action_space=spaces.Discrete(2))
-    module = SimpleNamespace(list_all_envs=lambda: ["Task-v0"], make_spec=lambda *_, **arguments: spec, make=make)
-    monkeypatch.setitem(sys.modules, "envpool", module)
-    return made
-
-
-def pooled(num_envs, **fields):
-    return build(EnvPoolEnvConfig(kind="envpool", num_envs=num_envs, id="Task-v0", num_threads=2, **fields))
-
-
-@pytest.mark.parametrize("num_envs", [1, 7, 8, 16])
-@pytest.mark.parametrize("is_dict", [False, True])
-def test_each_env_of_an_envpool_goes_through_whole_episodes(num_envs, is_dict, monkeypatch):
-    box = spaces.Box(-(2**40), 2**40, (3,), np.int64)
-    keys = ("reward", "obs/x" if is_dict else "obs", "trunc", "info:env_id", "done")
-    made = pools(monkeypatch, keys, spaces.Dict(x=box) if is_dict else box)
-    stepper = Stepper(pooled(num_envs, kwargs={"frame": 4})).reset(range(5, 5 + num_envs))
-    (pool,) = made
-    assert pool.arguments == {"frame": 4, "num_threads": 2}
-    assert (pool.seeds[:num_envs], len(pool.episode)) == ([*range(5, 5 + num_envs)], num_envs + max(1, num_envs // 8))
-    assert len({*pool.seeds}) == len(pool.seeds)
-    draw, at, used = np.random.default_rng(0), [], set()
-    for _ in range(40):
-        at = [tuple(row) for row in stepper.observation[0].tolist()]
-        assert len({row[0] for row in at}) == num_envs
-        action = draw.integers(0, 2, num_envs)
-        out = stepper.step(action, cut=draw.random(num_envs) < 0.05)
-        for e, (member, episode, t) in enumerate(at):
-            if t == 0:
-                assert (member, episode) not in used
-                used.add((member, episode))
-            assert pool.taken[member, episode, t] == action[e]
-            assert out.observation[0][e].tolist() == [member, episode, t + 1]
-            is_over = t + 1 == 2 + member % 3
-            ends = [is_over and member % 2 == 0, is_over and member % 2 == 1]
-            assert [out.terminated[e], out.truncated[e]] == ends
-            assert out.reward[e] == 100 * member + t + 1
-            if not is_over and stepper.observation[0][e].tolist() == [member, episode, t + 1]:
-                continue
-            assert stepper.observation[0][e][2] == 0
-    # Spares take the places of envs that end.
-    assert pool.resets < len(used)
-    stepper.reset(range(num_envs))
-    assert len(made) == 2
-    stepper.env.reset(None, stepper.observation)
-    assert len(made) == 2
-    assert stepper.observation[0].tolist() == [[e, 2, 0] for e in range(num_envs)]
-    stepper.env.close()
-
-
-def test_what_an_envpool_cannot_do_is_refused(monkeypatch):
-    pools(monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(Pool, "_action_keys", ("env_id", "players.env_id", "more", "action"))
-        with pytest.raises(SpaceError, match=r"does not support EnvPool's Task-v0, whose actions are"):
-            Stepper(pooled(2)).reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(Pool, "_recv", lambda self: [*Pool_recv(self)[:3], self.sent[::-1], None])
-        with pytest.raises(
-            CollectxError, match=r"returned steps of its envs \[2, 1, 0\] when those of \[0, 1, 2\] were due"
-        ):
-            Stepper(pooled(2)).reset()
+def test_an_envpool_whose_action_is_several_arrays_is_refused(monkeypatch):
     space = SimpleNamespace(
         gymnasium_observation_space=spaces.Discrete(2), gymnasium_action_space=spaces.Tuple([spaces.Discrete(2)])
     )
-    monkeypatch.setattr(sys.modules["envpool"], "make_spec", lambda *_, **arguments: space)
+    module = SimpleNamespace(list_all_envs=lambda: ["Task-v0"], make_spec=lambda *_, **arguments: space)
+    monkeypatch.setitem(sys.modules, "envpool", module)
     with pytest.raises(
         SpaceError, match=r"env=envpool needs an action space that is a single array, but that of .* is Tuple"
     ):
-        pooled(2)
-
-
-Pool_recv = Pool._recv
+        build(EnvPoolEnvConfig(kind="envpool", num_envs=2, id="Task-v0", num_threads=2))

@@ -17,7 +17,7 @@ from user_code.spaceenv import SpaceEnv
 from collectx.env import build, read_spec
 from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.gym import reward_number
-from collectx.env.gym_factory import common_outputs, explain_errors, wrapper
+from collectx.env.gym_factory import common_outputs, explain_errors
 from collectx.errors import ConfigError, ShapeError
 from collectx.user_objects import UserEnvConfig
 
@@ -286,26 +286,6 @@ def test_paths_to_which_each_env_writes(kwargs, fields, expected):
     assert common_outputs(replace(cfg, entry_point=record_by_index), [recording]) == []
     assert common_outputs(replace(cfg, id="CartPole-v1", entry_point=None), [recording]) == []
     assert common_outputs(counting(2), [recording]) == common_outputs(cfg, []) == []
-
-
-@pytest.mark.parametrize(
-    ("item", "kwargs"),
-    [
-        ("ClipAction", {}),
-        ({"TimeLimit": {"max_episode_steps": 4}}, {"max_episode_steps": 4}),
-        ({"_target_": "TimeLimit", "max_episode_steps": 4}, {"max_episode_steps": 4}),
-        ({"TimeLimit": None}, {}),
-        ({}, None),
-        ({"TimeLimit": 4}, None),
-        ({"TimeLimit": {}, "ClipAction": {}}, None),
-    ],
-)
-def test_a_wrapper_is_a_name_with_arguments(item, kwargs):
-    if kwargs is None:
-        with pytest.raises(ConfigError, match=r"^env\.wrappers\[0\]=.* must be a name, or a name with arguments"):
-            wrapper(item, "env.wrappers[0]")
-    else:
-        assert wrapper(item, "env.wrappers[0]").args[1] == kwargs
 
 
 def test_errors_of_a_users_wrapper_are_its_own_and_those_of_gymnasiums_name_the_option():

@@ -96,14 +96,6 @@ def sum_tree(size):
     return SumTree(size, np.zeros(SumTree.nbytes(size), np.uint8))
 
 
-@pytest.mark.parametrize("size", [100, 20_000, 200_000])  # with 0, 1 and 2 levels below the first of a search
-def test_the_ends_of_the_mass(size):
-    tree = sum_tree(size)
-    tree.set(np.array([3, size - 4]), np.array([2.0, 5.0]))
-    edges = np.array([0.0, np.nextafter(2.0, 0), 2.0, np.nextafter(7.0, 0), 7.0])
-    assert tree.find(edges).tolist() == [3, 3, *[size - 4] * 3]
-
-
 @pytest.mark.parametrize("size", [1, 17, 8_192, 8_193, 200_000])
 def test_a_search_finds_what_one_over_all_weights_finds(size):
     random, tree = np.random.default_rng(0), sum_tree(size)

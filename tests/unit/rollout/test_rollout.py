@@ -269,20 +269,3 @@ def test_a_step_is_progress_before_the_resets_that_follow(monkeypatch, size):
     finally:
         progress.report_to(progress.counts)
     assert told[:2] == [2, "reset"]
-
-
-@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED, TENSORS], ids=["one env", "lockstep", "ragged", "tensors"])
-def test_an_env_is_stepped_with_flags_that_are_not_set(cfg, monkeypatch):
-    """`StepArrays` promises this. Episodes end, and the slot of an earlier batch is filled again."""
-    rollout, _, rows = make(cfg, None, 30)
-    step, seen = rollout.group.step, []
-
-    def checked(action, out):
-        seen.append([bool(flag.any()) for flag in (out.terminated, out.truncated)] + [bool(out.frame.all())])
-        return step(action, out)
-
-    monkeypatch.setattr(rollout.group, "step", checked)
-    for number in range(2):
-        rollout.collect(rows, number)
-    assert len(seen) >= 60
-    assert seen == [[False, False, True]] * len(seen)

@@ -273,18 +273,6 @@ def test_the_networks_of_dqn_share_the_statistics_of_all_frames():
         torch.testing.assert_close(variance, seen.var(0, correction=0))
 
 
-def test_ppo_learns_the_first_batch_with_its_own_statistics():
-    learner, module = made("normalised ppo")
-    (batch,) = bandit(1)
-    batch["observation"] = batch["observation"] * 1000 + 5000
-    kept, critic = learner._transitions(batch), learner.critic
-    assert module.encode(kept.observation).abs().max() < 5
-    assert critic.encode is module.encode
-    # Batches, and so metrics, keep the env's rewards.
-    assert set(batch["next", "reward"].unique().tolist()) == {0.0, 1.0}
-    torch.testing.assert_close(kept.reward, batch["next", "reward"][..., 0] / batch["next", "reward"].std(correction=0))
-
-
 def test_epsilon_falls_to_its_end():
     learner, module = made("dqn", epsilon_frames=128, epsilon_start=0.9, epsilon_end=0.1)
     assert module.epsilon.item() == pytest.approx(0.9)

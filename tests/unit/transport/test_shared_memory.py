@@ -11,9 +11,8 @@ import pytest
 import torch
 from user_code.toyworker import NUMBER, batch_spec, writer
 
-from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.errors import WorkerDied
 from collectx.transport.base import Arrival, Departure, Reply, Request, Reset, SlotReport
-from collectx.transport.inference_channel import InferenceChannel
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
 
@@ -170,44 +169,4 @@ def test_a_walk_of_both_ends(options):
         assert walk.links[0].acquire() is None
         assert walk.links[0].stop[0] == 1
         for link in walk.links.values():
-            link._connection.close()
-
-
-@pytest.mark.parametrize(
-    ("waiting", "owing", "blamed"),
-    [
-        # Workers that wait for actions, those that owe something, and who is late instead of worker 1.
-        ((), (0, 1), 1),
-        ((1,), (0, 1), 0),
-        ((0, 1), (0, 1), 3),
-        ((1,), (1,), 3),
-        ((1,), (1, 2), 2),
-        ((0, 1), (0, 1, 2), 2),
-    ],
-)
-def test_who_is_late_where_an_inference_server_acts(waiting, owing, blamed, monkeypatch):
-    supervisor = Supervisor(60.0, 60.0, 0.0, lambda index, handle: f"process {index}")
-    with closing(InferenceChannel(3)) as channel:
-        transport = SharedMemoryTransport(batch_spec(3), supervisor, channel)
-        links = [transport.link(index, 5 if index < 3 else None) for index in range(4)]
-        assert [link.worker for link in links] == [0, 1, 2, -1]
-        assert [supervisor.workers[index].counts is not None for index in range(4)] == [True, True, True, False]
-        assert [link._inference is not None for link in links] == [True, True, True, False]
-        for worker in waiting:
-            channel._waiting[worker] = 1
-        for worker in owing:
-            transport.grant(worker, 0)
-        restarted = []
-        monkeypatch.setattr(supervisor, "renew_timer", lambda peer: restarted.append(peer.index))
-        monkeypatch.setattr(
-            supervisor, "timeout_error", lambda peer, limit: WorkerTimeout(f"late {peer.index} {limit}")
-        )
-        late = supervisor.workers[1]
-        transport._handle_message(late, WorkerTimeout("late"))
-        event = transport.receive()
-        limit = "('collector.start_timeout_s', 60.0)"
-        assert (event.worker, str(event.error)) == (blamed, "late" if blamed == 1 else f"late {blamed} {limit}")
-        assert restarted == ([] if blamed == 1 else [*owing])
-        transport.close()
-        for link in links:
             link._connection.close()

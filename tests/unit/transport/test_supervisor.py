@@ -315,21 +315,18 @@ def test_only_processes_in_the_chosen_state_that_have_not_ended_are_killed(super
     assert [job.num_signals for job in jobs] == [1, 0, 0]
 
 
-@pytest.mark.parametrize(("steps", "times"), [(12, "12 of 256"), (300, "300")])
-def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
-    peer = Peer(0, progress=(steps, 0, 0), began_s=10.0, progressed_s=10.0 + steps)
-    assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"
-
-
-@pytest.mark.parametrize(("elapsed_s", "rate"), [(4.9, ""), (5.0, ", 0.25 s a step")])
-def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, rate):
-    peer = Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=10.0 + elapsed_s)
-    assert peer.describe_progress(256) == f"It stepped 20 of 256 times{rate}"
+BETWEEN_BATCHES = Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0, 0])), progress=(256, 3, 0))
 
 
 @pytest.mark.parametrize(
     ("peer", "text"),
     [
+        (Peer(0, progress=(12, 0, 0), began_s=10.0, progressed_s=22.0), "It stepped 12 of 256 times, 1 s a step"),
+        # More steps than a batch has.
+        (Peer(0, progress=(300, 0, 0), began_s=10.0, progressed_s=310.0), "It stepped 300 times, 1 s a step"),
+        # The rate is told if the counts were read often enough for it.
+        (Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=14.9), "It stepped 20 of 256 times"),
+        (Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=15.0), "It stepped 20 of 256 times, 0.25 s a step"),
         (Peer(0), "It has delivered no batch, and finished no step of its envs"),
         (Peer(0, progress=(0, 0, 3), progressed_s=1.0), "It was importing modules, or making its first env"),
         (
@@ -337,13 +334,10 @@ def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, r
             "It has made or reset envs 3 times, but has not stepped them yet",
         ),
         (Peer(0, has_delivered=True), "It has reported no step of its envs since its last batch"),
-        (
-            Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0, 0])), progress=(256, 3, 0)),
-            "It has finished no step of its envs since its last batch",
-        ),
+        (BETWEEN_BATCHES, "It has finished no step of its envs since its last batch"),
     ],
 )
-def test_a_worker_without_a_step_is_told_by_what_it_did_before(peer, text):
+def test_what_a_worker_did_before_it_was_late_is_told(peer, text):
     assert peer.describe_progress(256) == text
 
 

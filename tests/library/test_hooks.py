@@ -1,6 +1,7 @@
 """What hooks see and add, and what the policy, its versions and its factories are in each process, over every way."""
 
 import os
+import signal
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from library_collectors import make, new_episodes
 from torch import nn
-from user_code.cartpoles import cartpole
+from user_code.cartpoles import cartpole, with_pid
 from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
 
 from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
@@ -60,13 +61,14 @@ def test_keys_that_a_hook_adds_in_nested_collectors_are_delivered(inner):
 
 
 def test_a_replaced_worker_has_the_newest_hook():
-    with make(SHARED_SYNC, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
+    with make(SHARED_SYNC, with_pid, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
         collector.post_collect_hook = add_reward
         next(collector)
-        collector._core.handles()[1].kill()
+        before = collector.get_attr("pid")
+        os.kill(before[1], signal.SIGKILL)
         batches = [batch for batch in collector if "threefold" in [*batch.keys()]]
         assert len(batches) == 9
-        assert [worker.history.num_replaced for worker in collector._core.pool.records] == [0, 1]
+        assert [pid == old for pid, old in zip(collector.get_attr("pid"), before, strict=True)] == [True, False]
 
 
 def test_a_worker_that_is_replaced_after_a_loaded_state_has_its_settings():

@@ -166,7 +166,7 @@ def test_what_resets_itself_has_options_only_in_gymnasiums_own_envs(name):
     stepper = Stepper(build(configured(name, info_keys=KEPT))).reset()
     stepper.env.set_reset_options({"level": 7})
     for _ in range(9):
-        stepper.step(np.array([[model.n % 9, model.id % 9] for model in stepper.env._env.unwrapped.envs]))
+        stepper.step(np.array([[model.n % 9, model.id % 9] for model in stepper.env.user_envs[0].unwrapped.envs]))
     firsts = {int(frame.before[-2][()]) for frames in stepper.frames for frame in frames if frame.before[-1]}
     assert {first % 10 for first in firsts} == {0, 7}
     stepper.env.close()

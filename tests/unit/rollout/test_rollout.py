@@ -116,10 +116,8 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 
     for module in (loop, loop, segments, tensors):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-    rollout, _, rows = make(cfg, None, 4)
+    rollout, _, rows = make(cfg, taking(1, lambda observation: observation[..., 0].long() % 2), 4)
     assert type(rollout) is kind
-    infer = rollout._next_inference
-    monkeypatch.setattr(rollout, "_next_inference", lambda: taking(1, infer()))
     monkeypatch.setattr(rollout.group, "step", taking(10, rollout.group.step))
     for _ in range(2):
         before_s = now[0]

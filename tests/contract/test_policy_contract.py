@@ -129,7 +129,7 @@ def set_out(policy, bias):
 
 
 def greedy(epsilon):
-    """Epsilon-greedy, with the second of four actions as the best."""
+    """Makes an epsilon-greedy policy to which the second of four actions is the best."""
     policy = build(POLICIES["q_mlp"], MANY, seed=0)
     policy.epsilon.fill_(epsilon)
     return set_out(policy, torch.tensor([0.0, 3.0, 1.0, 2.0]))
@@ -200,7 +200,7 @@ def in_place(observation):
 
 
 class Annotated:
-    """Neither a module nor a function, and its argument has another name."""
+    """A callable that is neither a module nor a function, and whose argument has another name."""
 
     def __call__(self, seen: TensorDict) -> TensorDict:
         return by_tensordict(seen)

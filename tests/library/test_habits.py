@@ -103,7 +103,7 @@ def test_fill(way):
 
 
 class Line(gymnasium.Env):
-    """From 0 towards a goal, one step left or right. The reward is 0 at the goal, otherwise -1."""
+    """A walk from 0 towards a goal, one step left or right. The reward is 0 at the goal, otherwise -1."""
 
     observation_space = gymnasium.spaces.Dict(
         {name: gymnasium.spaces.Box(-9, 9, (1,)) for name in ("observation", "achieved_goal", "desired_goal")}
@@ -127,7 +127,7 @@ class Line(gymnasium.Env):
 
 
 def relabel(trajectory):
-    """Hindsight experience replay: the trajectory, and a copy whose goal is where it has ended."""
+    """Returns the trajectory and a copy whose goal is where it has ended: hindsight experience replay."""
     copy = trajectory.clone()
     goal = copy["next", "achieved_goal"][-1]
     copy["desired_goal"][:] = copy["next", "desired_goal"][:] = goal

@@ -30,7 +30,7 @@ ASKED = (*INLINE, *SHARED)
 
 
 class Saved(gymnasium.Wrapper):
-    """Can be saved in the midst of an episode."""
+    """CartPole that can be saved in the midst of an episode."""
 
     def __init__(self):
         super().__init__(CartPoleEnv())
@@ -44,7 +44,7 @@ class Saved(gymnasium.Wrapper):
 
 
 def unsaved():
-    """An env whose state cannot be saved."""
+    """Makes an env whose state cannot be saved."""
     env = cartpole()
     env.unwrapped.handle = threading.Lock()
     return env

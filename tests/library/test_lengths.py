@@ -35,7 +35,7 @@ def collect(*args, **keywords):
 
 
 def check_goes_on(rows, env, num_envs):
-    """Frames of one env of so many, in order: none is lost or repeated, and each episode has an id of its own."""
+    """Asserts that no frame of this env is lost or repeated, and that each episode has an id of its own."""
     steps = torch.arange(len(rows), dtype=torch.float64)
     assert torch.equal(rows["observation"][:, 0], steps)
     assert torch.equal(rows["next", "observation"][:, 0], steps + 1)
@@ -86,8 +86,8 @@ def test_an_async_batch_has_the_sum_of_them(way):
 
 
 def stops(*at):
-    """An interruptor that rings after the steps of these numbers, counted over all batches. It is not asked after a
-    batch's last step."""
+    """Makes an interruptor that rings after the steps of these numbers, counted over all batches. It is not asked
+    after a batch's last step."""
     asked = count(1)
     return SimpleNamespace(collection_stopped=lambda: next(asked) in at)
 
@@ -114,7 +114,7 @@ FASTER = {"frames_per_batch": 80, "total_frames": 160, "preemptive_threshold": 0
 
 
 def one_is_slow(way):
-    """Inline the first worker is ready before the second has begun."""
+    """Returns a factory of envs for each worker. Inline, the first worker is ready before the second begins."""
     return [Clock, Clock if way is INLINE_SYNC else slow_clock]
 
 
@@ -192,7 +192,7 @@ def rows_of(frames):
 
 
 def check_whole(rows):
-    """Each is one trajectory, from its first frame to its last."""
+    """Asserts that each row is one trajectory, from its first frame to its last."""
     for frames in rows:
         assert len(frames["collector", "traj_ids"].unique()) == 1
         assert torch.equal(frames["next", "observation"][:-1], frames["observation"][1:])

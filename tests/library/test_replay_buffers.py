@@ -48,7 +48,7 @@ class Frames:
 
 
 def check_physics(frames):
-    """Every frame is one step of CartPole."""
+    """Asserts that every frame is one step of CartPole."""
     position, velocity = frames["observation"][:, 0], frames["observation"][:, 1]
     assert torch.allclose(frames["next", "observation"][:, 0], position + 0.02 * velocity, atol=1e-6)
 

@@ -18,7 +18,7 @@ from collectx.progress import OTHERS
 
 
 class Scripted(gymnasium.Env):
-    """What it observes follows from its seed, its episode and its step. Infos come in some steps only; those of a reset
+    """An env whose observations follow from its seed, episode and step. Infos come in some steps only; those of a reset
     also at the end, as a vector env of mode SAME_STEP does not tell which of the two returned an entry. An episode may
     be both terminated and truncated."""
 
@@ -65,7 +65,7 @@ METRICS += [f"step_mean/{name}" for name in METRICS]
 
 
 def flat(observation, info):
-    """The leaves of an observation and of the kept infos."""
+    """Returns the leaves of an observation and of the kept infos."""
     pose = info.get("pose", {"x": 0, "y": np.zeros(2)})
     return [
         *observation["at"].tolist(),
@@ -88,7 +88,7 @@ GROUPS = ["one", "several", *(mode.value for mode in AutoresetMode)]
 
 
 def configured(name, closed=None, **fields):
-    """A configuration of one or three envs; `name` may be the autoreset mode of a vector env."""
+    """Returns a configuration of one or three envs; `name` may be the autoreset mode of a vector env."""
     make = partial(Scripted, closed)
     if name in ("one", "several"):
         return replace(gym(1 if name == "one" else 3, entry_point=make), **fields)

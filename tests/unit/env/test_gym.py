@@ -168,7 +168,7 @@ def test_a_wrong_declaration_says_how_to_declare(form):
 
 
 def recorded(num_envs, mode):
-    """A vector env whose episodes are recorded by a wrapper of the whole."""
+    """Makes a vector env whose episodes are recorded by a wrapper of the whole."""
     envs = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=5)] * num_envs
     return gymnasium.wrappers.vector.RecordEpisodeStatistics(SyncVectorEnv(envs, autoreset_mode=AutoresetMode(mode)))
 

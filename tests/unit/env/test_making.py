@@ -79,7 +79,7 @@ class Paying(gymnasium.Env):
 
 
 class Behind(VectorEnv):
-    """Its rewards are those that it is given."""
+    """A vector env that pays the rewards that it is given."""
 
     single_observation_space = single_action_space = spaces.Discrete(2)
 

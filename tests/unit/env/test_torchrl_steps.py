@@ -53,7 +53,7 @@ ENVS = {
 
 
 def action_of(spec, number):
-    """The action of step `number`, which differs from step to step, in a TensorDict like `spec`."""
+    """Returns the action of step `number`, which differs from step to step, in a TensorDict like `spec`."""
     action = spec.zero()
     for key in action.keys(True, True):
         value, count = action[key], number % 4
@@ -67,7 +67,7 @@ def action_of(spec, number):
 
 
 def theirs(make, steps):
-    """The frames of TorchRL's `rollout`, `[envs, steps]`."""
+    """Returns the frames of TorchRL's `rollout`, `[envs, steps]`."""
     env, numbers = make(), iter(range(steps))
     batch = env.rollout(
         steps, lambda td: td.update(action_of(env.full_action_spec, next(numbers))), break_when_any_done=False
@@ -211,7 +211,7 @@ def test_frames_of_the_env_below_are_those_of_the_envs_own_step(name, monkeypatc
 
 
 class Told(Numbers):
-    """Its steps write what they are told."""
+    """An env whose steps write what they are told."""
 
     def __init__(self, *results):
         super().__init__()

@@ -105,7 +105,7 @@ def layer(module):
 
 
 def described(cfg, env_spec):
-    """The network, and the likeliest actions with weights 1, 2, ... of its last layer; or the error."""
+    """Describes the network and its likeliest actions with weights 1, 2, ... of its last layer, or the error."""
     try:
         policy = policies.build(cfg, env_spec, 0)
         actor = make_actor(policy, env_spec, CPU, ExplorationType.RANDOM)
@@ -185,7 +185,7 @@ def test_weights_follow_from_the_seed_alone():
 
 
 class RandomPolicy:
-    """Named like TorchRL's."""
+    """A class with the name of TorchRL's."""
 
 
 def test_a_random_policy_is_known_by_its_class():

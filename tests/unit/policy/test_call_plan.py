@@ -22,7 +22,7 @@ DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 
 
 def spec(num_envs=3, action=DISCRETE, observation=(SEEN,), dtype=None, **fields):
-    """An env group; `action` are spaces by their names below "action", or one space."""
+    """Returns the spec of an env group; `action` are spaces by their names below "action", or one space."""
     seen = spaces.Dict() if len(observation) > 1 else spaces.Box(-9, 9, (2,), np.float32)
     parts = {("action", name): each for name, each in action.items()} if isinstance(action, dict) else {}
     leaves = tuple(
@@ -74,7 +74,7 @@ def by_tensordict(change):
 
 
 def changing_td(*changes):
-    """A policy that writes other keys in each call."""
+    """Returns a policy that writes other keys in each call."""
     calls = iter(changes)
 
     def call(td):
@@ -202,7 +202,7 @@ CASES = {
 
 
 def told(of, policy):
-    """The calls, their outputs, and the outputs in two frames; or the error, and its notes."""
+    """Returns the calls, their outputs, and the outputs in two frames, or the error and its notes."""
     of = of() if callable(of) else of
     try:
         actor = UserActor(policy, of, CPU, ExplorationType.RANDOM)

@@ -19,7 +19,7 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 
 
 def clocks(batch) -> list[int]:
-    """The step of each frame of an env whose one episode never ends."""
+    """Returns the step of each frame of an env whose one episode never ends."""
     return batch["observation"][..., 2].reshape(-1).tolist()
 
 

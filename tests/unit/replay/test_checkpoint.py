@@ -137,7 +137,7 @@ def test_a_state_is_replaced_beside_other_files(tmp_path):
 
 
 class Touches:
-    """Unpickled, makes a file."""
+    """Makes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path

@@ -19,7 +19,7 @@ def filled(capacity, count, **settings):
 
 
 def check_priorities(buffer, expected: dict[int, float]) -> None:
-    """The priorities of all frames that are there, by number, up to a common factor."""
+    """Asserts the priorities of all frames that are there, by number, up to a common factor."""
     buffer.sampler.beta = 1.0
     sample = buffer.sample(1000)
     drawn = dict(zip(sample["index"].tolist(), sample["priority_weight"].tolist(), strict=True))

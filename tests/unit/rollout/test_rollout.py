@@ -35,7 +35,7 @@ PLAIN = RolloutOptions(check_finite=False)
 
 
 def make(cfg, policy, steps, stop=b"\0\1", spec=PLAIN, refresh=None, kind=None, ends_early=None):
-    """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
+    """Makes a rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
     env = wrapped(build(cfg), spec)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)

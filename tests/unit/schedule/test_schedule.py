@@ -19,7 +19,7 @@ def arrival(worker, slot=0):
 
 
 def arrive(schedule, worker, slot=0):
-    """The parts of the batch that is complete by that."""
+    """Lets a worker fill a slot; returns the parts of the batch that is complete by that."""
     schedule.arrived(arrival(worker, slot))
     return schedule.next_batch()
 

@@ -87,7 +87,7 @@ _MAKERS = {
 
 
 def _walk(env, actions) -> list:
-    """Every observation, reward and end, as arrays."""
+    """Steps an env; returns every observation, reward and end, as arrays."""
     steps = []
     for action in actions:
         observation, reward, terminated, truncated, _ = env.step(action)

@@ -29,8 +29,8 @@ class Writer:
 
 @pytest.fixture
 def record(tmp_path, monkeypatch):
-    """`record(flush, first, ...)` records batches of two counters, which end after `first` and after `first` + 1
-    frames; returns what was written, with the number of each batch, and the trainer."""
+    """Returns a function that records batches of two counters, which end after `first` and after `first` + 1 frames. It
+    returns what was written, with the number of each batch, and the trainer."""
     opened = []
 
     def run(flush, first=5, partial=False, size=12, num_batches=6, begin=0, state=None):

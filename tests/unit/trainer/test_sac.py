@@ -45,7 +45,7 @@ class Recorded:
 
 
 def pushes(num_batches, size=(2, 32)):
-    """Frames whose reward is higher the more the action pushes; every eighth frame terminates."""
+    """Yields frames whose reward is higher the more the action pushes; every eighth frame terminates."""
     torch.manual_seed(0)
     for number in range(num_batches):
         action = torch.rand(*size, 1) * 4 - 2
@@ -62,7 +62,7 @@ def pushes(num_batches, size=(2, 32)):
 
 
 def made(seed=0, cfg=CFG, **fields):
-    """A trainer and its policy; `fields` are options of the trainer."""
+    """Makes a trainer and its policy; `fields` are options of the trainer."""
     module = policy.build(cfg.policy, SPEC, seed)
     return trainer.build(replace(cfg.trainer, **fields), module, SPEC, seed, CPU), module
 

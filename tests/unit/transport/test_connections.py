@@ -27,7 +27,7 @@ from collectx.transport.tracebacks import request_stacks, write_on_signal
 
 @pytest.fixture
 def ends():
-    """Both ends of a TCP connection."""
+    """Yields both ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()
@@ -140,7 +140,7 @@ def test_what_is_no_batch_is_refused():
 
 @pytest.fixture
 def stacks(monkeypatch):
-    """This process writes its stacks like a worker, until the end of the test."""
+    """Lets this process write its stacks like a worker, until the end of the test."""
     monkeypatch.setattr(tracebacks, "_descriptor", None)
     yield write_on_signal
     faulthandler.unregister(signal.SIGURG)

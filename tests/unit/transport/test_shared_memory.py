@@ -67,7 +67,7 @@ class Walk:
         self.owed[index].append((request, None, None))
 
     def refused(self, index):
-        """A request that the worker cannot unpickle."""
+        """Sends a request that the worker cannot unpickle."""
         self.transport.send_request(index, Request("state", (Unreadable(),)))
         self.told[index].append(Reply(index, None, OSError("not here")))
         self.request(index)

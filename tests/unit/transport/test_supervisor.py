@@ -44,7 +44,8 @@ class Job:
 
 
 class ManualSupervisor(Supervisor):
-    """With a manual clock, `now`. Its methods take indices. `stack` closes it, the workers' ends and jobs."""
+    """A supervisor with a manual clock, `now`, whose methods take indices. `stack` closes it, the workers' ends, and
+    jobs."""
 
     def __init__(self, stack, join_timeout=None):
         self.now, self.ends, self._stack = 100.0, {}, stack
@@ -100,7 +101,7 @@ class ManualSupervisor(Supervisor):
         return job
 
     def poll(self):
-        """The events, without blocking."""
+        """Returns the events, without blocking."""
         return [(worker.index, message) for worker, message in self.events(0.0)]
 
 

@@ -18,14 +18,14 @@ from collectx.worker.requests import RequestHandler, is_data, reply_without_stat
 
 
 class Link(list):
-    """The replies, each with its error."""
+    """A list of replies, each with its error."""
 
     def reply(self, value, error=None):
         self.append((value, error))
 
 
 class Rollout:
-    """Its state; `reason`: why it has none."""
+    """A rollout that has a state, unless there is a `reason` why not."""
 
     def __init__(self, *envs, reason=None):
         self.group = SimpleNamespace(user_envs=envs, size=3)

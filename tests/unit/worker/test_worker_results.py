@@ -100,7 +100,7 @@ class Mine:
 
 
 def frames(done, number, versions=None, ids=None):
-    """A batch of two rows and three steps, with these ends of episodes."""
+    """Returns a batch of two rows and three steps, with these ends of episodes."""
     ends = torch.tensor(done, dtype=torch.bool)[..., None]
     values = {
         "observation": torch.full((2, 3, 2), float(number)),

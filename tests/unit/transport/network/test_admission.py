@@ -40,7 +40,7 @@ closed = []
 
 @pytest.fixture
 def admitting():
-    """An admission. Worker 0 is expected, 1 makes its pair, 2 has joined, 3 is gone, 4 is expected too."""
+    """Makes an admission. Worker 0 is expected, 1 makes its pair, 2 has joined, 3 is gone, 4 is expected too."""
     states = [JoinState.EXPECTED, JoinState.PAIRING, JoinState.JOINED, JoinState.GONE]
     workers = {index: RemotePeer(index, state=state) for index, state in enumerate(states)}
     refused = []
@@ -124,7 +124,7 @@ def test_a_worker_that_does_not_get_its_pair(admitting, end, monkeypatch, wait_u
 
 @pytest.fixture
 def joining(monkeypatch, within):
-    """The trainer's end of the connection that a worker gets, and what the worker has called."""
+    """Yields the trainer's end of the connection that a worker gets, and what the worker has called."""
     ours, theirs = Pipe()
     calls, now = [], iter([100.0, 110.0])
     monkeypatch.setattr(link, "connect", lambda *arguments: calls.append(("connect", *arguments)) or (theirs, "here"))

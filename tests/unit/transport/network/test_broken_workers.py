@@ -149,7 +149,7 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
 
 @pytest.fixture
 def ends():
-    """The link of a worker, and the trainer's end of its connection."""
+    """Yields the link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
     with trainers, workers:
         yield NetworkLink(0, workers, Mock(), batch_spec(1), SECRET, 60.0), trainers
@@ -166,7 +166,7 @@ class _Making:
 
 
 def _load_request(path, secret):
-    """A request to load a state of envs whose pickle makes the folder."""
+    """Returns a request to load a state of envs whose pickle makes the folder."""
     envs = torch.frombuffer(bytearray(zlib.compress(pickle.dumps(_Making(path)))), dtype=torch.uint8)
     return messages.pack_signed(messages.REQUEST, ("load", ({"rollout": {"envs": envs}},)), secret)
 

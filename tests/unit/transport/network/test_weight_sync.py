@@ -28,7 +28,7 @@ class Channel:
         return self
 
     def wait(self):
-        """The transfer is complete: it is the only one in progress."""
+        """Completes the transfer, which is the only one in progress."""
         self.sent.clear()
 
 

@@ -380,7 +380,20 @@ def test_the_configuration_of_a_profile():
     assert ProfileConfig().get_save_path(1) == Path("collector_profile_1.json")
     assert config.get_activities() == [ProfilerActivity.CPU]
     assert [config.should_profile_worker(index) for index in range(3)] == [True, False, True]
-    assert ProfileConfig().should_profile_worker(0)
+    default = ProfileConfig()
+    assert default.should_profile_worker(0)
+    assert (default.num_rollouts, default.warmup_rollouts) == (3, 1)
+    flags = (default.record_shapes, default.profile_memory, default.with_stack, default.with_flops)
+    assert flags == (True, False, True, False)
+
+
+def test_workers_and_activities_that_do_not_exist_have_no_profile():
+    with make(SINGLE, frames_per_batch=4) as collector, pytest.raises(ValueError, match="workers=") as caught:
+        collector.enable_profile(workers=[5, 3], activities=["gpu", "disk"])
+    assert str(caught.value) == (
+        "workers=[5, 3] names worker 3, which does not exist. Valid indices: 0. "
+        "activities=['gpu', 'disk'] contains 'disk', which is unknown. Valid names: 'cpu', 'cuda'."
+    )
 
 
 @pytest.mark.parametrize("keywords", [{"num_rollouts": 1}, {"warmup_rollouts": -1}], ids=str)
@@ -526,6 +539,17 @@ def test_a_profile_of_the_first_worker_is_written(way, batches, tmp_path):
     (written,) = tmp_path.iterdir()
     assert written.name == "0.json"
     assert "aten::rand" in {event.get("name") for event in json.loads(written.read_text())["traceEvents"]}
+
+
+def test_a_profile_is_passed_to_a_function_instead_of_being_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    profiles = []
+    with make(SINGLE, frames_per_batch=4) as collector:
+        collector.enable_profile(num_rollouts=2, on_trace_ready=profiles.append)
+        for _ in range(4):
+            collector.next()
+    assert len(profiles) == 1
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_another_profile_ends_the_first_which_is_written(tmp_path):

@@ -152,6 +152,17 @@ def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, gran
     assert list(schedule.batch_awaited()) == granted
 
 
+def test_a_restored_batch_of_an_overlapping_schedule_counts_and_is_delivered_first():
+    schedule = SyncSchedule(2, 1, 3)
+    schedule.skip(1)
+    schedule.published(7)
+    schedule.restore((arrival(0, -1), arrival(1, -1)))
+    assert schedule.batch_requested() == [(0, 0), (1, 0)]
+    assert schedule.version_of(0) == 7
+    assert [part.slot for part in schedule.next_batch()] == [-1, -1]
+    assert schedule.batch_requested() == []
+
+
 def test_a_restored_batch_counts_and_its_slot_is_granted_once():
     schedule = AsyncSchedule(1, 2, 3)
     schedule.restore((arrival(0, -1),))

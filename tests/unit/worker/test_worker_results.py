@@ -157,6 +157,8 @@ def test_the_batches_of_a_users_collector(expected):
         frames([[0, 1, 0], [0, 0, 0]], 1),
         frames([[0, 0, 1], [1, 0, 0]], 2, [[0] * 3, [10] * 3]),
         frames([[0, 0, 0], [0, 0, 1]], 3, [[20] * 3] * 2, ids),
+        # Padding, in no trajectory.
+        frames([[0, 1, 0], [0, 0, 0]], 8, None, [[7, 7, -1], [8, 8, 8]]),
         frames([[1, 0, 0], [0, 0, 0]], 4, [[77, 10, 20], [0, 0, 0]]),
         TensorDict({"observation": torch.zeros(6, 2)}, [6]),
         TensorDict({"observation": torch.zeros(2, 3, 3), "own": torch.zeros(2, 3)}, [2, 3]),
@@ -171,6 +173,7 @@ def test_the_batches_of_a_users_collector(expected):
     fill(0, Reset())
     fill(1, Reset(7))
     fill(1, Reset(8, True))
+    fill(0)
     for _ in range(3):
         fill(0)
     for name in ("state", "get_attr"):

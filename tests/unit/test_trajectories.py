@@ -71,18 +71,6 @@ def test_a_result_of_post_traj_that_is_no_trajectory_is_refused(post_traj, wrong
         taken(assembler, range(3))
 
 
-@pytest.mark.parametrize("ends_with_batch", [True, False])
-def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(ends_with_batch):
-    assembler = Assembler(3, "cat", ends_with_batch)
-    for number in (0, 1):
-        assembler.add(batch(number))
-        unfinished = assembler.state()["unfinished"]
-        assert set(unfinished) == (set() if ends_with_batch else {0: {0, 1, 2}, 1: {2, 3}}[number])
-    assembler.forget()
-    dropped = [] if ends_with_batch else [2, 3]
-    assert assembler.state() == {"unfinished": {}, "ended": [], "dropped": dropped}
-
-
 def test_the_rest_of_a_forgotten_trajectory_is_dropped():
     forgetful = Assembler(1, "cat", ends_with_batch=False)
     forgetful.add(batch(0))

@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from user_code.spaceenv import SpaceEnv
 
 from collectx.env import build, read_spec
-from collectx.env.env_indices import SPACES, EnvNumbers
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym import reward_number
-from collectx.env.gym_factory import common_outputs, explain_errors
+from collectx.env.gym_factory import common_outputs
 from collectx.errors import ConfigError, ShapeError
 from collectx.user_objects import UserEnvConfig
 
@@ -220,14 +220,6 @@ def test_envs_of_a_users_function(create, num_envs, made, is_single, closed):
     assert [env.closed for env in Named.made[-made:]] == [closed] * made
 
 
-@pytest.mark.parametrize("is_vector", [False, True])
-def test_an_env_that_a_user_passes_is_not_closed(is_vector):
-    env = SyncVectorEnv([Named] * 2) if is_vector else Named()
-    group = build(UserEnvConfig(kind="python", num_envs=0, create=env, kwargs={}))
-    group.close()
-    assert not any(each.closed for each in Named.made)
-
-
 def test_the_spec_is_read_of_one_env_where_envs_are_independent(registered):
     read_spec(gym(4, entry_point=Named))
     assert len(Named.made) == 1
@@ -304,26 +296,3 @@ def test_errors_of_a_users_wrapper_are_its_own_and_those_of_gymnasiums_name_the_
         ConfigError, match=r"needs the argument max_episode_steps\. Pass it, as in env.wrappers=\[{Time"
     ):
         build(replace(gym(1, entry_point=Named), wrappers=["TimeLimit"]))
-
-
-def test_an_argument_that_is_not_one_of_the_env_is_named_only_if_the_configuration_has_it():
-    cfg = gym(1, entry_point=lambda: None, size=3)
-    for name, is_named in (("size", True), ("width", False)):
-        error = TypeError(f"make() got an unexpected keyword argument '{name}'")
-        kind, words = (ConfigError, "size is not") if is_named else (TypeError, "width")
-        with pytest.raises(kind, match=words), explain_errors(cfg):
-            raise error
-
-
-def test_an_error_of_making_an_env_names_its_numbers():
-    def broken():
-        raise ValueError("mine")
-
-    for numbers, which in (
-        (SPACES, "an env in this process, to learn its observation and action spaces"),
-        (NUMBERS, "env 5 of worker 2"),
-    ):
-        with pytest.raises(ValueError, match="mine") as raised:
-            build(gym(1, entry_point=broken), numbers=numbers)
-        (note,) = raised.value.__notes__
-        assert re.sub("while .* was making", "while it was making", note) == f"raised while it was making {which}"

@@ -43,25 +43,6 @@ def made():
     return transport, seen
 
 
-def test_events_come_in_the_order_of_what_was_asked(made):
-    transport, seen = made
-    assert (transport.num_stepping, transport.carries_objects) == (None, True)
-    with pytest.raises(RuntimeError, match="no worker is collecting a batch or answering a request"):
-        transport.receive()
-    transport.grant(1, 1)
-    transport.send_request(0, Request("a"))
-    transport.grant(1, 0, Reset(3))
-    transport.send_request(1, Request("b"))
-    found = [transport.receive() for _ in range(4)]
-    assert found[0] == Arrival(1, 1, REPORT)
-    assert (found[1].worker, found[1].value, found[1].error) == (0, "A", None)
-    assert found[2] == Arrival(1, 0, REPORT)
-    assert (found[3].worker, found[3].value) == (1, "B")
-    # A worker knows regions, the first of which are the slots: two for each worker.
-    assert seen[1] == [(Fill(3), 0), (Fill(2, Reset(3)), 0), (Request("b"), 0)]
-    assert seen[0] == [(Request("a"), -2)]
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
     [

@@ -27,15 +27,6 @@ def deliver(pool, number, slot=0):
     return batch
 
 
-def test_a_consumer_that_drops_each_batch_for_the_next_one_gets_no_copy():
-    pool, batch, places = leases(), None, set()
-    for number in range(10):
-        batch = deliver(pool, number)
-        assert batch.tolist() == [number] * 8
-        places.add(batch.data_ptr())
-    assert len(places) == 3
-
-
 @pytest.mark.parametrize(
     "part", [lambda batch: batch[3:5], lambda batch: batch.numpy()[:1], lambda batch: batch.view(2, 4)]
 )

@@ -92,29 +92,6 @@ def test_a_vec_env_of_stable_baselines3():
         assert [frame.ended for frame in frames] == [t % (e + 2) == e + 1 for t in range(12)]
 
 
-def test_a_counting_env_counts():
-    env = build(counting(4, 2, 5), 7, 2)
-    assert str(env.spec.observation_space.dtype) == "int64"
-    assert (env.spec.observation_space.low.min(), env.spec.observation_space.high.max()) == (-(2**63), 2**63 - 1)
-    assert env.spec.action_space == spaces.Discrete(2)
-    stepper = Stepper(env).reset()
-    for step in range(20):
-        stepper.step(cut=np.array([False, False, step == 9, False]))
-    for e, frames in enumerate(stepper.frames):
-        index, episode, count = 7 + e, 2 * 2**32, 0
-        for step, frame in enumerate(frames):
-            assert frame.before[0][:3].tolist() == [index, episode, count]
-            count += 1
-            assert frame.after[0][:3].tolist() == [index, episode, count]
-            filler = index * 1_000_003 + episode * 10_007 + count * 101
-            assert frame.after[0][3:].tolist() == [filler, filler + 7]
-            assert (frame.reward, frame.terminated, frame.truncated) == (count, count == 2 + index % 3, False)
-            if frame.ended or (step == 9 and e == 2):
-                episode, count = episode + 1, 0
-    stepper.reset()
-    assert stepper.observation[0][:, 1:3].tolist() == [[2 * 2**32, 0]] * 4
-
-
 def test_first_observations_are_the_callers():
     env = build(counting(2))
     (first,) = first_observations(env, [1, 1]).values()

@@ -203,23 +203,6 @@ def test_envs_are_made_with_their_numbers(cfg, kwargs, registered):
     assert [env.closed for env in made] == [1] * len(kwargs)
 
 
-@pytest.mark.parametrize(
-    ("create", "num_envs", "made", "is_single", "closed"),
-    [
-        (Named, 0, 1, True, 1),
-        (Named, 1, 1, False, 1),
-        (Named, 3, 3, False, 1),
-        (lambda: SyncVectorEnv([Named] * 2), 0, 2, False, 1),
-    ],
-)
-def test_envs_of_a_users_function(create, num_envs, made, is_single, closed):
-    group = build(UserEnvConfig(kind="python", num_envs=num_envs, create=create, kwargs={}))
-    assert group.spec.num_envs == made
-    assert group.spec.is_single is is_single
-    group.close()
-    assert [env.closed for env in Named.made[-made:]] == [closed] * made
-
-
 def test_the_spec_is_read_of_one_env_where_envs_are_independent(registered):
     read_spec(gym(4, entry_point=Named))
     assert len(Named.made) == 1

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from configurations import counting, start, through_a_file
+from configurations import counting, start
 
 from collectx import data
 from collectx import env as envs
@@ -83,15 +83,3 @@ def test_when_episodes_are_written(record, expected):
         rows[name] = [calls, state["position"], state["long_episodes"]]
         assert (run.seed, run.folder.rpartition("/")[2], run.name) == (7, "run", "0123456789abcdef")
     expected("record", rows)
-
-
-@pytest.mark.parametrize(("flush", "first"), [(10, 5), (10, 20), (1000, 5)])
-def test_a_run_that_is_resumed_writes_what_is_left(record, flush, first):
-    whole, _, _ = record(flush, first)
-    begun, trainer, run = record(flush, first, num_batches=3)
-    state = through_a_file(trainer.state_dict())
-    assert (state["run"], state["position"]) == (run.name, sum(len(call) for call in begun if isinstance(call, list)))
-    rest, _, again = record(flush, first, begin=3, state=state)
-    assert again.name == run.name
-    written = [sorted(length for call in calls if isinstance(call, list) for length in call) for calls in (begun, rest)]
-    assert sorted(written[0] + written[1]) == sorted(n for call in whole if isinstance(call, list) for n in call)

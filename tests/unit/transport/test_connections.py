@@ -65,16 +65,6 @@ def test_the_end_of_a_connection_is_seen_and_messages_are_no_end(ends):
     shut_down(ours)
 
 
-def test_a_default_timeout_of_sockets_does_not_reach_connections(ends):
-    socket.setdefaulttimeout(0.5)
-    try:
-        with socket_of(ends[0]) as line:
-            assert line.gettimeout() is None
-    finally:
-        socket.setdefaulttimeout(None)
-    assert os.get_blocking(ends[0].fileno())
-
-
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 12, 13, 1000])
 def test_messages_arrive_in_parts_of_any_size(size):
     ours, theirs = Pipe()

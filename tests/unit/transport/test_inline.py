@@ -93,28 +93,3 @@ def test_what_ctrl_c_interrupts_is_done_later():
     with pytest.raises(KeyboardInterrupt):
         transport.receive()
     assert transport.receive().value == Request("a")
-
-
-def test_a_closed_transport_closes_its_workers_and_returns_memory(made):
-    transport, _ = made
-    closed = []
-
-    def open_worker():
-        try:
-            yield
-        finally:
-            closed.append(1)
-
-    for index in range(3):
-        running = open_worker()
-        next(running)
-        transport.attach(index, running)
-    transport.slab.leases.memory((0, 0)).fill_(3)
-    kept = transport.lease([Arrival(0, 0, REPORT)])
-    transport.release([Arrival(0, 0, REPORT)])
-    transport.slab.leases.memory((2, 1)).fill_(4)
-    transport.close()
-    transport.close()
-    assert closed == [1] * 3
-    assert transport.slab.leases.memory((2, 1)).unique().tolist() == [0]
-    assert kept.unique().tolist() == [3]

@@ -13,41 +13,6 @@ from user_code.toyworker import NUMBER, batch_spec, writer
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink
 
 
-def test_slots_do_not_reach_into_others_weights_or_header():
-    slab = Slab(batch_spec(weights_nbytes=100), shared=False)
-    slab.publish({None: writer(7)})
-    slab.publish({None: writer(8)})
-    places = [slab.region_of(worker, slot) for worker in range(2) for slot in range(2)]
-    for number, place in enumerate(places, 1):
-        slab.region(place).fill_(number)
-    assert [slab.region(place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
-    seen = torch.zeros(100, dtype=torch.uint8)
-    assert slab.refresh(seen.copy_, -1, 0) == 1
-    assert seen.eq(8).all()
-    for worker in (0, 1):
-        slab.publish({worker: writer(10 + worker)})
-    assert [slab.refresh(seen.copy_, 1, worker) for worker in (0, 1)] == [2, 3]
-    assert seen.eq(11).all()
-    assert [slab.region(place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
-    assert slab.stop[0] == 0
-
-
-def test_a_refresh_reads_what_is_new_and_again_where_it_is_overtaken():
-    slab, seen = Slab(batch_spec(weights_nbytes=8), shared=False), []
-
-    def read(buffer):
-        seen.append(int(buffer[0]))
-        if len(seen) == 1:
-            slab.publish({None: writer(2)})
-
-    assert slab.refresh(read, -1, 0) == -1
-    assert slab.publish({None: lambda buffer: seen.append(slab.version)}) == 0
-    assert seen.pop() == -1  # the number comes after the bytes
-    slab.publish({None: writer(1)})
-    assert [slab.refresh(read, version, 0) for version in (0, 2)] == [2, 2]
-    assert seen == [1, 2]
-
-
 @pytest.mark.parametrize("individual", [False, True])
 def test_weights_that_are_read_while_newer_ones_are_written_are_whole(individual):
     slab, read = Slab(batch_spec(weights_nbytes=8), shared=False), []
@@ -66,25 +31,6 @@ def test_weights_that_are_read_while_newer_ones_are_written_are_whole(individual
 
         assert publish(write) == number
     assert len(read) == 8
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_whole_region_is_gathered_without_a_copy_unless_one_is_asked_for(stacked):
-    slab = Slab(replace(batch_spec(), stacked=stacked), shared=False)
-    whole = [(0, 1), (1, 1)] if stacked else [(1, 1)]
-    for worker, slot in ((0, 1), (1, 1)):
-        slab.slot(worker, slab.region_of(worker, slot)).tensors[NUMBER].fill_(worker + 5)
-    region = slab.region(slab.region_of(*whole[0]))
-    assert slab.gather(whole, copy=False).data_ptr() == region.data_ptr()
-    copied = slab.gather(whole, copy=True)
-    assert copied.data_ptr() != region.data_ptr()
-    assert torch.equal(copied, region)
-    parts = whole[:1] if stacked else [(0, 1), (1, 1)]
-    assert slab.lease(parts) is None
-    some = slab.gather(parts, copy=False)
-    layout = slab.spec.layout(len(parts))
-    numbers = layout.slot(some).tensors[NUMBER]
-    assert numbers.reshape(len(parts), -1).float().mean(1).tolist() == [5.0, 6.0][: len(parts)]
 
 
 @pytest.mark.parametrize("has_memfd", [True, False])

@@ -1,4 +1,4 @@
-"""Pairs over torch's process groups, with stand-ins for the groups."""
+"""The store by which two processes make a pair over gloo."""
 
 from multiprocessing.connection import Pipe
 

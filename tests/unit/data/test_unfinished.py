@@ -1,7 +1,6 @@
 """Frames of long episodes in files, and how a data set's files are replaced."""
 
 import shutil
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from gymnasium import spaces
 
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
 from collectx.data import folder
-from collectx.data.folder import RecordedRun, SequentialWriter, begin
+from collectx.data.folder import RecordedRun, begin
 from collectx.data.shard_writers import MemmapWriter
 from collectx.errors import ConfigError
 from collectx.trainer import record as unfinished
@@ -101,28 +100,6 @@ def test_what_is_replaced_or_discarded_leaves_nothing(tmp_path, is_folder):
     writer.discard(tmp_path / "target")
     writer.close()
     assert [*tmp_path.iterdir()] == []
-
-
-class Counting(SequentialWriter):
-    """Keeps the number of a data set's episodes in a file."""
-
-    def open(self):
-        super().open()
-        file = self.path / "data"
-        self.position = int(file.read_text()) if file.exists() else 0
-
-    def write(self, episodes):
-        self.rewind(self.position + len(episodes))
-
-    def rewind(self, position):
-        self.position = position
-        (self.path / "data").write_text(str(position))
-
-
-def record(path, name, position, count):
-    with closing(begin(Counting, path, replace(RUN, name=name, folder=name), position)) as writer:
-        writer.write([None] * count)
-        return writer.run.first, writer.position
 
 
 def test_the_runs_of_a_data_set_are_in_the_order_in_which_they_began(tmp_path, within):

@@ -1,7 +1,5 @@
 """Inline workers: what the trainer's end does with grants, requests, errors and interruptions."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from user_code.toyworker import batch_spec
@@ -13,34 +11,19 @@ from collectx.transport.inline import InlineTransport
 REPORT = SlotReport(0, 6, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 
-def worker(link, seen):
-    """Fills and answers what it acquires; told "fail" it fails, told "end" it ends, told "raise" it raises."""
+def worker(link):
+    """Fills what it acquires; told "fail" it fails, told "end" it ends, told "raise" it raises."""
     while True:
-        acquired = link.acquire()
-        seen.append((acquired, link.pointer))
-        match acquired:
+        match link.acquire():
             case Request(name="fail"):
                 link.fail(KeyError("gone wrong"))
             case Request(name="end"):
                 return
             case Request(name="raise"):
                 raise OSError("not here")
-            case Request(name="interrupt"):
-                link.put_back(acquired, KeyboardInterrupt())
-            case Request(name=name):
-                link.reply(name.upper(), None)
             case Fill(slot=slot):
                 link.send(slot, REPORT)
         yield
-
-
-@pytest.fixture
-def made():
-    transport = InlineTransport(replace(batch_spec(3), num_spare=1))
-    seen = {index: [] for index in range(3)}
-    for index in range(3):
-        transport.attach(index, worker(transport.link(index), seen[index]))
-    return transport, seen
 
 
 @pytest.mark.parametrize(
@@ -51,8 +34,10 @@ def made():
         ("end", WorkerDied("worker 1 has ended, because it raised an error")),
     ],
 )
-def test_a_lost_worker_owes_nothing_and_the_others_go_on(made, name, error):
-    transport, _ = made
+def test_a_lost_worker_owes_nothing_and_the_others_go_on(name, error):
+    transport = InlineTransport(batch_spec(3))
+    for index in range(3):
+        transport.attach(index, worker(transport.link(index)))
     for request in (Request(name), Request("never")):
         transport.send_request(1, request)
     transport.grant(2, 0)

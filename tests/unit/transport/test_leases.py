@@ -15,8 +15,8 @@ from collectx.transport.slab import Slab
 PART = [(0, 0)]
 
 
-def leases(num_slots=1, num_regions=3):
-    return Leases(range(num_slots), [torch.zeros(8, dtype=torch.uint8) for _ in range(num_regions)], is_shared=False)
+def leases():
+    return Leases(range(1), [torch.zeros(8, dtype=torch.uint8) for _ in range(2)], is_shared=False)
 
 
 def deliver(pool, number, slot=0):
@@ -31,7 +31,7 @@ def deliver(pool, number, slot=0):
     "part", [lambda batch: batch[3:5], lambda batch: batch.numpy()[:1], lambda batch: batch.view(2, 4)]
 )
 def test_a_part_keeps_the_whole(part):
-    pool = leases(num_regions=2)
+    pool = leases()
     kept = part(deliver(pool, 1))
     assert pool.lease(0) is None
     del kept
@@ -39,7 +39,7 @@ def test_a_part_keeps_the_whole(part):
 
 
 def test_a_batch_that_another_thread_drops_is_free():
-    pool = leases(num_regions=2)
+    pool = leases()
     batches = [deliver(pool, 1)]
     thread = threading.Thread(target=batches.clear)
     thread.start()
@@ -48,7 +48,7 @@ def test_a_batch_that_another_thread_drops_is_free():
 
 
 def test_a_delivery_that_was_interrupted_can_be_repeated():
-    pool = leases(num_regions=2)
+    pool = leases()
     pool.memory(0).fill_(1)
     lost = pool.lease(0)
     again = pool.lease(0)

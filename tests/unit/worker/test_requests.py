@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
 
 from collectx.transport.base import Request
 from collectx.user_objects import Hooks
@@ -47,14 +46,9 @@ class Generators(Rollout):
         self.loaded.append((state, rollout))
 
 
-def hooked(batch, hooks=None):
-    """Returns the hooks around batches that all are this one."""
-    return BatchHooks(0, hooks or Hooks(), lambda slot, steps: batch)
-
-
-def handler(*envs, around=None, is_inline=False, reason=None, generators=None, rollout=None):
-    rollout = rollout or Rollout(*envs, reason=reason)
-    return RequestHandler(generators or Generators(), rollout, around or hooked(None), dict, is_inline)
+def handler(*envs, reason=None, generators=None, rollout=None):
+    rollout, around = rollout or Rollout(*envs, reason=reason), BatchHooks(0, Hooks(), lambda slot, steps: None)
+    return RequestHandler(generators or Generators(), rollout, around, dict, False)
 
 
 class Counter:
@@ -129,10 +123,6 @@ def test_a_state_of_envs_is_a_copy_and_its_errors_are_told():
     assert reason == "it has a lock; saving their state_dict failed too: OSError: no way"
     damaged = {"env_state_dict": torch.zeros(3, dtype=torch.uint8), "rollout": {"reason": "it has a lock"}}
     assert "the state_dict of the envs" in handler(Counter(1)).load(damaged)
-
-
-def batch():
-    return TensorDict({"action": torch.zeros(2, 3), "next": {"reward": torch.zeros(2, 3, 1)}}, [2, 3])
 
 
 def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():

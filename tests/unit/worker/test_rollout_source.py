@@ -14,7 +14,7 @@ from collectx.collector.compose import SpecMaker
 from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Fill, Request, Reset
 from collectx.transport.inline import InlineTransport
-from collectx.user_objects import Hooks, UserPolicyConfig
+from collectx.user_objects import UserPolicyConfig
 from collectx.worker.inference.rollout import split
 from collectx.worker.rollout_source import RolloutSource
 from collectx.worker.spec import ConfigOverrides, ProcessHistory
@@ -56,14 +56,14 @@ CASES = {
 class Made:
     """A worker in this process, and lines about its batches."""
 
-    def __init__(self, knobs, worker=0, incarnation=0, should_end=False, is_inline=True, hooks=None, **overrides):
+    def __init__(self, knobs, worker=0, incarnation=0, should_end=False, is_inline=True, **overrides):
         cfg = config("multi_sync", **knobs)
         spec = envs.read_spec(cfg.env, isinstance(cfg.policy, UserPolicyConfig))
         policy = cfg.policy.policy or cfg.policy.factory() if isinstance(cfg.policy, UserPolicyConfig) else None
         self.transport, self.lines = InlineTransport(slot_spec_of(cfg, policy, spec)), []
         self.end = self.left = 3
         overrides |= {"should_end": self.should_end} if should_end else {}
-        maker = SpecMaker(cfg, [ConfigOverrides(hooks=hooks or Hooks(), **overrides)] * 2, spec.num_envs)
+        maker = SpecMaker(cfg, [ConfigOverrides(**overrides)] * 2, spec.num_envs)
         self.spec, self.link = maker.make(worker, ProcessHistory(incarnation)), self.transport.link(worker)
         self.source = RolloutSource(self.spec, self.link, is_inline)
 
@@ -75,17 +75,6 @@ class Made:
         write = FlatWeights(Constant(value)).write if self.transport.spec.weights_nbytes else lambda buffer: None
         self.transport.publish({None: write})
         self.source.refresh()
-
-    def answer(self, name, *arguments):
-        """Returns what the worker replies to a request."""
-
-        def worker():
-            self.source.reply(self.link.acquire())
-            yield
-
-        self.transport.attach(self.link.worker, worker())
-        self.transport.send_request(self.link.worker, Request(name, arguments))
-        return self.transport.receive()
 
     def fill(self, reset=None):
         self.left = self.end

@@ -89,19 +89,6 @@ def test_async_for_raises_what_next_raises():
         asyncio.run(collect(collector))
 
 
-@over([SINGLE, SHARED_SYNC])
-def test_fill(way):
-    buffer = ReplayBuffer(1000)
-    with make(way, replay_buffer=buffer, **FRAMES) as collector:
-        assert collector.fill() == 20
-        assert len(buffer) == 20
-        assert collector.fill(21) == 40
-        assert collector.fill() == 0
-        assert len(buffer) == 60
-    with make(SINGLE, **FRAMES) as collector, pytest.raises(RuntimeError, match=r"with replay_buffer="):
-        collector.fill()
-
-
 class Line(gymnasium.Env):
     """A walk from 0 towards a goal, one step left or right. The reward is 0 at the goal, otherwise -1."""
 

@@ -323,29 +323,6 @@ def test_init_fn_is_called_in_the_worker_before_the_env_is_made(way):
         assert "COLLECTX_TEST_INIT_FN" not in os.environ
 
 
-def test_stats():
-    with make(INLINE_SYNC, frames_per_batch=20, total_frames=40) as collector:
-        collector.next()
-        counts = {"frames": 20, "batches": 1, "completed": False, "policy_version": 0}
-        counts |= {"requested_frames_per_batch": 20, "total_frames": 40, "worker_frames": 20}
-        workers = {"workers": 2, "workers_alive": 2}
-        part = {"frames": 10, "batches": 1, "requested_frames_per_batch": 10}
-        each = {f"worker_{worker}/{name}": value for worker in range(2) for name, value in part.items()}
-        assert collector.stats() == counts | workers
-        assert collector.stats("per_worker") == workers | each
-        assert collector.stats("both") == counts | workers | each
-        collector.next()
-        assert collector.stats()["completed"]
-        assert len(collector) == 2
-        with pytest.raises(ValueError, match="workers='all'"):
-            collector.stats("all")
-        state, told = collector.state_dict(), collector.stats("both")
-    with make(INLINE_SYNC, frames_per_batch=20, total_frames=40) as collector:
-        for _ in range(2):
-            collector.load_state_dict(state)
-            assert collector.stats("both") == told
-
-
 def test_stats_count_parts_that_ended_early():
     rings = iter([True] * 5)
     bell = SimpleNamespace(collection_stopped=lambda: next(rings, False))
@@ -361,16 +338,6 @@ def test_every_worker_has_counters_before_it_has_delivered_a_batch(way):
     with make(way, frames_per_batch=8) as collector:
         before = collector.stats(workers="both")
         assert [before[f"worker_{index}/{name}"] for index in range(2) for name in ("frames", "batches")] == [0] * 4
-
-
-@over((INLINE_SYNC, SHARED_SYNC))
-def test_the_index_of_a_worker_and_the_version_of_its_weights(way):
-    with make(way, policy=Constant(), frames_per_batch=8) as collector:
-        assert collector.get_distant_attr("worker_idx") == [0, 1]
-        collector.update_policy_weights_()
-        collector.update_policy_weights_({1: Constant()})
-        state = collector.state_dict()
-        assert [state[f"worker{index}"]["policy_version"] for index in range(2)] == [1, 2]
 
 
 def test_the_configuration_of_a_profile():

@@ -225,6 +225,8 @@ def test_a_batch_is_split_by_ids_or_by_ends():
     assert split_trajectories(flat)["mask"].tolist() == by_ends["mask"].tolist()
     assert by_ends["observation"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
     assert by_ends["traj_ids"].unique().tolist() == [*range(by_ends.shape[0])]
+    other = flat.set(("next", "end"), flat["next", "done"]).exclude(("next", "done"))
+    assert split_trajectories(other, done_key="end")["mask"].tolist() == by_ends["mask"].tolist()
     renamed = whole.exclude("collector").set("id", whole["collector", "traj_ids"])
     assert split_trajectories(renamed, trajectory_key="id")["mask"].tolist() == split["collector", "mask"].tolist()
     renamed = whole.exclude("collector").set(("a", "traj_ids"), whole["collector", "traj_ids"])

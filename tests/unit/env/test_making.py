@@ -72,6 +72,7 @@ class Paying(gymnasium.Env):
         self.reward = reward
 
     def reset(self, *, seed=None, options=None):
+        self.seed = seed
         return 0, {}
 
     def step(self, action):
@@ -144,6 +145,16 @@ def test_the_rewards_of_a_users_vector_env(rewards, expected):
             stepped(lambda: Behind(rewards))
     else:
         assert stepped(lambda: Behind(rewards)).tolist() == expected
+
+
+def test_a_users_vector_env_gets_one_seed_and_gymnasiums_one_for_each():
+    own, gymnasiums = Behind(np.zeros(2)), SyncVectorEnv([Paying] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    for env in (own, gymnasiums):
+        group = build(UserEnvConfig(kind="python", num_envs=0, create=lambda env=env: env, kwargs={}))
+        group.reset(np.array([4, 5]), [np.zeros(2, np.int64)])
+    assert own.seed == 4
+    assert [env.seed for env in gymnasiums.envs] == [4, 5]
+    assert {type(seed) for seed in (own.seed, gymnasiums.envs[0].seed)} == {int}
 
 
 class Named(SpaceEnv):

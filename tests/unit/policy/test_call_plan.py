@@ -152,6 +152,8 @@ CASES = {
     "parts by name": (spec(observation=PARTS), lambda cameras, pose: index(pose) + cameras["left"]),
     "a dict": (spec(observation=PARTS), lambda x: index(x["pose"]) + x["cameras"]["left"]),
     "one by one": (spec(observation=PARTS), lambda x, y: index(x) + y),
+    "an argument with a default": (SEVERAL, lambda x, scale=2: index(x) * scale),
+    "two arguments with defaults": (spec(observation=PARTS), lambda x=1, y=2: index(x["pose"]) + y),
     # Modules.
     "modules": (SEVERAL, TensorDictSequential(module(SCORES, "logits"), module(index, "action", reads=["logits"]))),
     "modules, one env": (ONE, TensorDictSequential(module(SCORES, "logits"), module(index, "action"))),

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from configurations import counting, gym, gym_vector, mlp
+from configurations import config, counting, gym, gym_vector, mlp
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from user_code.faulty import telling_policy
@@ -253,6 +253,19 @@ def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
         else:
             assert version.tolist() == [expected] * cfg.num_envs
     rollout.close()
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind", "incarnation", "num_batches"),
+    [
+        *((None, "multi_sync", 0, 0), (1, "multi_sync", 0, 1), (24, "multi_sync", 0, 2), (25, "multi_sync", 0, 3)),
+        *((25, "multi_sync", 1, 0), (25, "multi_async", 0, 2)),
+    ],
+)
+def test_workers_share_the_random_frames_and_a_replacement_has_none(frames, kind, incarnation, num_batches):
+    """There are two workers. Sync and async batches have 12 frames; an async batch is of one worker."""
+    options = RolloutOptions.of(config(init_random_frames=frames, kind=kind).collector, incarnation)
+    assert options.num_random_batches == num_batches
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -316,6 +316,20 @@ def test_only_processes_in_the_chosen_state_that_have_not_ended_are_killed(super
     assert [job.num_signals for job in jobs] == [1, 0, 0]
 
 
+def test_workers_that_step_are_counted_wherever_their_counters_are():
+    supervisor = Supervisor(60.0, 20.0, 1.0, lambda index, handle: "worker")
+    steps = array("q", [0, 3, 0])
+    supervisor.workers |= {0: Peer(0, counts=memoryview(steps)), 1: Peer(1, progress=(0, 3, 0)), 2: Peer(2)}
+    assert supervisor.num_stepping == 0
+    steps[STEPS] = 1
+    assert supervisor.num_stepping == 1
+    supervisor.workers[1].progress = (1, 3, 0)
+    supervisor.workers[2].has_delivered = True
+    assert supervisor.num_stepping == 3
+    supervisor.workers.clear()
+    supervisor.close()
+
+
 BETWEEN_BATCHES = Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0, 0])), progress=(256, 3, 0))
 
 

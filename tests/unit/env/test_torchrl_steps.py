@@ -4,6 +4,7 @@ below are those of their own `_step`."""
 from functools import partial
 from unittest.mock import Mock
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 from collectx.batch import as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
-from collectx.env.torchrl.conversion import Unrecognised  # noqa: E402
+from collectx.env.torchrl.conversion import Conversion, Unrecognised  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
 from collectx.errors import ShapeError  # noqa: E402
 

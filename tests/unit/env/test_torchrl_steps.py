@@ -2,6 +2,7 @@
 below are those of their own `_step`."""
 
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import gymnasium
@@ -12,14 +13,15 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
-from torchrl import envs  # noqa: E402
+from torchrl import data, envs  # noqa: E402
 from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 
-from collectx.batch import as_array  # noqa: E402
+from collectx.batch import Leaf, as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
 from collectx.env.torchrl.conversion import Conversion, Unrecognised  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
+from collectx.env.torchrl.specs import RandomActions  # noqa: E402
 from collectx.errors import ShapeError  # noqa: E402
 
 
@@ -209,6 +211,45 @@ def test_frames_of_the_env_below_are_those_of_the_envs_own_step(name, monkeypatc
     for key, frames in both[0].items():
         np.testing.assert_array_equal(frames, both[1][key], err_msg=f"{key}")
         assert [np.signbit(each).tolist() for each in frames] == [np.signbit(each).tolist() for each in both[1][key]]
+
+
+def of_module(module, base=gymnasium.Env, **fields):
+    return type("Made", (base,), {"__module__": module, "__init__": lambda self: None, "render_mode": None, **fields})()
+
+
+def within_wrapper(module, env):
+    return of_module(module, gymnasium.Wrapper, env=env)
+
+
+CLASSIC, TOY = (of_module(f"gymnasium.envs.{name}.x") for name in ("classic_control", "toy_text"))
+LIGHT = [
+    (CLASSIC, True),
+    (TOY, True),
+    (of_module("gymnasium.envs.classic_control.x", render_mode="rgb_array"), False),
+    (of_module("gymnasium.envs.mujoco.x"), False),
+    (of_module("mine"), False),
+    (within_wrapper("gymnasium.wrappers.common", CLASSIC), True),
+    (within_wrapper("gymnasium.wrappers.x", within_wrapper("gymnasium.wrappers.y", TOY)), True),
+    (within_wrapper("gymnasium.wrappers.common", of_module("mine")), False),
+    (within_wrapper("mine", CLASSIC), False),
+    (within_wrapper("gymnasium.wrappers.common", within_wrapper("mine", CLASSIC)), False),
+]
+
+
+@pytest.mark.parametrize(("env", "is_light"), LIGHT)
+def test_which_envs_need_no_process(env, is_light):
+    assert Conversion(env, {}, 1, None, None, None, None, int).is_light is is_light
+
+
+def test_a_mask_of_one_action_makes_all_be_drawn_in_each_step():
+    masked = data.Categorical(3)
+    masked.update_mask(torch.tensor([False, True, False]))
+    leaves = [Leaf(("a",), (), torch.int64), Leaf(("b",), (2,), torch.float32)]
+    env = SimpleNamespace(full_action_spec=data.Composite(a=masked, b=data.Bounded(-1, 1, (2,))))
+    drawn = RandomActions([env, env], leaves)
+    for _ in range(5):
+        a, b = next(drawn)
+        assert (a.tolist(), b.shape) == ([1, 1], (2, 2))
 
 
 class Told(Numbers):

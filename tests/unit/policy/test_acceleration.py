@@ -84,6 +84,7 @@ MODULES = {
     "a __call__": Called(),
     "a forward": own_forward(),
     "a forward within": nn.Sequential(own_forward(), nn.Tanh()),
+    "a parametrized Linear": nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
     "a function": torch.sin,
 }
 

@@ -1,6 +1,7 @@
 """What an actor makes of a user's policy: the calls, the outputs of two frames, or the error that refuses it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from collectx.policy.user_actor import UserActor
 
 CPU = torch.device("cpu")
 SEEN = Leaf(("observation",), (2,), torch.float32)
+PAIR = (Leaf(("observation", "0"), (2,), torch.float32), Leaf(("observation", "1"), (), torch.int64))
 PARTS = (Leaf(("pose",), (2,), torch.float32), Leaf(("cameras", "left"), (), torch.int64))
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 
@@ -151,6 +153,10 @@ CASES = {
     # Arguments.
     "parts by name": (spec(observation=PARTS), lambda cameras, pose: index(pose) + cameras["left"]),
     "a dict": (spec(observation=PARTS), lambda x: index(x["pose"]) + x["cameras"]["left"]),
+    "a dict of a Tuple": (
+        replace(spec(observation=PAIR), observation_space=spaces.Tuple([])),
+        lambda x: index(x["0"]) + x["1"],
+    ),
     "one by one": (spec(observation=PARTS), lambda x, y: index(x) + y),
     "an argument with a default": (SEVERAL, lambda x, scale=2: index(x) * scale),
     "two arguments with defaults": (spec(observation=PARTS), lambda x=1, y=2: index(x["pose"]) + y),

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from user_code.toyworker import SECRET, batch_spec
 
+from collectx import progress
 from collectx.errors import RendezvousError
 from collectx.transport import messages
 from collectx.transport.network import handshake, link
@@ -157,6 +158,22 @@ def test_why_a_worker_does_not_join(joining, monkeypatch, within):
         within(link, "time", monotonic=lambda: 0.0)
         with pytest.raises(RendezvousError, match=words):
             join_trainer(ENDPOINT, 3, {}, 60.0)
+
+
+def test_a_worker_tells_its_progress_at_its_first_step_and_then_now_and_then(monkeypatch, within):
+    now, counts, told = [100.0], [0, 0, 0], []
+    within(link, "time", monotonic=lambda: now[0])
+    monkeypatch.setattr(progress, "counts", counts)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        made = NetworkLink(0, theirs, Idle(), batch_spec(1), SECRET, 2.0)
+        for after_s, num_steps in ((0.0, 0), (0.001, 1), (0.49, 2), (0.02, 2), (0.48, 3), (0.03, 4)):
+            now[0] += after_s
+            counts[0] = num_steps
+            assert made.stop[0] is False
+            while ours.poll():
+                told.append((round(now[0] - 100.0, 3), messages.unpack_progress(ours.recv_bytes())[0]))
+    assert told == [(0.0, 0), (0.001, 1), (0.511, 2), (1.021, 4)]
 
 
 def test_a_worker_hears_at_once_that_the_trainer_is_gone():

@@ -114,7 +114,7 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 
         return called
 
-    for module in (loop, loop, segments, tensors):
+    for module in (loop, segments, tensors):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     rollout, _, rows = make(cfg, taking(1, lambda observation: observation[..., 0].long() % 2), 4)
     assert type(rollout) is kind

@@ -7,11 +7,12 @@ from multiprocessing import parent_process
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 import torch
 from library_collectors import make, new_episodes
 from torch import nn
-from user_code.cartpoles import cartpole, with_pid
+from user_code.cartpoles import cartpole
 from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
 
 from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
@@ -23,6 +24,15 @@ def cartpole_after(path):
     if parent_process() is not None:
         Path(path).read_text()
     return cartpole()
+
+
+class InProcess(gymnasium.Wrapper):
+    """CartPole that tells in which process it is, also after its state was loaded."""
+
+    pid = property(lambda env: os.getpid())
+
+    def __init__(self):
+        super().__init__(cartpole())
 
 
 FRAMES = {"frames_per_batch": 24, "total_frames": 48}
@@ -61,7 +71,7 @@ def test_keys_that_a_hook_adds_in_nested_collectors_are_delivered(inner):
 
 
 def test_a_replaced_worker_has_the_newest_hook():
-    with make(SHARED_SYNC, with_pid, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
+    with make(SHARED_SYNC, InProcess, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
         collector.post_collect_hook = add_reward
         next(collector)
         before = collector.get_attr("pid")
@@ -73,14 +83,14 @@ def test_a_replaced_worker_has_the_newest_hook():
 
 def test_a_worker_that_is_replaced_after_a_loaded_state_has_its_settings():
     def started():
-        return make(SHARED_SYNC, on_worker_failure="restart", frames_per_batch=24, total_frames=240)
+        return make(SHARED_SYNC, InProcess, on_worker_failure="restart", frames_per_batch=24, total_frames=240)
 
     with started() as collector:
         collector.set_attr("gravity", 3.0)
         state = collector.state_dict()
     with started() as collector:
         collector.load_state_dict(state)
-        collector._core.handles()[1].kill()
+        os.kill(collector.get_attr("pid")[1], signal.SIGKILL)
         assert next(iter(collector))["collector", "settings_version"].unique().tolist() == [1]
         assert collector.get_attr("gravity") == (3.0, 3.0)
 

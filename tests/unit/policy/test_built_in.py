@@ -7,7 +7,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
-from torch.distributions import Categorical
 
 from collectx import policy as policies
 from collectx.batch import Leaf
@@ -107,7 +106,7 @@ def layer(module):
 
 
 def described(cfg, env_spec):
-    """The network, and the likeliest actions with weights 1, 2, ... of its last layer; or the error."""
+    """Describes the network and its likeliest actions with weights 1, 2, ... of its last layer, or the error."""
     try:
         policy = policies.build(cfg, env_spec, 0)
         actor = make_actor(policy, env_spec, CPU, ExplorationType.RANDOM)
@@ -175,26 +174,6 @@ def test_images_are_divided_by_the_largest_value_of_their_space(kind, space, sca
         torch.testing.assert_close(policy.encode([image])[:, 0], image / divisor)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
-def test_epsilon_greedy_actions_have_the_probabilities_that_are_told(epsilon):
-    torch.manual_seed(0)
-    env_spec = spec(box(3), spaces.Discrete(4, start=2))
-    policy = policies.build(mlp("q_mlp"), env_spec, 0)
-    assert policy.epsilon.item() == 1
-    policy.epsilon.fill_(epsilon)
-    seen = [torch.tensor([[1.0, 2.0, 3.0]]).expand(4000, 3)]
-    probabilities = torch.full((4,), epsilon / 4)
-    probabilities[policy(seen)[0].argmax()] += 1 - epsilon
-    with torch.no_grad():
-        action, log_prob = make_actor(policy, env_spec, CPU, ExplorationType.RANDOM).act(seen)
-        found, entropy = policy.evaluate(seen, action)
-    frequencies = torch.bincount(policy.index(action), minlength=4) / 4000
-    torch.testing.assert_close(frequencies, probabilities, atol=0.03, rtol=0)
-    torch.testing.assert_close(log_prob, probabilities.log()[action - 2])
-    torch.testing.assert_close(found, log_prob)
-    torch.testing.assert_close(entropy, Categorical(probs=probabilities).entropy().expand(4000), atol=1e-5, rtol=1e-5)
-
-
 def test_weights_follow_from_the_seed_alone():
     env_spec = spec(box(3))
     torch.manual_seed(3)
@@ -207,7 +186,7 @@ def test_weights_follow_from_the_seed_alone():
 
 
 class RandomPolicy:
-    """Named like TorchRL's."""
+    """A class with the name of TorchRL's."""
 
 
 def test_a_random_policy_is_known_by_its_class():

@@ -303,7 +303,7 @@ def typed(cls, arguments, keywords):
             ],
         ),
         ((2, "gloo", None), {"on_worker_failure": "drop", "slurm_kwargs": {"nothing": 1}}, []),
-        ((3, "gloo", None), {"num_slots": 0}, ["num_slots=0 must be at least 1."]),
+        ((3, "gloo", None), {"num_slots": 0}, ["num_slots=0 must be from 1 to 64."]),
     ],
 )
 def test_jobs_that_were_submitted_before_match_the_collector(jobs, keywords, messages, configured, monkeypatch):

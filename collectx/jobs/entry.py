@@ -32,7 +32,7 @@ from collectx.place import place_of
 from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.job import JobTasksLauncher, is_lost
-from collectx.place.slurm.jobs import SlurmJob
+from collectx.place.slurm.jobs import SlurmPlace
 from collectx.process import until
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
@@ -101,7 +101,7 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
 
     cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
     assert isinstance(slurm, SlurmLauncherConfig)
-    assert isinstance(place, SlurmJob)
+    assert isinstance(place, SlurmPlace)
     if requeue.num_requeues(os.environ):
         resume = "auto" if run_folder.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))

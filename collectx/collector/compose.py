@@ -217,6 +217,7 @@ def open_channel(
         launcher.describe,
         launcher.join_timeout,
         num_steps=slots.steps,
+        log_size=launcher.log_size,
     )
     if place.shares_memory:
         return _sharing_memory(slots, spec, is_served, supervisor)

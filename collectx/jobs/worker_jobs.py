@@ -40,6 +40,7 @@ from collectx.place.launcher import Launcher
 from collectx.place.slurm import commands
 from collectx.place.slurm.job_watcher import JobArray
 from collectx.process import until
+from collectx.progress import file_size
 from collectx.run.folder.files import read_private, write_json, write_private
 from collectx.run.folder.layout import RunFolder
 from collectx.user_objects import Sealed, UserObjects
@@ -245,8 +246,8 @@ def announce_trainer(run_folder: RunFolder, endpoint: Endpoint, token: str) -> N
 
 def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
     """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
-    Raises `RendezvousError` if no address appeared within `timeout_s`, or `PermissionError` if another user may have
-    written the secret."""
+    Raises `RendezvousError` if no address appeared within `timeout_s` after the job's log last grew, or
+    `PermissionError` if another user may have written the secret."""
     from collectx.transport.network.handshake import Endpoint
 
     def address_of_trainer() -> dict[str, Any] | None:
@@ -255,7 +256,11 @@ def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s
             return address if address.get("token") == token else None
         return None
 
-    if address := until(address_of_trainer, timeout_s, _POLL_S):
+    address, log_size = until(address_of_trainer, timeout_s, _POLL_S), 0
+    # A trainer that still imports says so in the job's log.
+    while not address and (size := file_size(run_folder.log("job"))) > log_size:
+        address, log_size = until(address_of_trainer, timeout_s, _POLL_S), size
+    if address:
         return Endpoint(tuple(address["addresses"]), address["port"], read_private(run_folder.secret))
     reason = "exists, but contains no address of the trainer" if run_folder.path.is_dir() else "does not exist"
     raise RendezvousError(

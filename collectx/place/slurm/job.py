@@ -216,8 +216,10 @@ def seems_lost(node: str) -> bool:
 def is_lost(node: str) -> bool:
     """Whether the node is lost according to SLURM. Blocks for a silent node until SLURM knows, for at most
     `SlurmdTimeout` and half a minute."""
-    if _is_down(node) or not _is_silent(node):
-        return _is_down(node)
+    if _is_down(node):
+        return True
+    if not _is_silent(node):
+        return False
     timeout_s = _timeout_s()
     text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost."
     print(f"collectx: {text}", flush=True)

@@ -224,15 +224,15 @@ def open_channel(
     return _over_network(place, launcher, slots, supervisor, events)
 
 
-def _inline(slots: SlotSpec, spec: EnvSpec) -> Channel:
+def _inline(slots: SlotSpec, env_spec: EnvSpec) -> Channel:
     from collectx.transport.inline import InlineTransport
     from collectx.worker.entry import inline_worker
 
-    inline = InlineTransport(slots, spec.device)
+    inline = InlineTransport(slots, env_spec.device)
     return Channel(inline, lambda spec: (inline_worker, (spec, inline.link(spec.worker))))
 
 
-def _sharing_memory(slots: SlotSpec, spec: EnvSpec, is_served: bool, supervisor: Any) -> Channel:
+def _sharing_memory(slots: SlotSpec, env_spec: EnvSpec, is_served: bool, supervisor: Any) -> Channel:
     from collectx.transport.inference_channel import InferenceChannel
     from collectx.transport.shared_memory import SharedMemoryTransport
     from collectx.worker.entry import run_worker
@@ -246,7 +246,7 @@ def _sharing_memory(slots: SlotSpec, spec: EnvSpec, is_served: bool, supervisor:
 
     if channel is None:
         return Channel(shared, run)
-    served, end = dataclasses.replace(spec, draw=None), channel.server()
+    served, end = dataclasses.replace(env_spec, draw=None), channel.server()
 
     def serve(spec: ProcessSpec) -> Entry:
         return run_inference_server, (Sealed.of((spec, served)), shared.link(spec.worker), end)

@@ -46,7 +46,7 @@ def reads(module, *keys):
 
 
 def seen_by(size):
-    """The spec of envs with these dimensions and an observation of three numbers."""
+    """Returns the spec of envs with these dimensions and an observation of three numbers."""
     seen = (Leaf(("observation",), (3,), torch.float32),)
     return EnvSpec(*size or (1,), seen, (), gymnasium.Space(), gymnasium.Space(), is_single=size == ())
 
@@ -177,7 +177,7 @@ def test_changes_of_the_policy_take_effect_in_the_next_batch():
 
 
 def cartpole():
-    """CartPole without its position."""
+    """Makes a CartPole that does not show its position."""
     space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     return gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[1:], space)
 

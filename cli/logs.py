@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand
@@ -11,6 +10,7 @@ from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 from collectx.jobs.status import named_run, statuses
 from collectx.place import place_of
+from collectx.process import until
 from collectx.run import RunFolder
 from collectx.run.folder.files import LinesTail
 from collectx.run.terminal import printing
@@ -64,22 +64,22 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
     """Prints the log of a role or, with None, of all roles, with the role before each line. Returns whether it printed
     a line. With `follows`, prints new lines until the run ends."""
     tails: dict[Path, LinesTail] = {}
-    has_printed = False
-    while True:
+    has_printed = has_ended = False
+
+    def print_new() -> bool:
+        nonlocal has_printed
+        for path in _paths(run, role):
+            tail, prefix = tails.setdefault(path, LinesTail(path)), f"{path.stem} | " if role is None else ""
+            while lines := tail.read_lines(is_last=has_ended)[0]:
+                has_printed = True
+                printing.say("\n".join(prefix + line.decode(errors="replace") for line in lines))
+        return has_ended
+
+    while not has_ended:
         # The status is read first, so the run's last lines are printed.
         has_ended = not follows or statuses([run])[0].has_ended
-        until_s = time.monotonic() + _STATUS_S
-        while True:
-            for path in _paths(run, role):
-                tail, prefix = tails.setdefault(path, LinesTail(path)), f"{path.stem} | " if role is None else ""
-                while lines := tail.read_lines(is_last=has_ended)[0]:
-                    has_printed = True
-                    printing.say("\n".join(prefix + line.decode(errors="replace") for line in lines))
-            if has_ended:
-                return has_printed
-            if time.monotonic() > until_s:
-                break
-            time.sleep(_POLL_S)
+        until(print_new, _STATUS_S, _POLL_S)
+    return has_printed
 
 
 def _paths(run: RunFolder, role: str | None) -> list[Path]:

@@ -10,8 +10,7 @@ import platform
 import shlex
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -27,6 +26,7 @@ from collectx.config.check import check_section
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.errors import CollectxError, ConfigError
+from collectx.process import handling
 from collectx.run import cores
 from collectx.run.folder.layout import folder_errors
 from collectx.run.terminal import printing
@@ -77,7 +77,7 @@ def _tune(arguments: Arguments) -> int:
 
     flags = [*_flag(arguments, "config-dir"), *_flag(arguments, "config-name")]
     temporary = tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True)
-    with _exit_at_signals(), temporary as folder:
+    with handling({signal.SIGTERM: _leave, signal.SIGHUP: _leave}), temporary as folder:
         measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
         _say_batch_time(cfg, options, measure.limit_s)
         result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
@@ -99,19 +99,9 @@ def _tune(arguments: Arguments) -> int:
     return 0
 
 
-@contextmanager
-def _exit_at_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP an exit, at which the run that is measured ends too."""
-
-    def leave(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    earlier = {signum: signal.signal(signum, leave) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, handler in earlier.items():
-            signal.signal(signum, handler)
+def _leave(signum: int, frame: object) -> None:
+    """Handles a signal by an exit, at which the run that is measured ends too."""
+    raise SystemExit(128 + signum)
 
 
 def _say_batch_time(cfg: RunConfig, options: TuneConfig, limit_s: float) -> None:

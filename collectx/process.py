@@ -9,7 +9,8 @@ more is dropped. The `collectx` command and collectors do this before they open 
 Cores: OpenMP's variables bind the first thread of each process to the first core, and processes inherit the cores of
 the thread that starts them. So the trainer and all workers would share one core.
 
-Time: code in the main thread, such as an env's constructor or `ray.init`, has a limit without progress.
+Time: code in the main thread, such as an env's constructor or `ray.init`, has a limit without progress; `until` waits
+for files, jobs and other processes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from collectx import progress
+
+_T = TypeVar("_T")
 
 _kept: dict[int, Any] = {}
 _noted: set[str] = set()
@@ -67,6 +71,30 @@ def restore_handlers(maker: str) -> None:
     if replaced and text not in _noted:
         _noted.add(text)
         _note(text)
+
+
+@contextmanager
+def handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Handles signals by these handlers in the block, and restores the earlier ones at its end. Has no effect outside
+    the main thread, where Python allows no handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for signum, handler in earlier.items():
+            signal.signal(signum, handler)
+
+
+def until(condition: Callable[[], _T], timeout_s: float, every_s: float) -> _T:
+    """Calls `condition` every `every_s` seconds until it returns something true, or `timeout_s` seconds have passed.
+    Returns the last result. Calls it at least once."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (result := condition()) and time.monotonic() < deadline_s:
+        time.sleep(every_s)
+    return result
 
 
 def unbind_threads(note: Callable[[str], None]) -> None:
@@ -228,9 +256,8 @@ def limited(
         if not has_ended.is_set():
             raise _Interrupt(error(frame))
 
-    earlier = signal.signal(_SIGNAL, interrupt)
     try:
-        with progress.counting_imports():
+        with handling({_SIGNAL: interrupt}), progress.counting_imports():
             try:
                 # The thread may interrupt at once, before the block.
                 threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
@@ -240,5 +267,3 @@ def limited(
     except _Interrupt as interruption:
         has_ended.set()
         raise interruption.error from None
-    finally:
-        signal.signal(_SIGNAL, earlier)

@@ -18,7 +18,7 @@ from collectx import policy as policies
 from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import BatchSpec, part_shape
 from collectx.collector.collector import CollectorCore
-from collectx.collector.pool import WorkerPool
+from collectx.collector.pool import Channel, WorkerPool
 from collectx.collector.saved_state import CollectorState, first_requests, next_histories
 from collectx.collector.stream import workers_write
 from collectx.collector.worker_record import FailurePolicy
@@ -33,8 +33,8 @@ from collectx.env.infos import declare
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
 from collectx.place import place_of
-from collectx.place.launcher import Launcher
-from collectx.place.workers import open_workers
+from collectx.place.base import Place
+from collectx.place.launcher import Entry, Launcher
 from collectx.policy.base import Actor
 from collectx.policy.flat_weights import FlatWeights, device_of
 from collectx.policy.random import RandomActor
@@ -48,7 +48,7 @@ from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.leases import NUM_SPARE
 from collectx.transport.slab import SlabLayout, SlabTransport
-from collectx.user_objects import UserEnvConfig
+from collectx.user_objects import Sealed, UserEnvConfig
 from collectx.worker.inference.rollout import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessHistory, ProcessSpec
 
@@ -99,18 +99,20 @@ def start_collector(
     _check_env_device(cfg, spec, actor)
     slots = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     _check_memory(options, slots, spec)
-    place = place_of(cfg)
-    specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor), spec.infos)
-    # A nested worker starts a collector itself, but its package is below this one and cannot import this function.
-    workers = open_workers(place, slots, specs, spec, events, start_collector, launcher, log_dir)
+    place, served = place_of(cfg), _served(cfg, actor)
+    launcher = launcher or place.launcher(log_dir)
+    channel = open_channel(place, launcher, slots, spec, served is not None, events)
+    transport = channel.transport
     if isinstance(schedule, PreemptiveSchedule):
-        schedule.preempt = workers.transport.preempt
-    if isinstance(workers.transport, SlabTransport):
-        workers.transport.slab.leases.on_lack = partial(events, "batches_copied")
+        schedule.preempt = transport.preempt
+    if isinstance(transport, SlabTransport):
+        transport.slab.leases.on_lack = partial(events, "batches_copied")
     pool = WorkerPool(
-        workers,
+        launcher,
+        channel,
+        SpecMaker(cfg, overrides, spec.num_envs, outer, served, spec.infos).make,
         schedule,
-        FailurePolicy(options.on_worker_failure, options.max_restarts, options.min_workers or 1, workers.max_requeues),
+        FailurePolicy(options.on_worker_failure, options.max_restarts, options.min_workers or 1, launcher.max_requeues),
         events,
         num_workers=num_workers,
         min_workers=options.min_workers or num_workers,
@@ -119,7 +121,7 @@ def start_collector(
         seed=cfg.seed,
         normalizers=spec.normalizers,
     )
-    collector = CollectorCore(workers.transport, schedule, _batch_spec(cfg, spec, slots, overrides), pool)
+    collector = CollectorCore(transport, schedule, _batch_spec(cfg, spec, slots, overrides), pool)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
@@ -195,6 +197,97 @@ def slot_spec_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> Slot
     return _slot_spec(cfg, spec, actor, schedule, 0)
 
 
+def open_channel(
+    place: Place, launcher: Launcher, slots: SlotSpec, spec: EnvSpec, is_served: bool, events: Callable[..., None]
+) -> Channel:
+    """Returns the channel to the workers of a place; starts none of them. Raises `LauncherError` if this process may
+    not open enough files. `is_served` says whether an inference server acts for the workers; `events` is called when
+    the trainer refuses a peer."""
+    if place.is_inline:
+        return _inline(slots, spec)
+    from collectx.place.local_launcher import allow_descriptors
+    from collectx.transport.supervisor import Supervisor
+
+    options = place.cfg.collector
+    allow_descriptors(options.num_workers, launcher.is_local, is_served)
+    supervisor: Supervisor[Any] = Supervisor(
+        options.start_timeout_s,
+        options.worker_timeout_s,
+        options.close_timeout_s,
+        launcher.describe,
+        launcher.join_timeout,
+        num_steps=slots.steps,
+        log_size=launcher.log_size,
+    )
+    if place.shares_memory:
+        return _sharing_memory(slots, spec, is_served, supervisor)
+    return _over_network(place, launcher, slots, supervisor, events)
+
+
+def _inline(slots: SlotSpec, env_spec: EnvSpec) -> Channel:
+    from collectx.transport.inline import InlineTransport
+    from collectx.worker.entry import inline_worker
+
+    inline = InlineTransport(slots, env_spec.device)
+    return Channel(inline, lambda spec: (inline_worker, (spec, inline.link(spec.worker))))
+
+
+def _sharing_memory(slots: SlotSpec, env_spec: EnvSpec, is_served: bool, supervisor: Any) -> Channel:
+    from collectx.transport.inference_channel import InferenceChannel
+    from collectx.transport.shared_memory import SharedMemoryTransport
+    from collectx.worker.entry import run_worker
+    from collectx.worker.inference.server import run_inference_server
+
+    channel = InferenceChannel(slots.num_workers) if is_served else None
+    shared = SharedMemoryTransport(slots, supervisor, channel)
+
+    def run(spec: ProcessSpec) -> Entry:
+        return run_worker, (Sealed.of(spec), shared.link(spec.worker, spec.placement.incarnation))
+
+    if channel is None:
+        return Channel(shared, run)
+    served, end = dataclasses.replace(env_spec, draw=None), channel.server()
+
+    def serve(spec: ProcessSpec) -> Entry:
+        return run_inference_server, (Sealed.of((spec, served)), shared.link(spec.worker), end)
+
+    return Channel(shared, run, serve)
+
+
+def _over_network(
+    place: Place, launcher: Launcher, slots: SlotSpec, supervisor: Any, events: Callable[..., None]
+) -> Channel:
+    from collectx.transport.network.addresses import local_addresses
+    from collectx.transport.network.handshake import Endpoint, new_secret
+    from collectx.transport.network.transport import NetworkTransport
+    from collectx.worker.entry import run_remote_worker
+
+    options, backend = place.cfg.collector, place.cfg.backend
+    is_loopback = launcher.is_local and backend.interface is None
+    addresses = ("127.0.0.1",) if is_loopback else local_addresses(backend.interface)
+    network = NetworkTransport(
+        slots,
+        supervisor,
+        Endpoint(addresses, backend.port or 0, new_secret()),
+        timeout_s=options.worker_timeout_s,
+        events=events,
+        backend=place.backend,
+        devices=place.devices_of_pairs,
+        options=getattr(backend, "tensorpipe", None),
+        interface=backend.interface,
+    )
+    # Without the transport, which cannot be pickled.
+    endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
+    # A nested worker starts a collector itself, but its package is below this one and cannot import this function.
+    start_nested = start_collector if options.num_workers_per_collector > 1 else None
+
+    def run(spec: ProcessSpec) -> Entry:
+        objects = Sealed.of(spec.user_objects)
+        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, start_nested)
+
+    return Channel(network, run, endpoint=endpoint)
+
+
 class SpecMaker:
     """Makes the worker specs of one collector.
 
@@ -222,13 +315,12 @@ class SpecMaker:
         self._processes = cfg.collector.num_workers_per_collector  # of each worker
         self._outer = outer or Placement(worker=0, run_index=0, num_workers=self._num_workers * self._processes)
 
-    @property
-    def is_served(self) -> bool:
-        """Whether an inference server acts for the workers."""
-        return self._served is not None
-
-    def make(self, worker: int, history: ProcessHistory) -> ProcessSpec:
-        """Returns the spec of a worker's process with this history."""
+    def make(self, worker: int, history: ProcessHistory, is_server: bool = False) -> ProcessSpec:
+        """Returns the spec of a worker's process with this history; with `is_server`, the spec of the inference server,
+        which has the env and the device of the first worker."""
+        if is_server:
+            placement = Placement(worker=worker, run_index=worker, num_workers=self._outer.num_workers)
+            return dataclasses.replace(self.make(0, history), placement=placement, served=None)
         overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
         if overrides.exploration_type is not None:
@@ -243,11 +335,6 @@ class SpecMaker:
         extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(ProcessExtras)}
         placement = self._placement(worker, history)
         return ProcessSpec(cfg, placement, self._num_envs, self._served, **extras)
-
-    def make_server(self, index: int) -> ProcessSpec:
-        """Returns the spec of the inference server, with the env and the device of the first worker."""
-        placement = Placement(worker=index, run_index=index, num_workers=self._outer.num_workers)
-        return dataclasses.replace(self.make(0, ProcessHistory()), placement=placement, served=None)
 
     def _placement(self, worker: int, history: ProcessHistory) -> Placement:
         outer, index = self._outer, worker % self._num_workers

@@ -13,20 +13,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from collectx.collector.worker_record import FailureAction, FailurePolicy, Setting, Settings, WorkerRecord, WorkerState
 from collectx.errors import set_worker, text_of
-from collectx.place.workers import Workers
+from collectx.place.launcher import Entry, Launcher
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import Departure, Joined, Reply, Request, Reset
-from collectx.worker.spec import ProcessHistory
+from collectx.transport.base import Departure, Joined, Reply, Request, Reset, Transport
+from collectx.transport.network.handshake import Endpoint
+from collectx.worker.spec import ProcessHistory, ProcessSpec
+
+
+class Channel(NamedTuple):
+    """The transport between the trainer and the workers, and how a process gets its other end.
+
+    Attributes:
+        entry: `entry(spec)` returns what a worker's process calls.
+        server_entry: returns what the process of the inference server calls; None without a server.
+        endpoint: where the trainer listens; None without a network.
+    """
+
+    transport: Transport
+    entry: Callable[[ProcessSpec], Entry]
+    server_entry: Callable[[ProcessSpec], Entry] | None = None
+    endpoint: Endpoint | None = None
 
 
 class WorkerPool:
-    """The workers of a collector, by index.
+    """The workers of a collector, by index. If there is an inference server, its index follows the last worker's.
 
     Args:
+        launcher: starts the processes of the workers.
+        make_spec: `make_spec(index, history, is_server)` returns the spec of a process: of a worker, or of the
+            inference server.
         events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
         min_workers: while workers are starting, a batch waits until this number of workers is ready.
         histories: the histories of the workers' first processes, by index; without an entry, the worker is new.
@@ -44,7 +63,9 @@ class WorkerPool:
 
     def __init__(
         self,
-        workers: Workers,
+        launcher: Launcher,
+        channel: Channel,
+        make_spec: Callable[[int, ProcessHistory, bool], ProcessSpec],
         schedule: Schedule,
         failure_policy: FailurePolicy,
         events: Callable[..., None],
@@ -60,9 +81,12 @@ class WorkerPool:
         self._seed = seed
         self._normalizers = normalizers
         self.records: list[WorkerRecord] = []
-        self.server = WorkerRecord(num_workers, is_server=True) if workers.has_server else None
+        self.server = WorkerRecord(num_workers, is_server=True) if channel.server_entry is not None else None
         self.num_ready = self.num_starting = self.num_awaited = 0
-        self._workers = workers
+        self._launcher = launcher
+        self._channel = channel
+        self._transport = channel.transport
+        self._make_spec = make_spec
         self._schedule = schedule
         self._failure_policy = failure_policy
         self._events = events
@@ -77,11 +101,13 @@ class WorkerPool:
         # All workers are expected before the trainer's address is announced, as another program may have started them.
         for _ in range(self._num_workers):
             self._expect_next()
-        self._workers.announce()
+        if self._channel.endpoint is not None:
+            self._launcher.announce(self._channel.endpoint)
         for worker in self.records:
             self._start_first(worker)
         if self.server is not None:
             self.records.append(self.server)
+            self._launcher.names[self.server.index] = self.server.name
             self._expect(self.server)
             self._start(self.server)
             self._set_state(self.server, WorkerState.SERVING)
@@ -109,7 +135,8 @@ class WorkerPool:
 
     def _expect(self, worker: WorkerRecord) -> None:
         """Lets a process of the worker's current incarnation connect."""
-        worker.spec = self._workers.expect(worker.index, worker.history, worker.is_server)
+        worker.spec = self._make_spec(worker.index, worker.history, worker.is_server)
+        self._transport.expect(worker.index, worker.spec.to_json)
 
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
@@ -120,8 +147,12 @@ class WorkerPool:
             self._wait_for(worker, self._first_requests(worker.index))
 
     def _start(self, worker: WorkerRecord) -> None:
+        entry = self._channel.server_entry if worker.is_server else self._channel.entry
+        assert entry is not None
         num_replaced = worker.history.num_replaced
-        worker.handle = self._workers.start(worker.index, worker.spec, num_replaced, worker.handle, worker.is_server)
+        worker.handle = self._launcher.start(worker.index, entry(worker.spec), num_replaced, worker.handle)
+        if worker.handle is not None:
+            self._transport.attach(worker.index, worker.handle)
         worker.has_replied, worker.settings_version = False, 0
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
@@ -129,7 +160,7 @@ class WorkerPool:
         worker.first_requests = first_requests
         worker.saved = next((request.arguments[0] for request in first_requests if request.name == "load"), None)
         worker.new_episodes = None
-        self._workers.request(worker.index, first_requests[0])
+        self._transport.send_request(worker.index, first_requests[0])
 
     def _set_state(self, worker: WorkerRecord, state: WorkerState) -> None:
         self.num_ready += (state is WorkerState.READY) - (worker.state is WorkerState.READY)
@@ -181,7 +212,7 @@ class WorkerPool:
     def stepping_of_started(self) -> tuple[int, int] | None:
         """Number of workers that have stepped their envs, and number of started ones; None for workers in the trainer's
         process. Any thread may read it."""
-        num_stepping = self._workers.transport.num_stepping
+        num_stepping = self._transport.num_stepping
         return None if num_stepping is None else (num_stepping, self.num_started)
 
     @property
@@ -206,7 +237,7 @@ class WorkerPool:
             worker.new_episodes = reply.value
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
         if worker.first_requests:
-            self._workers.request(worker.index, worker.first_requests[0])
+            self._transport.send_request(worker.index, worker.first_requests[0])
             return
         is_restored = worker.saved is not None and worker.new_episodes is None
         if is_restored or (worker.reset is not None and worker.reset.seed is None):
@@ -280,9 +311,9 @@ class WorkerPool:
         if changes := settings.since(worker.settings_version, worker.index):
             if not worker.has_replied:
                 # Its reply tells a process that ends while it makes its envs from one that a setting ends.
-                self._workers.request(worker.index, Request("ready"))
+                self._transport.send_request(worker.index, Request("ready"))
                 worker.num_settings += 1
-            self._workers.request(worker.index, Request("change", (changes,)))
+            self._transport.send_request(worker.index, Request("change", (changes,)))
             worker.num_settings += 1
             if not is_restored:
                 worker.reset = worker.reset or Reset(self._seed)
@@ -303,7 +334,7 @@ class WorkerPool:
     def tell_server(self, name: str, *arguments: Any) -> None:
         """Sends a request to the inference server, if there is one. Does not wait for the reply."""
         if self.server is not None:
-            self._workers.request(self.server.index, Request(name, arguments))
+            self._transport.send_request(self.server.index, Request(name, arguments))
             self.server.pending.append(None)
 
     def tell_starting(self, name: str, *arguments: Any) -> None:
@@ -337,7 +368,7 @@ class WorkerPool:
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
             # If arguments cannot be pickled, this raises before a reply is counted as missing.
-            self._workers.request(worker.index, Request(name, arguments[worker.index]))
+            self._transport.send_request(worker.index, Request(name, arguments[worker.index]))
             worker.pending.append(setting)
             worker.num_until_reply = len(worker.pending)
             if setting is not None:

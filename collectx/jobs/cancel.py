@@ -18,6 +18,7 @@ import psutil
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.status import NamedRun, named_run, query_workers, read_job, statuses
 from collectx.place.slurm import commands
+from collectx.process import until
 from collectx.run import RunFolder
 from collectx.run.folder.layout import holder
 from collectx.run.terminal import printing
@@ -86,25 +87,25 @@ def _wait(named: Sequence[NamedRun], is_now: bool) -> bool:
     """Waits for the end of runs, and cancels jobs that take too long; returns whether all runs have ended."""
     grace_s = max((run.grace_s for run in named), default=0.0)
     runs = [run.run_folder for run in named]
-    begin_s, is_cancelled = time.monotonic(), False
-    while runs:
-        known = list(zip(runs, statuses(runs), strict=True))
-        for run, status in known:
+
+    def have_ended() -> bool:
+        """Prints how runs have ended, and removes them from `runs`; returns whether none is left."""
+        for run, status in list(zip(runs, statuses(runs), strict=True)):
             if status.has_ended:
                 printing.say(f"{run.path}: {status.status}: {status.detail}".rstrip(": "))
-        runs = [run for run, status in known if not status.has_ended]
-        waited_s = time.monotonic() - begin_s
-        if waited_s > grace_s and not is_cancelled:
-            is_cancelled = True
-            end_jobs(commands.cancel, [job for run in runs if (job := read_job(run)) is not None])
-        if runs and waited_s > grace_s + _MARGIN_S:
-            rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
-            advice = "To see its state: collectx status" if is_now else "To end it at once, add --now"
-            for run in runs:
-                printing.error(f"{run.path} did not end within {rule}. {advice}.")
-            return False
-        time.sleep(_POLL_S if runs else 0)
-    return True
+                runs.remove(run)
+        return not runs
+
+    if until(have_ended, grace_s, _POLL_S):
+        return True
+    end_jobs(commands.cancel, [job for run in runs if (job := read_job(run)) is not None])
+    if until(have_ended, _MARGIN_S, _POLL_S):
+        return True
+    rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
+    advice = "To see its state: collectx status" if is_now else "To end it at once, add --now"
+    for run in runs:
+        printing.error(f"{run.path} did not end within {rule}. {advice}.")
+    return False
 
 
 def _process(run: RunFolder) -> int | None:

@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
@@ -33,8 +32,8 @@ from collectx.place import place_of
 from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.job import JobTasksLauncher, is_lost
-from collectx.place.slurm.jobs import SlurmJob
-from collectx.process import unbind_threads
+from collectx.place.slurm.jobs import SlurmPlace
+from collectx.process import unbind_threads, until
 from collectx.progress import telling_imports
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
@@ -87,18 +86,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not run_folder.job_spec.exists() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    if not run_folder.job_spec.exists():
-        print(
-            f"found no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {run_folder.job_spec} does not "
-            "exist. The trainer's job may be waiting in the queue, have failed before it created its collector, or use "
-            "another file system.",
-            file=sys.stderr,
-        )
-        return False
-    return True
+    if until(run_folder.job_spec.exists, timeout_s, _POLL_S):
+        return True
+    print(
+        f"found no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {run_folder.job_spec} does not "
+        "exist. The trainer's job may be waiting in the queue, have failed before it created its collector, or use "
+        "another file system.",
+        file=sys.stderr,
+    )
+    return False
 
 
 def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) -> int:
@@ -107,7 +103,7 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
         from collectx.run.execution import execute
     cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
     assert isinstance(slurm, SlurmLauncherConfig)
-    assert isinstance(place, SlurmJob)
+    assert isinstance(place, SlurmPlace)
     if requeue.num_requeues(os.environ):
         resume = "auto" if run_folder.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
@@ -219,12 +215,9 @@ def _wait_for_trainer(cfg: RunConfig, run_folder: RunFolder) -> None:
     ended = run_folder.exit_status(os.environ["SLURM_JOB_ID"])
     # All workers of a run together ask SLURM every few seconds.
     period_s = _ASK_S * num_workers_of(cfg.collector)
-    next_s = time.monotonic() + random.uniform(0, period_s)
-    while node.exists() and not ended.exists():
-        time.sleep(_POLL_S)
-        if time.monotonic() < next_s:
-            continue
-        next_s += period_s
+    pause_s = random.uniform(0, period_s)
+    while not until(lambda: not node.exists() or ended.exists(), pause_s, _POLL_S):
+        pause_s = period_s
         try:
             host = node.read_text().strip()
             if end := requeue.end_after_loss(host, cfg.launcher, os.environ):

@@ -18,6 +18,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFileError, LauncherError
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
+from collectx.process import until
 from collectx.run import Status
 from collectx.run.folder import snapshot
 from collectx.run.folder.files import write_json
@@ -107,9 +108,7 @@ class NamedRun:
 def named_run(run: RunFolder) -> NamedRun:
     """Returns a run with the configuration of its last start or resume, see `readable_config`. Waits up to
     `_SNAPSHOT_S` seconds for the configuration of a starting run."""
-    deadline = time.monotonic() + _SNAPSHOT_S
-    while not run.meta.exists() and is_locked(run) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: run.meta.exists() or not is_locked(run), _SNAPSHOT_S, 0.05)
     return NamedRun(run.path.name, run.path, readable_config(run))
 
 
@@ -179,7 +178,7 @@ def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStat
     """Returns the status of a run that is a job. `states` is what `query_slurm` returned."""
     result = run_folder.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
-    if state is not None and not state.is_over and not state.has_started:
+    if state is not None and state.is_waiting:
         word = "" if state.word == "PENDING" else state.word
         return RunStatus(Status.QUEUED, ", ".join(filter(None, (_requeue_reason(run_folder), word, state.reason))))
     if result is not None:
@@ -277,15 +276,8 @@ def waiting_workers(run_folder: RunFolder) -> list[str]:
     states = query_workers(run_folder)
     if isinstance(states, LauncherError):
         return [f"cannot tell whether worker jobs are waiting in the queue: {states}"]
-    waiting: dict[str, list[str]] = {}
     workers = _worker_jobs(run_folder)
-    for job, state in states.items():
-        if not (state.has_started or state.is_over):
-            waiting.setdefault(str(state), []).append(workers[job])
-    return [
-        f"worker {workers[0]} is {reason}" if len(workers) == 1 else f"workers {', '.join(workers)} are {reason}"
-        for reason, workers in waiting.items()
-    ]
+    return commands.why_waiting({workers[job]: state for job, state in states.items() if state.is_waiting})
 
 
 def numbers_of(run_folder: RunFolder) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import os
 import shlex
 import shutil
@@ -39,6 +40,7 @@ from collectx.place.slurm.job import start_step
 from collectx.place.slurm.job_watcher import worker_header
 from collectx.place.slurm.log_watcher import role_command
 from collectx.place.slurm.requeue import is_requeue_wanted
+from collectx.process import until
 from collectx.run import Status
 from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.saved_config import config_text
@@ -112,8 +114,7 @@ class _Step:
         """Waits until all tasks have ended, for at most the grace time, because the end of the allocation would kill
         them."""
         self._ended_s = self._ended_s or time.monotonic()
-        while not self.states(())[self._job].is_over:
-            time.sleep(_POLL_S)
+        until(lambda: self.states(())[self._job].is_over, math.inf, _POLL_S)
 
     def cancel(self, jobs: Iterable[str]) -> None:
         """Ends srun, which ends all tasks."""

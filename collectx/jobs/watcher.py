@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self
@@ -31,6 +30,7 @@ from collectx.errors import DamagedFileError, LauncherError
 from collectx.jobs.cancel import end_jobs
 from collectx.jobs.status import JobStates, NamedRun, Outcome, RunStatus, numbers_of, query_slurm, status_of
 from collectx.place.slurm import commands
+from collectx.process import handling
 from collectx.run.folder.events import Notices, format_event
 from collectx.run.folder.files import JsonLinesTail
 from collectx.run.folder.result import Status
@@ -53,21 +53,13 @@ class Terminated(KeyboardInterrupt):
     """Raised in the main thread by SIGTERM."""
 
 
-@contextmanager
-def sigterm_raises() -> Iterator[None]:
+def sigterm_raises() -> AbstractContextManager[None]:
     """Makes SIGTERM raise `Terminated` in the main thread within the block."""
 
     def raise_terminated(signum: int, frame: object) -> None:
         raise Terminated
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old_handler = signal.signal(signal.SIGTERM, raise_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old_handler)
+    return handling({signal.SIGTERM: raise_terminated})
 
 
 class Watcher:

@@ -24,7 +24,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from collectx.errors import LauncherError, RendezvousError
 from collectx.place.launcher import Launcher
 from collectx.place.slurm import commands
 from collectx.place.slurm.job_watcher import JobArray
+from collectx.process import until
 from collectx.progress import file_size
 from collectx.run.folder.files import read_private, write_json, write_private
 from collectx.run.folder.layout import RunFolder
@@ -249,26 +250,21 @@ def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s
     `PermissionError` if another user may have written the secret."""
     from collectx.transport.network.handshake import Endpoint
 
-    deadline, log_size = time.monotonic() + timeout_s, 0
-    while True:
-        address = _read(run_folder.rendezvous)
-        if address.get("token") == token:
-            return Endpoint(tuple(address["addresses"]), address["port"], read_private(run_folder.secret))
-        if time.monotonic() > deadline and (size := file_size(run_folder.log("job"))) > log_size:
-            # A trainer that still imports says so there.
-            deadline, log_size = time.monotonic() + timeout_s, size
-        if time.monotonic() > deadline:
-            reason = "exists, but contains no address of the trainer" if run_folder.path.is_dir() else "does not exist"
-            raise RendezvousError(
-                f"found no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
-                f"folder {run_folder.path} {reason}. If the nodes do not share its file system, choose another folder "
-                "with hydra.run.dir or hydra.sweep.dir. Otherwise, the trainer may have failed: see its log."
-            )
-        time.sleep(_POLL_S)
+    def address_of_trainer() -> dict[str, Any] | None:
+        with suppress(OSError, json.JSONDecodeError):
+            address = json.loads(run_folder.rendezvous.read_text())
+            return address if address.get("token") == token else None
+        return None
 
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
+    address, log_size = until(address_of_trainer, timeout_s, _POLL_S), 0
+    # A trainer that still imports says so in the job's log.
+    while not address and (size := file_size(run_folder.log("job"))) > log_size:
+        address, log_size = until(address_of_trainer, timeout_s, _POLL_S), size
+    if address:
+        return Endpoint(tuple(address["addresses"]), address["port"], read_private(run_folder.secret))
+    reason = "exists, but contains no address of the trainer" if run_folder.path.is_dir() else "does not exist"
+    raise RendezvousError(
+        f"found no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run folder "
+        f"{run_folder.path} {reason}. If the nodes do not share its file system, choose another folder with "
+        "hydra.run.dir or hydra.sweep.dir. Otherwise, the trainer may have failed: see its log."
+    )

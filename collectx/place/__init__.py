@@ -6,14 +6,14 @@ from collectx.config.schema.run import RunConfig
 from collectx.place.base import Place
 from collectx.place.local import Inline, Local
 from collectx.place.ray import RayCluster
-from collectx.place.slurm.jobs import SlurmArray, SlurmJob, SlurmParts
+from collectx.place.slurm.jobs import SlurmJob, SlurmParts, SlurmWorkerJobs
 
 _PLACES: dict[str, type[Place]] = {
     "inline": Inline,
     "local": Local,
     "ray": RayCluster,
     "slurm": SlurmJob,
-    "submitit": SlurmArray,
+    "submitit": SlurmWorkerJobs,
     "submitit_delayed": SlurmParts,
 }
 

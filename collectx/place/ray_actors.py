@@ -28,7 +28,7 @@ from collectx.config.problem import counted, setting
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.process import limited
+from collectx.process import handling, limited
 from collectx.transport.peer import Handle, Limit
 
 _T = TypeVar("_T")
@@ -50,13 +50,15 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     at the address in time, or Ray refuses the arguments."""
     if ray.is_initialized():
         return
-    sigterm = signal.getsignal(signal.SIGTERM)
+    # `ray.init` replaces the handler. Without one, Ray's stays.
+    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {} if handler in (None, signal.SIG_DFL) else {signal.SIGTERM: handler}
     has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
     # Without an address, Ray would connect to any cluster on this host, even to one that ends with another run.
     address = {} if has_address else {"address": "local"}
     try:
         _check_address(str(options.get("address")))
-        with limited("ray.init", setting("collector.start_timeout_s"), timeout_s):
+        with handling(handlers), limited("ray.init", setting("collector.start_timeout_s"), timeout_s):
             ray.init(**(_DEFAULTS | dict(options) | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
@@ -68,10 +70,6 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
             f"{str(error).rstrip('.')}.{token} Start a cluster with `ray start --head`, or leave the address out to "
             "start one on this machine."
         ) from error
-    finally:
-        # `ray.init` replaces it.
-        if sigterm not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, sigterm)
 
 
 def disconnect() -> None:

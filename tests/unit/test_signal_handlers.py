@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -59,3 +60,27 @@ def test_other_threads_change_no_handler(said):
     thread.start()
     thread.join()
     assert (signal.getsignal(signal.SIGUSR1), said) == (theirs, [])
+
+
+def in_this_thread(function, *arguments):
+    function(*arguments)
+
+
+def in_another_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(("call", "handler"), [(in_this_thread, theirs), (in_another_thread, ours)])
+def test_a_block_has_handlers_of_its_own_in_the_main_thread(said, call, handler):
+    seen = []
+
+    def block():
+        with suppress(OSError), process.handling({signal.SIGUSR1: theirs}):
+            seen.append(signal.getsignal(signal.SIGUSR1))
+            raise OSError
+
+    call(block)
+    assert seen == [handler]
+    assert signal.getsignal(signal.SIGUSR1) is ours

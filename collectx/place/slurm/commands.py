@@ -116,9 +116,26 @@ class JobState:
     reason: str = ""
     node: str = ""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job waits in the queue."""
+        return not (self.is_over or self.has_started)
+
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.word}{reason}{f' on {self.node}' if self.node else ''}"
+
+
+def why_waiting(states: Mapping[Any, JobState]) -> list[str]:
+    """Returns a clause for each reason why workers wait in the queue, such as "workers 0 and 2 are PENDING (Priority)".
+    `states` contains the states of their jobs, by worker."""
+    workers: dict[str, list[str]] = {}
+    for worker, state in states.items():
+        workers.setdefault(str(state), []).append(str(worker))
+    return [
+        f"workers {', '.join(others)} and {last} are {reason}" if others else f"worker {last} is {reason}"
+        for reason, (*others, last) in workers.items()
+    ]
 
 
 class NoMessage(LauncherError):

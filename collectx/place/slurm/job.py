@@ -29,7 +29,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm import commands
 from collectx.place.slurm.log_watcher import LogWatcher, kill_command
+from collectx.process import until
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.peer import end_processes
 
@@ -216,17 +216,15 @@ def seems_lost(node: str) -> bool:
 def is_lost(node: str) -> bool:
     """Whether the node is lost according to SLURM. Blocks for a silent node until SLURM knows, for at most
     `SlurmdTimeout` and half a minute."""
-    deadline = None
-    while not _is_down(node):
-        if not _is_silent(node) or (deadline is not None and time.monotonic() > deadline):
-            return False
-        if deadline is None:
-            timeout_s = _timeout_s()
-            deadline = time.monotonic() + timeout_s
-            text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost."
-            print(f"collectx: {text}", flush=True)
-        time.sleep(_ASK_S)
-    return True
+    if _is_down(node):
+        return True
+    if not _is_silent(node):
+        return False
+    timeout_s = _timeout_s()
+    text = f"{node} does not answer. SLURM may take up to {timeout_s} s to say whether it is lost."
+    print(f"collectx: {text}", flush=True)
+    until(lambda: _is_down(node) or not _is_silent(node), timeout_s, _ASK_S)
+    return _is_down(node)
 
 
 def _is_down(node: str) -> bool:

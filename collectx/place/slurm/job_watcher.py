@@ -325,27 +325,17 @@ class JobWatcher(Launcher):
     def _report_queue(self, jobs: Sequence[Job]) -> None:
         """Reports which workers wait in the queue, and why."""
         now_s = time.monotonic()
-        waiting = [
-            job
-            for job in jobs
-            if not (job.state.has_started or job.state.is_over or job.released_until_s is not None)
-            and now_s >= job.created_s + _PATIENCE_S
-        ]
         # A worker may have several waiting jobs: the newest one counts.
-        states = {job.worker: str(job.state) for job in waiting}
-        reasons: dict[str, list[str]] = {}
-        for worker, state in sorted(states.items()):
-            reasons.setdefault(state, []).append(str(worker))
-        notice = "; ".join(f"{_workers(names)} {state}" for state, names in reasons.items())
+        waiting = {
+            job.worker: job.state
+            for job in jobs
+            if job.state.is_waiting and job.released_until_s is None and now_s >= job.created_s + _PATIENCE_S
+        }
+        notice = "; ".join(commands.why_waiting(dict(sorted(waiting.items()))))
         if notice and notice != self._queue_notice and now_s >= self._queue_notice_s:
             self._queue_notice, self._queue_notice_s = notice, now_s + _NOTICE_S
-            verb = "is" if len(states) == 1 else "are"
-            self._say(f"{len(states)} of {self._num_workers} workers {verb} waiting in the queue: {notice}")
-
-
-def _workers(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"workers {', '.join(others)} and {last} are" if others else f"worker {last} is"
+            verb = "is" if len(waiting) == 1 else "are"
+            self._say(f"{len(waiting)} of {self._num_workers} workers {verb} waiting in the queue: {notice}")
 
 
 def _message(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The three places of SLURM. The other modules of this folder start their workers.
+"""The three places of SLURM, siblings over `SlurmPlace`. The other modules of this folder start their workers.
 
 slurm              trainer and workers are the tasks of one job
 submitit_delayed   the same, in a heterogeneous job: the trainer's part has its own resources
@@ -31,41 +31,34 @@ _SBATCH = {
 _MEMORY, _NO_LIMIT = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE), ("INFINITE", "UNLIMITED")
 
 
-class SlurmArray(Place):
-    """`launcher=submitit`: each worker is a job. Contains what the three places share."""
+class SlurmPlace(Place):
+    """What the three places share: the resources of jobs, as sbatch reads them. A subclass says which processes are in
+    a job. `workers_part` is the workers' part of a heterogeneous job; None for other jobs."""
 
-    has_worker_jobs = needs_workers = True
-    # Whether MPI connects trainer and workers: it does not connect separate jobs.
-    has_one_universe = False
+    workers_part: int | None = None
 
     @property
     def _launcher(self) -> Any:
         return self.cfg.launcher
 
     def job_needs(self) -> dict[str, Any]:
-        return {"tasks_of_a_job": 1, "cores_of_a_task": self._launcher.cpus_per_task or self._launcher.num_threads}
+        cores = self._launcher.cpus_per_task or "the cluster's default"
+        return {"tasks_of_a_job": self.num_tasks, "cores_of_a_task": cores}
 
     def _own_problems(self) -> Iterator[Problem]:
-        yield from self._universe_problems()
+        if self.cfg.backend.kind == "mpi":
+            yield from self._mpi_problems()
         yield from self._resource_problems()
         yield from self._sbatch_problems()
+        if self.is_job:
+            yield from self._node_problems()
+            yield from self._time_problems()
 
-    def _universe_problems(self) -> Iterator[Problem]:
-        """Trainer and workers share one MPI universe. If a scheduler made it, no process can join or leave."""
-        launcher = self.cfg.launcher.kind
-        if self.cfg.backend.kind != "mpi":
-            return
-        if not self.has_one_universe:
-            rule = f"`launcher={launcher}` starts each worker as a separate job, and MPI cannot connect separate jobs"
-            yield Problem("backend", rule, "mpi", "use `backend=gloo`, or `launcher=local`.")
-        elif self.cfg.collector.on_worker_failure != "raise":
-            rule = (
-                f"with `backend=mpi` and `launcher={launcher}`, MPI ends all processes when one of them dies, and "
-                "cannot replace it"
-            )
-            path = "collector.on_worker_failure"
-            advice = f"use `{path}=raise`, or `backend=gloo`."
-            yield Problem(path, rule, self.cfg.collector.on_worker_failure, advice)
+    def _mpi_problems(self) -> Iterator[Problem]:
+        """MPI connects trainer and workers."""
+        kind = self.cfg.launcher.kind
+        rule = f"`launcher={kind}` starts each worker as a separate job, and MPI cannot connect separate jobs"
+        yield Problem("backend", rule, "mpi", "use `backend=gloo`, or `launcher=local`.")
 
     def _resource_problems(self) -> Iterator[Problem]:
         """Times and memory are written as sbatch reads them."""
@@ -90,32 +83,6 @@ class SlurmArray(Place):
     def _parts(self) -> dict[str, object]:
         """Returns the resources of jobs, by option."""
         return {"launcher": self._launcher}
-
-    def missing(self) -> list[str]:
-        if commands.is_here():
-            return []
-        return [
-            f"`launcher={self.cfg.launcher.kind}` cannot be used: this machine has no sbatch on its PATH. Start it "
-            "on a login node of the cluster, or use `launcher=local`."
-        ]
-
-
-class SlurmJob(SlurmArray):
-    """`launcher=slurm`: trainer and workers are the tasks of one job."""
-
-    is_job = can_be_step = has_one_universe = True
-    has_worker_jobs = needs_workers = False
-    # The workers' part of a heterogeneous job; None for other jobs.
-    workers_part: int | None = None
-
-    def job_needs(self) -> dict[str, Any]:
-        cores = self._launcher.cpus_per_task or "the cluster's default"
-        return {"tasks_of_a_job": self.num_tasks, "cores_of_a_task": cores}
-
-    def _own_problems(self) -> Iterator[Problem]:
-        yield from super()._own_problems()
-        yield from self._node_problems()
-        yield from self._time_problems()
 
     def _described_tasks(self) -> tuple[int, str]:
         """Returns the number of the tasks, and a clause about them, for which `launcher.nodes` counts nodes."""
@@ -154,12 +121,44 @@ class SlurmJob(SlurmArray):
             advice = f"use {longer}, a smaller `launcher.signal_s`, or `launcher.requeue=false`."
             yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 
+    def missing(self) -> list[str]:
+        if commands.is_here():
+            return []
+        return [
+            f"`launcher={self.cfg.launcher.kind}` cannot be used: this machine has no sbatch on its PATH. Start it "
+            "on a login node of the cluster, or use `launcher=local`."
+        ]
 
-class SlurmParts(SlurmJob):
+
+class SlurmJob(SlurmPlace):
+    """`launcher=slurm`: trainer and workers are the tasks of one job."""
+
+    is_job = can_be_step = True
+
+    def _mpi_problems(self) -> Iterator[Problem]:
+        """No worker is replaced: no process can join or leave the MPI universe that SLURM made."""
+        path, mode = "collector.on_worker_failure", self.cfg.collector.on_worker_failure
+        if mode != "raise":
+            rule = (
+                f"with `backend=mpi` and `launcher={self.cfg.launcher.kind}`, MPI ends all processes when one of them "
+                "dies, and cannot replace it"
+            )
+            yield Problem(path, rule, mode, f"use `{path}=raise`, or `backend=gloo`.")
+
+
+class SlurmWorkerJobs(SlurmPlace):
+    """`launcher=submitit`: the trainer runs where it was started, and each worker is a job."""
+
+    has_worker_jobs = needs_workers = True
+
+    def job_needs(self) -> dict[str, Any]:
+        return {"tasks_of_a_job": 1, "cores_of_a_task": self._launcher.cpus_per_task or self._launcher.num_threads}
+
+
+class SlurmParts(SlurmPlace):
     """`launcher=submitit_delayed`: trainer and workers are two parts of one job."""
 
-    can_be_step = has_one_universe = False
-    needs_workers = True
+    is_job = needs_workers = True
     workers_part = WORKERS
 
     def _parts(self) -> dict[str, object]:

@@ -68,7 +68,7 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     monkeypatch.setattr(jobs_status, "is_locked", lambda files: True)
     word, text = said(capsys, files)
     assert word == "running"
-    assert f"{tmp_path.name}: workers 2, 1 are PENDING (Resources: the nodes it needs are in use) on n1\n" in text
+    assert f"{tmp_path.name}: workers 2 and 1 are PENDING (Resources: the nodes it needs are in use) on n1\n" in text
     assert text.count(": workers ") == 1
     queue.error = "Unable to contact slurm controller"
     assert f"cannot tell whether worker jobs are waiting in the queue: {queue.error}" in said(capsys, files)[1]

@@ -12,6 +12,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import RecordedBatch, compose, slot_spec_of
 from collectx.collector.compose import start_collector
+from collectx.collector.pool import Channel
 from collectx.errors import ConfigError
 from collectx.rules import problems
 from collectx.transport.inline import InlineTransport
@@ -47,43 +48,44 @@ CASES = {
 }
 
 
-class Workers:
-    """Stands in for `open_workers`: keeps its arguments. The slots are in this process."""
+class Recorder:
+    """A launcher that starts no process, and keeps what it and its transport are told. The slots are in this
+    process."""
 
-    has_server, max_requeues = False, 3
+    max_requeues = 3
 
-    def __init__(self, place, batch, specs, spec, events, build, launcher, log_dir):
-        self.batch, self.specs, self.spec, self.calls = batch, specs, spec, []
-        self.transport = InlineTransport(batch)
+    def __init__(self):
+        self.calls = []
 
-    def announce(self):
-        pass
+    def open_channel(self, place, launcher, slots, spec, is_served, events):
+        self.slots, self.is_served = slots, is_served
+        self.transport = InlineTransport(slots)
+        self.transport.expect = self.expect
+        self.transport.send_request = lambda worker, request: self.calls.append(("request", worker, *request))
+        return Channel(self.transport, lambda spec: spec)
 
-    def expect(self, worker, *when):
-        self.calls.append(("expect", worker, *when))
+    def expect(self, worker, to_json):
+        place = to_json()["placement"]
+        self.calls.append(("expect", worker, f"incarnation {place['incarnation']} after {place['restart_count']}"))
 
-    def start(self, worker, *what):
+    def start(self, worker, entry, num_replaced, previous):
         self.calls.append(("start", worker))
-
-    def request(self, worker, request):
-        self.calls.append(("request", worker, *request))
 
 
 def composed(knobs, arguments, monkeypatch):
     """Lines about a collector."""
-    made, log = [], Log()
-    monkeypatch.setattr(compose, "open_workers", lambda *each: made.append(Workers(*each)) or made[-1])
+    recorder, log = Recorder(), Log()
+    monkeypatch.setattr(compose, "open_channel", recorder.open_channel)
     cfg = config(**knobs)
     spec = envs.read_spec(cfg.env, False)
     policy = policies.build(cfg.policy, spec, cfg.seed)
-    with start_collector(cfg, policy, spec, log, **arguments) as core:
-        (workers,) = made
-        slots = workers.batch
+    with start_collector(cfg, policy, spec, log, launcher=recorder, **arguments) as core:
+        slots = recorder.slots
         lines = [f"slots: {name} = {value}" for name, value in told(slots).items() if name != "leaves"]
         lines += [f"leaf: {'.'.join(leaf.key)} {[*leaf.shape]} {leaf.dtype}" for leaf in slots.leaves]
-        lines += [f"is served: {workers.specs.is_served}", f"version: {core.policy_version}"]
-        lines += [f"{each}" for each in (*workers.calls, *log.lines)]
-        workers.transport.slab.leases.on_lack()
+        lines += [f"is served: {recorder.is_served}", f"version: {core.policy_version}"]
+        lines += [f"{each}" for each in (*recorder.calls, *log.lines)]
+        recorder.transport.slab.leases.on_lack()
         assert log.lines[-1] == ("batches_copied", {})
         assert slot_spec_of(cfg, policy, spec).layout().nbytes == slots.layout().nbytes
     return lines
@@ -174,11 +176,12 @@ def test_slots_that_do_not_fit_in_memory_are_refused(monkeypatch, within):
     spec = envs.read_spec(cfg.env, False)
     policy = policies.build(cfg.policy, spec, 0)
     nbytes = SlabLayout(replace(slot_spec_of(cfg, policy, spec), num_spare=0)).nbytes
-    monkeypatch.setattr(compose, "open_workers", Workers)
+    recorder = Recorder()
+    monkeypatch.setattr(compose, "open_channel", recorder.open_channel)
 
     def said(available, cfg=cfg):
         within(compose, "psutil", virtual_memory=lambda: SimpleNamespace(total=available))
-        return refusal(lambda: start_collector(cfg, policy, spec).close())
+        return refusal(lambda: start_collector(cfg, policy, spec, launcher=recorder).close())
 
     assert said(nbytes) is None
     assert "Use fewer frames, or collector.num_slots below 2" in said(nbytes - 1)

@@ -12,7 +12,7 @@ from collectx.batch import Leaf
 from collectx.collector import CollectorCore
 from collectx.collector.batch_info import BatchSpec
 from collectx.collector.env_methods import EnvMethods
-from collectx.collector.pool import WorkerPool
+from collectx.collector.pool import Channel, WorkerPool
 from collectx.collector.worker_record import FailurePolicy
 from collectx.errors import WorkerDied
 from collectx.schedule.asynchronous import AsyncSchedule
@@ -35,6 +35,12 @@ class Transport:
 
     def __getattr__(self, name):
         return lambda *arguments: self._lines.append(f"    {name}{arguments}")
+
+    def expect(self, worker, make_spec):
+        """Its processes do not connect."""
+
+    def attach(self, worker, handle):
+        """They do not end by themselves."""
 
     def receive(self):
         if not self.events:
@@ -75,14 +81,13 @@ class Story:
         self.lines = []
         slots = SlotSpec(LEAVES, 2, 3, num_workers, schedule.num_slots, schedule.stacked, False, 1)
         self.transport = Transport(self.lines, slots)
-        workers = SimpleNamespace(
-            transport=self.transport, has_server=has_server, announce=lambda: None, request=self.transport.send_request
-        )
-        workers.expect = lambda *arguments: None
-        workers.start = lambda worker, *arguments: self.lines.append(f"    start {worker}") or f"process of {worker}"
+        channel = Channel(self.transport, str, str if has_server else None)
+        start = lambda worker, *arguments: self.lines.append(f"    start {worker}") or f"process of {worker}"  # noqa: E731
         policy = FailurePolicy(mode, 1, min_workers=1)
         self.pool = WorkerPool(
-            workers,
+            SimpleNamespace(start=start, names={}),
+            channel,
+            lambda *who: SimpleNamespace(to_json=None),
             schedule,
             policy,
             self.event,

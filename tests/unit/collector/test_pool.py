@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 from configurations import Log
 
-from collectx.collector.pool import WorkerPool
+from collectx.collector.pool import Channel, WorkerPool
 from collectx.collector.worker_record import FailurePolicy
 from collectx.errors import WorkerDied
-from collectx.place.workers import Workers
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Departure, Reply, Request, Reset
 from collectx.worker.spec import ProcessHistory
@@ -19,10 +18,8 @@ READY, LOAD = Request("ready"), Request("load", (7,))
 class Recorder:
     """A launcher and a transport that keep what they are called with."""
 
-    max_requeues = 0
-
     def __init__(self):
-        self.calls, self.requests = [], []
+        self.calls, self.requests, self.names = [], [], {}
 
     def announce(self, endpoint):
         self.calls.append(("announce", endpoint))
@@ -43,17 +40,16 @@ class Recorder:
 
 def make_pool(mode, num_workers, schedule, first_requests=None, histories=(), endpoint=None, is_served=False, **limits):
     recorder, log = Recorder(), Log()
-    specs = SimpleNamespace(
-        make=lambda *who: SimpleNamespace(to_json=lambda: who),
-        make_server=lambda *who: SimpleNamespace(to_json=lambda: ("server", *who)),
-    )
+
+    def make_spec(worker, history, is_server):
+        return SimpleNamespace(to_json=lambda: ("server", worker) if is_server else (worker, history))
+
     entry = lambda spec: spec.to_json()  # noqa: E731
-    workers = Workers(recorder, recorder, specs, entry, endpoint, entry if is_served else None)
+    channel = Channel(recorder, entry, entry if is_served else None, endpoint)
     policy = FailurePolicy(mode, 10, min_workers=2, **limits)
     counts = {"num_workers": num_workers, "min_workers": 2}
-    pool = WorkerPool(
-        workers, schedule, policy, log, **counts, histories=dict(histories), first_requests=first_requests
-    )
+    whole = {"histories": dict(histories), "first_requests": first_requests}
+    pool = WorkerPool(recorder, channel, make_spec, schedule, policy, log, **counts, **whole)
     pool.start_all()
     return pool, recorder, log
 

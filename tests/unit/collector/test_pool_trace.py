@@ -1,10 +1,8 @@
 """The pool: what it does, and what it knows, after each event of some runs."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from collectx.collector.pool import WorkerPool
+from collectx.collector.pool import Channel, WorkerPool
 from collectx.collector.worker_record import FailurePolicy, WorkerRecord
 from collectx.errors import JobEnded, WorkerDied, worker_of
 from collectx.transport.base import Departure, Joined, Reply, Request, Reset
@@ -19,20 +17,19 @@ NEW = {name: value for name, value in vars(WorkerRecord(0)).items() if name not 
 
 
 class Told:
-    """Stands in for workers and schedule: writes down what it is told. Grants slot 9 to a replacement."""
+    """Stands in for launcher, transport and schedule: writes down what it is told. Grants slot 9 to a replacement."""
 
-    def __init__(self, has_server):
-        self.lines, self.has_server = [], has_server
-        self.transport = SimpleNamespace(num_stepping=1)
+    num_stepping = 1
+
+    def __init__(self):
+        self.lines, self.names = [], {}
 
     def __getattr__(self, name):
         def told(*arguments):
             self.lines.append(f"    {name}{arguments}")
             match name:
-                case "expect":
-                    return f"spec {arguments[1]}"
                 case "start":
-                    return f"process {arguments[1][5:]}"
+                    return f"process of {arguments[1]}"
                 case "replaced":
                     return [(*arguments, 9)]
             return None
@@ -40,14 +37,27 @@ class Told:
         return told
 
 
+class Spec(str):
+    """The spec of a process, as text."""
+
+    to_json = property(str)
+
+
+def make_spec(index, history, is_server):
+    return Spec(f"spec of {'the server' if is_server else history}")
+
+
 class Story:
     """A pool, and the lines that tell what it does."""
 
     def __init__(self, mode="restart", first=None, has_server=False, num_workers=2, **options):
-        self.told = Told(has_server)
+        self.told = Told()
+        channel = Channel(self.told, str, "server, {}".format if has_server else None, "here")
         policy = FailurePolicy(mode, 2, min_workers=2, max_requeues=1)
         self.pool = WorkerPool(
             self.told,
+            channel,
+            make_spec,
             self.told,
             policy,
             self.event,

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from collectx import process
 from collectx.errors import LauncherError
 from collectx.jobs import cancel
 from collectx.jobs.status import RunStatus
@@ -29,7 +30,8 @@ class World:
             monkeypatch.setattr(cancel, name, value)
         kill = lambda pid, signum: self.called("kill", pid, signal.Signals(signum).name)  # noqa: E731
         within(cancel, "os", kill=kill)
-        within(cancel, "time", monotonic=lambda: self.now_s, sleep=self.sleep)
+        within(process, "time", monotonic=lambda: self.now_s, sleep=self.sleep)
+        within(cancel, "time", sleep=self.sleep)
         owner = {7: os.getuid()}
         ids = lambda pid: SimpleNamespace(uids=lambda: SimpleNamespace(real=owner.get(pid, os.getuid() + 1)))  # noqa: E731
         within(cancel, "psutil", Process=ids)
@@ -124,8 +126,8 @@ def test_a_process_that_ends_meanwhile_is_not_signalled(world, within):
 def test_jobs_that_take_too_long_are_cancelled_and_then_given_up(world, tmp_path, capsys):
     runs = [world.add("a", 1000.0, job="17"), world.add("b", 12.0, job="18", grace_s=4.0)]
     assert cancel.cancel(runs, False) == (True, False)
-    assert world.calls == [(0.0, "interrupt", "17", "18"), (10.5, "cancel", "17", "18")]
-    assert world.now_s == 70.5
+    assert world.calls == [(0.0, "interrupt", "17", "18"), (10.0, "cancel", "17", "18")]
+    assert world.now_s == 70.0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path}/b: completed\n"
     rule = "70 s (checkpoint.grace_s + collector.close_timeout_s + a minute)"

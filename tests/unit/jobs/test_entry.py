@@ -9,6 +9,7 @@ import pytest
 import torch
 from composed_overrides import composed
 
+from collectx import process
 from collectx.errors import ConfigError, JobEnded, RendezvousError, WorkerDied
 from collectx.jobs import entry, worker_jobs
 from collectx.run import RunFolder, Status, execution
@@ -63,7 +64,7 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, wi
 
 def test_a_worker_whose_job_is_ended_says_so(within, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    within(entry, "time", sleep=lambda seconds: signal.raise_signal(signal.SIGTERM))
+    within(process, "time", sleep=lambda seconds: signal.raise_signal(signal.SIGTERM))
     try:
         with pytest.raises(JobEnded, match="preempted"):
             entry.main(["--wait", "100", str(tmp_path), "--worker", "0"])
@@ -248,7 +249,7 @@ def test_the_task_of_an_ended_worker_lasts_as_long_as_the_trainer(task, folder, 
         if len(waits) == 3:
             folder.exit_status("7").touch() if gone == "the trainer" else node.unlink()
 
-    within(entry, "time", sleep=sleep)
+    within(process, "time", sleep=sleep)
     assert task(1) == 0
     assert len(waits) == 3
 

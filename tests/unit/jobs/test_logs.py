@@ -3,6 +3,7 @@
 import pytest
 from composed_overrides import composed
 
+from collectx import process
 from collectx.cli import logs
 from collectx.jobs.status import NamedRun, RunStatus, write_job
 from collectx.run import RunFolder, Status
@@ -42,7 +43,7 @@ def test_a_log_is_followed_until_the_run_ends(run, capsys, monkeypatch, within):
 
     def statuses(runs):
         states.append(now_s[0])
-        return [RunStatus(Status.COMPLETED if now_s[0] > 4 else Status.RUNNING)]
+        return [RunStatus(Status.COMPLETED if now_s[0] >= 4 else Status.RUNNING)]
 
     def sleep(seconds):
         now_s[0] += seconds
@@ -50,11 +51,11 @@ def test_a_log_is_followed_until_the_run_ends(run, capsys, monkeypatch, within):
             file.write(f" {now_s[0]}" + "\n" * (now_s[0] == 1.0))
 
     monkeypatch.setattr(logs, "statuses", statuses)
-    within(logs, "time", monotonic=lambda: now_s[0], sleep=sleep)
+    within(process, "time", monotonic=lambda: now_s[0], sleep=sleep)
     assert logs.print_logs(run, "worker-0", follows=True)
     # Whole lines; at the end also what is no line.
     first, last = capsys.readouterr().out.splitlines()
     assert first == "three 0.25 0.5 0.75 1.0"
     assert last.startswith(" 1.25 ")
-    assert last.endswith(" 4.5")
-    assert states == [0.0, 2.25, 4.5]
+    assert last.endswith(" 4.0")
+    assert states == [0.0, 2.0, 4.0]

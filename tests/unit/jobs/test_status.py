@@ -145,7 +145,7 @@ def test_why_workers_wait(folder, monkeypatch):
     folder.worker_jobs.write_text("8_0 0\n8_1 1\n8_2 2\n8_3 3\n9_5 4\n")
     monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
     reasons = [str(states[job]) for job in ("8_0", "9_5")]
-    assert waiting_workers(folder) == [f"workers 0, 2 are {reasons[0]}", f"worker 4 is {reasons[1]}"]
+    assert waiting_workers(folder) == [f"workers 0 and 2 are {reasons[0]}", f"worker 4 is {reasons[1]}"]
     monkeypatch.setattr(commands, "states", lambda jobs: (_ for _ in ()).throw(LauncherError("no answer")))
     assert waiting_workers(folder) == ["cannot tell whether worker jobs are waiting in the queue: no answer"]
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from composed_overrides import composed
 
+from collectx import process
 from collectx.jobs import submit
 from collectx.jobs.status import NamedRun, Outcome
 from collectx.place.slurm.commands import JobState
@@ -47,7 +48,8 @@ def test_a_step_ends_with_srun_and_is_killed_after_the_grace_time(
     srun = SimpleNamespace(exitcode=None, terminate=lambda: calls.append("terminate"))
     srun.kill = lambda: (calls.append("kill"), setattr(srun, "exitcode", exit_code))
     monkeypatch.setattr(submit, "start_step", lambda command, log: srun)
-    within(submit, "time", monotonic=lambda: now[0], sleep=sleep)
+    within(submit, "time", monotonic=lambda: now[0])
+    within(process, "time", monotonic=lambda: now[0], sleep=sleep)
     files = RunFolder(tmp_path)
     cfg = composed("launcher=slurm launcher.nodes=2 launcher.cpus_per_task=3 collector.num_workers=4")
     run = NamedRun("0", files.path, cfg)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from collectx import process
 from collectx.errors import LauncherError
 from collectx.place.slurm import commands, job
 from collectx.place.slurm.jobs import _seconds
@@ -65,8 +66,8 @@ def test_a_node_where_nothing_answers_seems_lost(monkeypatch, within, error, is_
     [
         ("20 sec", True, 0, True, 0),
         ("20 sec", True, 30, True, 30),
-        ("20 sec", True, None, False, 51),
-        ("", True, None, False, 331),
+        ("20 sec", True, None, False, 50),
+        ("", True, None, False, 330),
         ("20 sec", False, None, False, 0),
     ],
 )
@@ -76,7 +77,7 @@ def test_a_silent_node_is_lost_when_slurm_says_so(monkeypatch, within, timeout, 
     def sleep(seconds):
         now[0] += 1.0
 
-    within(job, "time", monotonic=lambda: now[0], sleep=sleep)
+    within(process, "time", monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(job, "_is_silent", lambda node: silent)
     monkeypatch.setattr(commands, "down", lambda node: [node] * (down_at_s is not None and now[0] >= down_at_s))
     monkeypatch.setattr(commands, "settings", lambda: {"SlurmdTimeout": timeout} if timeout else {})

@@ -46,7 +46,10 @@ def test_where_workers_stand_in_the_run(expected):
         f"process {worker} of worker 3": inner.make(worker, ProcessHistory(life)) for worker, life in ((0, 0), (2, 1))
     }
     served = SpecMaker(config(env=counting(5), num_workers=3), (), 5)
-    made |= {"inference server": served.make_server(3), "worker that it serves": served.make(2, ProcessHistory())}
+    made |= {
+        "inference server": served.make(3, ProcessHistory(), is_server=True),
+        "worker that it serves": served.make(2, ProcessHistory()),
+    }
     lines = [
         f"{name}: {each.placement}\n    {each.placement.numbers}, rows {each.groups}" for name, each in made.items()
     ]

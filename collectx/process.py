@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from collectx import progress
+from collectx.errors import OptionText
 
 _kept: dict[int, Any] = {}
 _noted: set[str] = set()
@@ -174,7 +175,10 @@ def limited(
 
     def error(frame: FrameType | None) -> TimeoutError:
         timeout = TimeoutError(
-            f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}). If that is normal, raise {option}."
+            OptionText(
+                f"{what} took more than {timeout_s:g} s (`{option}={timeout_s:g}`). If that is normal, raise "
+                f"`{option}`."
+            )
         )
         timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout

@@ -17,13 +17,12 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf, is_numeric
-from collectx.config.problem import speaks_python
 from collectx.config.schema.env import EnvConfig
 from collectx.env.action_masks import can_be_masked, mask_of, sample
 from collectx.env.base import Env
 from collectx.env.observation import ACTION_MASK
 from collectx.env.spaces import Leaves, Path, leave_out, numpy_dtype, torch_dtype
-from collectx.errors import CollectxError, SpaceError
+from collectx.errors import CollectxError, OptionText, SpaceError
 
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
@@ -129,7 +128,7 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
     except SpaceError as error:
         if is_needed:
             advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}."
-            raise SpaceError(f"{str(error).removesuffix(_REMOVE)}. {advice}") from error
+            raise SpaceError(OptionText(f"{str(error).removesuffix(_REMOVE)}. {advice}")) from error
         return False
     return True
 
@@ -176,9 +175,11 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
             return examples
     missing, shown = next(name for name in names if name not in examples), ", ".join(map(repr, sorted(known)))
     raise SpaceError(
-        f"info_keys contains {missing!r}, but the infos of an episode with random actions "
-        f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
-        f"it: {_example(missing)}."
+        OptionText(
+            f"info_keys contains {missing!r}, but the infos of an episode with random actions "
+            f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, "
+            f"declare it: {_example(missing)}."
+        )
     )
 
 
@@ -190,8 +191,10 @@ def _explained(infos: Iterator[Mapping], names: Sequence[str]) -> Iterator[Mappi
         raise
     except Exception as error:
         error.add_note(
-            f"raised while collectx stepped an env with random actions, to learn the shape of {', '.join(names)} in "
-            f"its infos. To avoid this, declare the shape: {_example(names[0])}"
+            OptionText(
+                f"raised while collectx stepped an env with random actions, to learn the shape of {', '.join(names)} "
+                f"in its infos. To avoid this, declare the shape: {_example(names[0])}"
+            )
         )
         raise
 
@@ -245,10 +248,8 @@ def _form(name: str, value: Any, path: Path) -> Any:
 
 
 def _example(name: str) -> str:
-    """Returns how to declare the entry `name`."""
-    if speaks_python():
-        return f"info_keys=[{{{name!r}: 'float32'}}], or for a vector of 3 [{{{name!r}: ['float32', 3]}}]"
-    return f"'env.info_keys=[{{{name}: float32}}]', or for a vector of 3 '[{{{name}: [float32, 3]}}]'"
+    """Returns how to declare the entry `name`, for an `OptionText`."""
+    return f"`env.info_keys=[{{{name}: float32}}]`, or for a vector of 3 `env.info_keys=[{{{name}: [float32, 3]}}]`"
 
 
 def _dotted(name: str, path: Path) -> str:
@@ -270,5 +271,5 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
             f"info_keys declares {_dotted(name, path)!r} as {form!r:.100}, but needs a dtype, or a list of a dtype "
             "and a shape"
         )
-        raise SpaceError(f"{problem}. Write {_example(name)}.") from error
+        raise SpaceError(OptionText(f"{problem}. Write {_example(name)}.")) from error
     yield leaf, path

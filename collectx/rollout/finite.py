@@ -11,9 +11,8 @@ import numpy as np
 
 from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
-from collectx.config.problem import setting
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError, summary_of
+from collectx.errors import OptionText, ShapeError, summary_of
 from collectx.progress import STEPS
 
 
@@ -82,8 +81,10 @@ class FiniteCheck:
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(
-                    f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env raised "
-                    f"{summary_of(error)}. {_advice('policy')}"
+                    OptionText(
+                        f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env "
+                        f"raised {summary_of(error)}. {_advice('policy')}"
+                    )
                 ) from error
 
     def _values(self, slot: Slot) -> Mapping[Key, Any]:
@@ -101,8 +102,10 @@ class FiniteCheck:
         culprit = "policy" if key in self._from_policy else "env"
         source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
         raise ShapeError(
-            f"{source} returned {value} in {'.'.join(key)} (step {step} of the batch{_limit(value)}). "
-            f"{_advice(culprit)}"
+            OptionText(
+                f"{source} returned {value} in {'.'.join(key)} (step {step} of the batch{_limit(value)}). "
+                f"{_advice(culprit)}"
+            )
         )
 
     def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:
@@ -122,4 +125,4 @@ def _limit(value: np.floating) -> str:
 
 def _advice(culprit: str) -> str:
     where = "policy, whose weights may not be finite" if culprit == "policy" else culprit
-    return f"Fix the {where}, or allow such values with {setting('collector.check_finite', False)}."
+    return f"Fix the {where}, or allow such values with `collector.check_finite=false`."

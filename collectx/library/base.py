@@ -277,10 +277,9 @@ class BaseCollector(ReadableCollector):
         `BatchConverter.next`."""
         interval, num_collected = self._keywords.publish_interval, self._converter.num_collected
         try:
-            with named_in_python(self._keywords):
-                if interval > 0 and num_collected and num_collected % interval == 0:
-                    self._weights.publish(self.policy, {None: None})
-                return self._converter.next()
+            if interval > 0 and num_collected and num_collected % interval == 0:
+                self._weights.publish(self.policy, {None: None})
+            return self._converter.next()
         except StopIteration as error:
             raise RuntimeError(
                 "a function that you passed to this collector raised StopIteration, which would end the loop over its "
@@ -289,6 +288,9 @@ class BaseCollector(ReadableCollector):
         except AllDelivered:
             self._has_ended = True
             raise StopIteration(self._delivered()) from None
+        except Exception:
+            with named_in_python(self._keywords):
+                raise
 
     def _delivered(self) -> str:
         return f"all {self.total_frames} frames (total_frames) were delivered. Create a new collector."

@@ -29,8 +29,8 @@ def shell_word(option: str) -> str:
 
 
 class OptionText(str):
-    """The message or a note of an error that names options. As a string, it names them as in YAML; a collector of the
-    library renames them in errors that it raises (`collectx.config.problem.rename_options`).
+    """The message of an error, or a note of one, that may name options. As a string, it names them as in YAML; a
+    collector of the library renames them in errors that it raises (`collectx.config.problem.rename_options`).
 
     Attributes:
         template: the text with its options between backticks.
@@ -39,6 +39,8 @@ class OptionText(str):
     template: str
 
     def __new__(cls, template: str) -> OptionText:
+        if isinstance(template, OptionText):
+            return template
         text = super().__new__(cls, OPTION.sub(lambda found: shell_word(found[1]), template))
         text.template = template
         return text
@@ -87,7 +89,10 @@ def worker_of(error: BaseException) -> int | None:
 
 
 class CollectxError(Exception):
-    """Base of all exceptions of collectx."""
+    """Base of all exceptions of collectx. Options in a message stand between backticks, see `OptionText`."""
+
+    def __init__(self, *args: object):
+        super().__init__(*(OptionText(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(CollectxError, ValueError):

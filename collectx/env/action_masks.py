@@ -29,7 +29,7 @@ from collectx.env.base import EnvSpec
 from collectx.env.observation import ACTION_MASK
 from collectx.env.spaces import leave_out, parts_of
 from collectx.env.torchrl.specs import choices_of
-from collectx.errors import OptionText, ShapeError, SpaceError
+from collectx.errors import ShapeError, SpaceError
 
 
 class LegalActions(nn.Module):
@@ -164,11 +164,9 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     if mask.key[-1] != ACTION_MASK:
         name = ".".join(mask.key[: mask.key.index(ACTION_MASK) + 1])
         raise SpaceError(
-            OptionText(
-                f"{name!r} contains several arrays, such as {mask.key[-1]!r}, but a mask of legal actions is a single "
-                "array. Join the arrays. If the entry is not such a mask, rename it, or "
-                f"{leave_out(name.removeprefix('info.'))}."
-            )
+            f"{name!r} contains several arrays, such as {mask.key[-1]!r}, but a mask of legal actions is a single "
+            "array. Join the arrays. If the entry is not such a mask, rename it, or "
+            f"{leave_out(name.removeprefix('info.'))}."
         )
     dims = spec.nested_dims.get(mask.key[:-1], ())
     rows = math.prod(dims)
@@ -182,11 +180,9 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     if len(counts) > 1 and math.prod(mask.shape) == math.prod(counts.tolist()):
         advice = f"To mask all combinations, use a single Discrete({math.prod(mask.shape)}) as the action space. "
     raise SpaceError(
-        OptionText(
-            f"the action mask {'.'.join(mask.key)!r} has shape {[*mask.shape]}, but the action space "
-            f"{spec.action_space} {needs}. {advice}If it is not an action mask, rename it, or "
-            f"{leave_out('.'.join(mask.key).removeprefix('info.'))}."
-        )
+        f"the action mask {'.'.join(mask.key)!r} has shape {[*mask.shape]}, but the action space "
+        f"{spec.action_space} {needs}. {advice}If it is not an action mask, rename it, or "
+        f"{leave_out('.'.join(mask.key).removeprefix('info.'))}."
     )
 
 

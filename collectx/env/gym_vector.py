@@ -37,7 +37,7 @@ from collectx.env.sb3 import VecEnvAdapter, as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorsAsArrays, TensorVectorEnv, device_of
 from collectx.env.wrappers import CHECKED, refuse, statistics_of
-from collectx.errors import CollectxError, ConfigError, OptionText, ShapeError, SpaceError
+from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 from collectx.user_objects import call_with_tuples
 
@@ -189,11 +189,9 @@ class GymVectorEnv(Env):
         if early.any():
             if not self.spec.can_reset_early:
                 raise CollectxError(
-                    OptionText(
-                        f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
-                        "reset before its episode ends. If the env supports it, use `env.autoreset_mode=disabled`. "
-                        "Otherwise, do not truncate trajectories."
-                    )
+                    f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
+                    "reset before its episode ends. If the env supports it, use `env.autoreset_mode=disabled`. "
+                    "Otherwise, do not truncate trajectories."
                 )
             # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))

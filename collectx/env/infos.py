@@ -128,7 +128,7 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
     except SpaceError as error:
         if is_needed:
             advice = f"Return a single array as mask. If it is not a mask of legal actions, {leave_out(ACTION_MASK)}."
-            raise SpaceError(OptionText(f"{str(error).removesuffix(_REMOVE)}. {advice}")) from error
+            raise SpaceError(f"{str(error).removesuffix(_REMOVE)}. {advice}") from error
         return False
     return True
 
@@ -175,11 +175,9 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
             return examples
     missing, shown = next(name for name in names if name not in examples), ", ".join(map(repr, sorted(known)))
     raise SpaceError(
-        OptionText(
-            f"info_keys contains {missing!r}, but the infos of an episode with random actions "
-            f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, "
-            f"declare it: {_example(missing)}."
-        )
+        f"info_keys contains {missing!r}, but the infos of an episode with random actions "
+        f"{f'only contain {shown}' if shown else 'are empty'}. If {missing!r} only occurs in other episodes, declare "
+        f"it: {_example(missing)}."
     )
 
 
@@ -248,7 +246,7 @@ def _form(name: str, value: Any, path: Path) -> Any:
 
 
 def _example(name: str) -> str:
-    """Returns how to declare the entry `name`, for an `OptionText`."""
+    """Returns how to declare the entry `name`."""
     return f"`env.info_keys=[{{{name}: float32}}]`, or for a vector of 3 `env.info_keys=[{{{name}: [float32, 3]}}]`"
 
 
@@ -271,5 +269,5 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
             f"info_keys declares {_dotted(name, path)!r} as {form!r:.100}, but needs a dtype, or a list of a dtype "
             "and a shape"
         )
-        raise SpaceError(OptionText(f"{problem}. Write {_example(name)}.")) from error
+        raise SpaceError(f"{problem}. Write {_example(name)}.") from error
     yield leaf, path

@@ -22,7 +22,7 @@ from gymnasium import Space, spaces
 from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS, clashes
 from collectx.config.problem import Problem, Refusal
 from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
-from collectx.errors import OptionText, SpaceError
+from collectx.errors import SpaceError
 
 # Keys that every batch contains, so that no part of an observation can have them.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
@@ -77,11 +77,9 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
         is_one = len(colliding) == 1
         parts, reserved, them = ("a part", "this name", "it") if is_one else ("parts", "these names", "them")
         raise SpaceError(
-            OptionText(
-                f"a Dict observation cannot have {parts} named {' or '.join(map(repr, colliding))}, because batches "
-                f"reserve {reserved}. Rename {them} (gymnasium.wrappers.TransformObservation), or "
-                f"{leave_out(*colliding)}."
-            )
+            f"a Dict observation cannot have {parts} named {' or '.join(map(repr, colliding))}, because batches "
+            f"reserve {reserved}. Rename {them} (gymnasium.wrappers.TransformObservation), or "
+            f"{leave_out(*colliding)}."
         )
 
 

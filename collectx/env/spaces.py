@@ -21,7 +21,7 @@ from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
 from collectx.config.problem import counted
-from collectx.errors import OptionText, ShapeError, SpaceError
+from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
 
@@ -239,16 +239,14 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
         advice = f", or {leave_out('.'.join(map(str, path)))}" if key[0] != "action" and path else ""
         what = "Action" if key[0] == "action" else "Observation"
         raise SpaceError(
-            OptionText(
-                f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
-                "Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these "
-                f"(gymnasium.wrappers.Transform{what}){advice}."
-            )
+            f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
+            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})"
+            f"{advice}."
         )
 
 
 def leave_out(*names: str) -> str:
-    """Returns the advice to omit parts of the observation, for an `OptionText`."""
+    """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
     return f"leave {what} out with `env.exclude_keys=[{','.join(names)}]`"
 

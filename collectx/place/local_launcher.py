@@ -29,7 +29,7 @@ import psutil
 
 from collectx import progress
 from collectx.config.problem import counted
-from collectx.errors import LauncherError, OptionText, WorkerTimeout
+from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.fork_server.script import Inherited, usable_preparation
 from collectx.fork_server.start import ONE_THREAD, warm_up
@@ -72,11 +72,9 @@ def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool =
             else "several processes each (`collector.num_workers_per_collector`)"
         )
         raise LauncherError(
-            OptionText(
-                f"`collector.num_workers={num_workers}` needs {used + _JOINING + each * num_workers} open files "
-                f"({each} per worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a "
-                f"service), or use at most {counted(fewer, 'worker')}, with {how}."
-            )
+            f"`collector.num_workers={num_workers}` needs {used + _JOINING + each * num_workers} open files "
+            f"({each} per worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a "
+            f"service), or use at most {counted(fewer, 'worker')}, with {how}."
         )
 
 
@@ -150,11 +148,9 @@ class LocalLauncher(Launcher):
         server takes longer than `collector.start_timeout_s`."""
         if multiprocessing.current_process().daemon:
             raise LauncherError(
-                OptionText(
-                    f"{multiprocessing.current_process().name} is daemonic, as in multiprocessing.Pool, and Python "
-                    "lets no daemonic process start others. Collect in this process, with `collector=single`, or start "
-                    "this process with concurrent.futures.ProcessPoolExecutor."
-                )
+                f"{multiprocessing.current_process().name} is daemonic, as in multiprocessing.Pool, and Python lets no "
+                "daemonic process start others. Collect in this process, with `collector=single`, or start this "
+                "process with concurrent.futures.ProcessPoolExecutor."
             )
         mark = descendants.new_mark()
         process: Any = multiprocessing.get_context("forkserver").Process(
@@ -204,11 +200,9 @@ class LocalLauncher(Launcher):
                 if cpu_s - before_s > progress.LEAST_CPU * timeout_s:
                     continue
             raise WorkerTimeout(
-                OptionText(
-                    f"{process.name} was not forked within {timeout_s:g} s (`collector.start_timeout_s={timeout_s:g}`):"
-                    " the fork server, which first imports what workers need, is slow or hangs. If it is slow, raise "
-                    "`collector.start_timeout_s`."
-                )
+                f"{process.name} was not forked within {timeout_s:g} s "
+                f"(`collector.start_timeout_s={timeout_s:g}`): the fork server, which first imports what workers need, "
+                "is slow or hangs. If it is slow, raise `collector.start_timeout_s`."
             )
         thread.join()
         if error is not None:

@@ -26,7 +26,7 @@ import torch
 
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import RayLauncherConfig
-from collectx.errors import LauncherError, OptionText
+from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.process import limited
 from collectx.transport.peer import Handle, Limit
@@ -66,11 +66,8 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         config = ", ".join(f"{name}: {value}" for name, value in options.items())
         reason = getattr(error.args[0], "template", str(error)) if error.args else ""
         raise LauncherError(
-            OptionText(
-                f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}."
-                f"{token} Start a cluster with `ray start --head`, or leave the address out to start one on this "
-                "machine."
-            )
+            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token} "
+            "Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
         ) from error
     finally:
         # `ray.init` replaces it.
@@ -106,11 +103,9 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
         answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
     except Empty:
         raise LauncherError(
-            OptionText(
-                f"{failure} within {timeout_s:g} s (`collector.start_timeout_s={timeout_s:g}`), so Ray's client hangs, "
-                "as in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
-                "`collector.start_timeout_s`."
-            )
+            f"{failure} within {timeout_s:g} s (`collector.start_timeout_s={timeout_s:g}`), so Ray's client hangs, as "
+            "in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
+            "`collector.start_timeout_s`."
         ) from None
     if isinstance(answer, Exception):
         raise answer

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from collectx.batch import aligned
-from collectx.errors import OptionText, TrainingDivergedError
+from collectx.errors import TrainingDivergedError
 
 
 def device_of(policy: Any) -> torch.device:
@@ -59,10 +59,8 @@ def check_finite(policy: Any) -> None:
     """Raises `TrainingDivergedError` if a parameter of a policy that is to be published contains NaN or infinities."""
     if (what := not_finite(policy)) is not None:
         raise TrainingDivergedError(
-            OptionText(
-                f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. "
-                "To use such weights: `collector.check_finite=false`."
-            )
+            f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. To "
+            "use such weights: `collector.check_finite=false`."
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
 from collectx.env.base import EnvSpec
-from collectx.errors import OptionText, ShapeError, summary_of
+from collectx.errors import ShapeError, summary_of
 from collectx.progress import STEPS
 
 
@@ -81,10 +81,8 @@ class FiniteCheck:
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(
-                    OptionText(
-                        f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env "
-                        f"raised {summary_of(error)}. {_advice('policy')}"
-                    )
+                    f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env raised "
+                    f"{summary_of(error)}. {_advice('policy')}"
                 ) from error
 
     def _values(self, slot: Slot) -> Mapping[Key, Any]:
@@ -102,10 +100,8 @@ class FiniteCheck:
         culprit = "policy" if key in self._from_policy else "env"
         source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
         raise ShapeError(
-            OptionText(
-                f"{source} returned {value} in {'.'.join(key)} (step {step} of the batch{_limit(value)}). "
-                f"{_advice(culprit)}"
-            )
+            f"{source} returned {value} in {'.'.join(key)} (step {step} of the batch{_limit(value)}). "
+            f"{_advice(culprit)}"
         )
 
     def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol, TypeAlias
 
 from collectx.config.problem import counted
-from collectx.errors import JobEnded, OptionText, WorkerDied, WorkerTimeout
+from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.progress import LEAST_CPU, STEPS, Counts, cpu_s
 from collectx.transport.connections import LONGEST_WAIT_S, MessageReader
@@ -90,7 +90,7 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stac
             "other hosts need open TCP ports, and perhaps another network (`backend.interface`)"
         )
     text = f"{name} {what} {limit_s:g} s (`{option}={limit_s:g}`). {how}. {longer}, raise `{option}`."
-    return WorkerTimeout(OptionText(f"{text}{stacks and ' '}{stacks}"))
+    return WorkerTimeout(f"{text}{stacks and ' '}{stacks}")
 
 
 def death_error(

@@ -19,7 +19,7 @@ from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.env.observation import check_excluded
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.env.torchrl import torchrl_envs
-from collectx.errors import ConfigError, OptionText, SpaceError
+from collectx.errors import ConfigError, SpaceError
 
 
 def below_transforms(env: Any) -> Any:
@@ -243,11 +243,9 @@ def _leaves(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:
             is_fixed = min(leaf.shape, default=0) >= 0
             has = f"shape {leaf.shape}" if not is_fixed else f"dtype {leaf.dtype}" if leaf.dtype else "no dtype"
             raise SpaceError(
-                OptionText(
-                    f"{name!r} of {type(env).__name__} cannot be stored: its {kind} spec has {has}, but a batch only "
-                    "contains tensors with a fixed shape and a NumPy dtype. Transform it. If it is part of the "
-                    f"observation, you can also {leave_out(name)}."
-                )
+                f"{name!r} of {type(env).__name__} cannot be stored: its {kind} spec has {has}, but a batch only "
+                "contains tensors with a fixed shape and a NumPy dtype. Transform it. If it is part of the "
+                f"observation, you can also {leave_out(name)}."
             )
     return leaves
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config.schema.launcher import SlurmResources
-from collectx.errors import LauncherError, OptionText
+from collectx.errors import LauncherError
 
 # SLURM's default of MaxArraySize.
 _DEFAULT_ARRAY_SIZE = 1001
@@ -407,10 +407,8 @@ def _run(command: Sequence[str]) -> str:
             raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
         if NO_CLUSTER in message.lower():
             raise LauncherError(
-                OptionText(
-                    f"{name} finds no SLURM cluster ('{message.removesuffix('.')}'). Use `launcher=local`, or start "
-                    "this on a login node of the cluster."
-                )
+                f"{name} finds no SLURM cluster ('{message.removesuffix('.')}'). Use `launcher=local`, or start this "
+                "on a login node of the cluster."
             )
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""

@@ -33,7 +33,8 @@ from collectx.batch import Leaf, as_key
 from collectx.env.base import EnvSpec
 from collectx.policy.call_plan import CallPlan
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.fast_call import Acceleration, is_private, tensor_modules
+from collectx.policy.fast_call import Acceleration
+from collectx.policy.tensor_modules import is_private, tensor_modules
 
 
 def network(num_outputs, *layers):

@@ -21,9 +21,10 @@ from collectx.transport.base import Arrival, Fill, Request, Reset, SlotReport, S
 from collectx.transport.inline import InlineTransport
 from collectx.user_objects import Hooks, UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker import profiling
+from collectx.worker.nested import NestedSource, nested_options
 from collectx.worker.profiling import ProfileConfig, Profiling
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessHistory, env_seed, env_seeds, policy_seed
-from collectx.worker.user_collector import NestedSource, UserCollectorSource, nested_options
+from collectx.worker.user_collector import UserCollectorSource
 
 PLACEMENTS = [Placement(0, 0, 2), Placement(1, 1, 2), Placement(0, 0, 2, 1), Placement(2, 1, 2, 7)]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 # A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`. Only a list
 # or a mapping may contain spaces.
-OPTION = re.compile(r"`(null|true|false|\w+[.=][^` ]*?(?:[\[{][^`]*)?)`")
+OPTION = re.compile(r"`(null|true|false|(?=\w+[.=])[a-z_]\w*(?:\.[\w-]+)*(?:=[^` ]*?(?:[\[{][^`]*)?)?)`")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Limits of an exception's text and traceback, in characters, and of its pickle, in bytes.
 _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20

@@ -130,7 +130,7 @@ def _renamed(text: str, keywords: Any = SingleKeywords) -> str:
         ("`env.wrappers=[ClipAction]`", "ClipAction"),
         ("`env.autoreset_mode=disabled`", "autoreset_mode=AutoresetMode.DISABLED"),
         ("use `collector=single`", "use Collector"),
-        ("numpy.nan, `ray start`", "numpy.nan, `ray start`"),
+        ("`sys.exit(0)`, `ray start`", "`sys.exit(0)`, `ray start`"),
     ],
 )
 def test_an_option_has_pythons_words(text, expected):

@@ -34,6 +34,7 @@ from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.job import JobTasksLauncher, is_lost
 from collectx.place.slurm.jobs import SlurmJob
+from collectx.process import unbind_threads
 from collectx.progress import telling_imports
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder")
     arguments = parser.parse_args(argv)
     ignore_requests()
+    unbind_threads(lambda text: print(f"note: {text}", file=sys.stderr))
     run_folder = RunFolder(arguments.folder)
     if arguments.worker is not None:
         signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(run_folder))

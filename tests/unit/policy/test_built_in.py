@@ -14,6 +14,7 @@ from collectx.batch import Leaf
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import SpaceLeaves
+from collectx.errors import ConfigError
 from collectx.policy import ExplorationType, is_random_policy, make_actor
 
 CPU = torch.device("cpu")
@@ -221,3 +222,12 @@ def test_a_number_outside_of_its_discrete_space_is_named(value):
     assert one_hot(torch.tensor([5, 7]), 3, 5).tolist() == [[1, 0, 0], [0, 0, 1]]
     with pytest.raises(ShapeError, match=rf"observation {value}, which is not in its space Discrete\(3, start=5\)"):
         one_hot(torch.tensor([5, value]), 3, 5)
+
+
+def test_another_default_dtype_is_named_before_the_first_batch():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ConfigError, match=r"policy=mlp computes in float32, but .* is torch\.float64: your code"):
+            policies.build(mlp(), spec(box(3)), 0)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -27,9 +27,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from collectx.cli.overrides import Checked, argument_problems, check_overrides
+from collectx.cli.overrides import Checked, argument_problems, check_overrides, key_of
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Problem, did_you_mean, either
@@ -145,7 +145,7 @@ class Composer:
         """Returns the untyped configuration, Hydra's part (`hydra`) included. `master` is the configuration of the
         sweep, for the overrides of one of its points. It keeps the sweep's time, and its overrides of Hydra's part.
         Raises `ConfigError` if Hydra could not compose it."""
-        with config_errors(yaml.YAMLError, ValueError):
+        with config_errors(yaml.YAMLError, ValueError, overrides=overrides):
             if master is not None:
                 return self._loader.load_sweep_config(master, list(overrides))
             return self._loader.load_configuration(self.config_name, list(overrides), mode)
@@ -203,15 +203,16 @@ def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
 
 
 @contextmanager
-def config_errors(*others: type[Exception]) -> Iterator[None]:
-    """Turns Hydra's errors in the block, and errors of the types `others`, into `ConfigError`."""
+def config_errors(*others: type[Exception], overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Turns Hydra's errors in the block, and errors of the types `others`, into `ConfigError`. `overrides` are those
+    that the block composes."""
     expected: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, *others)
     try:
         yield
     except ConfigError:
         raise
     except expected as error:
-        raise ConfigError(_explained(error)) from error
+        raise ConfigError(_explained(error, overrides)) from error
 
 
 # The packages of Hydra's own plugins, by the choices that they add.
@@ -225,21 +226,13 @@ _PLUGINS = {
     "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
     "hydra/sweeper/optuna": "hydra-optuna-sweeper",
 }
-# What Hydra says of errors whose types and attributes do not tell what is wrong, and our sentences.
-_SENTENCES = {
-    r".*?'hydra\.launcher\.(?P<key>[^']*)": "hydra.launcher.{key} is not an option of the chosen hydra/launcher. To "
-    "run collectx as a SLURM job, use launcher=slurm launcher.{key}=VALUE. To sweep with submitit, add -m "
-    "hydra/launcher=submitit_slurm.",
-    r"Could not override '(?P<key>.+?)'": "{key} is not an option. To list all: collectx run --cfg all",
-    r"Could not delete from config\. '(?P<key>.+?)'": "~{key} cannot be used, because {key} is not an option. To list "
-    "all: collectx run --cfg all",
-    # Hydra merges what an override gives into the value of the file.
-    r"Error merging override \+*(?P<word>(?P<key>[^=]*).*)": "{word} {rule}",
-}
+# Hydra's error of this has neither a type of its own nor attributes.
+_NOTHING_TO_DELETE = re.compile(r"Could not delete from config\. '(.+?)' does not exist")
 
 
-def _explained(error: BaseException) -> str:
+def _explained(error: BaseException, overrides: Sequence[str]) -> str:
     text = str(error).strip()
+    cause = error.__cause__
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
         why = ", ".join(filter(None, (error.context, error.problem)))
         return f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
@@ -261,12 +254,30 @@ def _explained(error: BaseException) -> str:
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
         return f"{source}{group}={name} is unknown{near}"
-    found = ((re.match(pattern, text, re.DOTALL), sentence) for pattern, sentence in _SENTENCES.items())
-    named = ((match.groupdict(), sentence) for match, sentence in found if match)
-    return next((sentence.format(**names, rule=_rule_of(**names)) for names, sentence in named), text)
+    if isinstance(cause, OmegaConfBaseException):
+        # The key that OmegaConf could not set, unless a file sets it.
+        key = str(cause.full_key)
+        words = [each.lstrip("+") for each in overrides if f"{key_of(each)}.".startswith(f"{key}.")]
+        if words and isinstance(cause, ConfigKeyError | ConfigAttributeError):
+            return _unknown(key)
+        if words:
+            return f"{words[-1]} {_rule_of(key, words[-1])}"
+    if nothing := _NOTHING_TO_DELETE.match(text):
+        key = nothing[1]
+        return f"~{key} cannot be used, because {key} is not an option. To list all: collectx run --cfg all"
+    return text
 
 
-def _rule_of(key: str, word: str = "") -> str:
+def _unknown(key: str) -> str:
+    if (option := key.removeprefix("hydra.launcher.")) != key:
+        return (
+            f"{key} is not an option of the chosen hydra/launcher. To run collectx as a SLURM job, use launcher=slurm "
+            f"launcher.{option}=VALUE. To sweep with submitit, add -m hydra/launcher=submitit_slurm."
+        )
+    return f"{key} is not an option. To list all: collectx run --cfg all"
+
+
+def _rule_of(key: str, word: str) -> str:
     """Returns why `word`, which sets the option `key`, cannot replace a list or a mapping."""
     group, _, name = key.partition(".")
     hints = [get_type_hints(cls) for cls in schemas(group).values()] if group in GROUPS else []

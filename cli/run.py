@@ -100,7 +100,11 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     flags = [text for name, value in arguments.flags.items() if name in passed for text in (f"--{name}", value)]
     try:
         # Hydra exits after `--help`.
-        with config_errors(ValueError, CollectxError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
+        with (
+            config_errors(ValueError, CollectxError, overrides=words),
+            suppress(SystemExit),
+            redirect_stdout(io.StringIO()) as printed,
+        ):
             call_hydra([*words, *filter(None, flags)], config_name=composer.config_name, config_dir=composer.config_dir)
     except ConfigError as error:
         # Hydra does not name the key whose value refers to nothing.
@@ -150,6 +154,7 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
             return
         _check_folder(run_folder, run.cfg)
         words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
+        task.cfg = run.cfg
         with removing_empty_folders(run_folder.path), _keeping_hydras_files(run_folder):
             call_hydra(words, task.alone, composer.config_name, composer.config_dir)
 

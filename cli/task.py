@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import Composed, is_enumerated, typed
+from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import NamedRun, Outcome
 from collectx.place import place_of
@@ -44,6 +45,7 @@ class Task:
     composes again.
 
     Attributes:
+        cfg: the configuration of the only run of the command, composed and checked; None for a sweep.
         checked: the points that the command has composed and checked, by their overrides.
         outcomes: the outcome of each run that has ended, in this process or as a job.
         points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
@@ -53,6 +55,7 @@ class Task:
 
     def __init__(self, argv: Sequence[str], is_in_command: bool = True):
         self.argv = list(argv)
+        self.cfg: RunConfig | None = None
         self.checked: dict[tuple[str, ...], Composed] = {}
         self.outcomes: list[Outcome] = []
         self.points: list[tuple[str, Path]] = []
@@ -85,9 +88,12 @@ class Task:
         return objective(run.run_folder, run.name, objectives(node), hydra)
 
     def alone(self, node: DictConfig) -> None:
-        """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
+        """Runs `cfg`, the only run of a command, in the folder that Hydra made. Hydra has composed `node` only for its
+        own files. Errors are kept, as Hydra would add text to them."""
+        assert self.cfg is not None
+        folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            self.execute([run_of(node, HydraConfig.get())])
+            self.execute([NamedRun(folder.name, folder, self.cfg)])
         except ConfigError as error:
             self.problems.extend(error.problems)
 

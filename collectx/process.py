@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from collectx import progress
+from collectx.errors import OptionText
 
 _T = TypeVar("_T")
 
@@ -222,7 +223,10 @@ def limited(
 
     def error(frame: FrameType | None) -> TimeoutError:
         timeout = TimeoutError(
-            f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}). If that is normal, raise {option}."
+            OptionText(
+                f"{what} took more than {timeout_s:g} s (`{option}={timeout_s:g}`). If that is normal, raise "
+                f"`{option}`."
+            )
         )
         timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout

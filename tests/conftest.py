@@ -209,14 +209,6 @@ def hangups():
 
 
 @pytest.fixture(autouse=True)
-def language():
-    """Errors name options as in YAML until a test makes a collector of the library."""
-    from collectx.config.problem import YAML, speak
-
-    speak(YAML)
-
-
-@pytest.fixture(autouse=True)
 def torchs_seed_and_threads():
     """Seeds torch's generator, from which collectors without a seed draw theirs. Resets the number of torch's threads,
     which runs and TorchRL's ParallelEnv change; several of them wait for one another on a busy machine."""

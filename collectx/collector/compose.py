@@ -23,7 +23,7 @@ from collectx.collector.saved_state import CollectorState, first_requests, next_
 from collectx.collector.stream import workers_write
 from collectx.collector.worker_record import FailurePolicy
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
-from collectx.config.problem import YAML, Problem, Refusal, speak
+from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -48,7 +48,7 @@ from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.leases import NUM_SPARE
 from collectx.transport.slab import SlabLayout, SlabTransport
-from collectx.user_objects import Sealed, UserEnvConfig
+from collectx.user_objects import Sealed
 from collectx.worker.inference.rollout import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessHistory, ProcessSpec
 
@@ -87,8 +87,6 @@ def start_collector(
         LauncherError: the workers cannot be started.
     """
     options, num_workers = cfg.collector, num_workers_of(cfg.collector)
-    if not isinstance(cfg.env, UserEnvConfig):
-        speak(YAML)
     is_joining = is_elastic(options) and recorded is None
     # Batches that workers write to a replay buffer must all be counted.
     wait_for_all = workers_write(overrides)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from collectx.config.problem import counted, setting
-from collectx.errors import JobEnded
+from collectx.config.problem import counted
+from collectx.errors import JobEnded, OptionText
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
 from collectx.worker.spec import ProcessHistory, ProcessSpec
@@ -205,27 +205,32 @@ class FailurePolicy:
         if isinstance(error, JobEnded) and self.max_requeues:
             if worker.history.num_requeues < self.max_requeues:
                 return FailureAction.REQUEUE
+            times = counted(self.max_requeues, "time")
             error.add_note(
-                f"{worker.name} was not requeued again: its job was already requeued "
-                f"{counted(self.max_requeues, 'time')}. To allow more, raise {setting('launcher.max_requeues')}."
+                OptionText(
+                    f"{worker.name} was not requeued again: its job was already requeued {times}. To allow more, raise "
+                    "`launcher.max_requeues`."
+                )
             )
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
                 return FailureAction.DROP
-            min_workers = setting("collector.min_workers", self.min_workers)
-            error.add_note(
-                f"{worker.name} was not dropped, because only {counted(num_others, 'worker')} would be left, but "
-                f"{min_workers}. To allow this, lower {setting('collector.min_workers')}."
+            why = (
+                f"only {counted(num_others, 'worker')} would be left, but `collector.min_workers={self.min_workers}`. "
+                "To allow this, lower `collector.min_workers`."
                 if num_others
-                else f"{worker.name} was not dropped, because it is the last worker."
+                else "it is the last worker."
             )
+            error.add_note(OptionText(f"{worker.name} was not dropped, because {why}"))
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
                 return FailureAction.RESTART
             error.add_note(
-                f"{worker.name} was not restarted, because {_used(self.max_restarts)} "
-                f"({setting('collector.max_restarts', self.max_restarts)}, for all workers together). To allow more, "
-                f"raise {setting('collector.max_restarts')}."
+                OptionText(
+                    f"{worker.name} was not restarted, because {_used(self.max_restarts)} "
+                    f"(`collector.max_restarts={self.max_restarts}`, for all workers together). To allow more, raise "
+                    "`collector.max_restarts`."
+                )
             )
         return FailureAction.END_RUN
 

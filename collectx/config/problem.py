@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from collectx.config.schema.fields import ABSENT, Unset
-from collectx.errors import ConfigError
+from collectx.errors import OPTION, ConfigError, OptionText, shell_word
 
 # A rule that begins with one of these is a predicate of its option.
 _VERBS = ("is ", "has ", "cannot ", "must ", "needs ")
 # More names than these are not listed in a message.
 _MAX_LISTED = 12
-
-# A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
-_WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*)`")
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Language:
 
     def words(self, text: str) -> str:
         """Returns `text` with the words between backticks replaced by what `name` returns for them."""
-        return _WORD.sub(lambda found: self.name(found[1]) or found[1], text)
+        return OPTION.sub(lambda found: self.name(found[1]) or found[1], text)
 
 
 # As in 1e+30 or 1e-05, which users type as 1e30 and 1e-5.
@@ -68,6 +66,7 @@ YAML = Language(
     "null",
     _yaml_value,
     reads_text=True,
+    name=shell_word,
 )
 PYTHON = Language(
     {int: "an int", float: "a number", bool: "True or False", str: "a string", dict: "a dict"},
@@ -78,35 +77,29 @@ PYTHON = Language(
 )
 
 
-def _keyword(word: str) -> str:
-    path, has_value, value = word.partition("=")
-    return path.rpartition(".")[2] + has_value + (PYTHON.name(value) or value)
+def python_value(text: str) -> str:
+    """Returns a value that is written in YAML as Python writes it."""
+    if text[:1] in ("[", "{"):
+        import yaml
+
+        with suppress(yaml.YAMLError):
+            return repr(yaml.safe_load(text))
+    return PYTHON.name(text) or text
 
 
-# The language of errors that are raised while a collector runs. A collector of the library replaces it in the process
-# that makes it, and its workers in theirs.
-_spoken = [YAML]
-# For workers of the library, which do not know the keywords of their collector's class.
-KEYWORDS = replace(PYTHON, name=_keyword)
-
-
-def speak(language: Language) -> None:
-    """Sets the language of `setting` in this process."""
-    _spoken[0] = language
-
-
-def speaks_python() -> bool:
-    """Whether errors of this process name keywords in place of options."""
-    return _spoken[0].null == PYTHON.null
-
-
-def setting(path: str, value: Any = ABSENT) -> str:
-    """Returns an option, with its value if there is one, as the user of this process writes it: as in
-    `collector.check_finite=false` or `check_finite=False`."""
-    language = _spoken[0]
-    # The newest collector of the library may lack a keyword of the one that this is about.
-    name = language.name(path) or (_keyword(path) if speaks_python() else path)
-    return name if value is ABSENT else f"{name}={(_typed if isinstance(value, float) else language.show)(value)}"
+def rename_options(error: BaseException, language: Language) -> None:
+    """Makes the message and the notes of an error, and of its causes, name options as in `language` in place of YAML.
+    The error's type and traceback stay."""
+    notes = getattr(error, "__notes__", [])
+    texts = [each for each in (*error.args, *notes) if isinstance(each, OptionText)]
+    if texts:
+        renamed = {str(each): language.words(each.template) for each in texts}
+        error.args = tuple(renamed[each] if isinstance(each, OptionText) else each for each in error.args)
+        # The note with the traceback of a worker contains the message.
+        for i, note in enumerate(notes):
+            notes[i] = functools.reduce(lambda text, words: text.replace(*words), renamed.items(), note)
+    if error.__cause__ is not None:
+        rename_options(error.__cause__, language)
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,7 @@ class Problem:
         text = f"{subject} {verb}{language.words(self.rule)}"
         if not self.advice:
             return text
-        is_known = None not in map(language.name, _WORD.findall(self.advice))
+        is_known = None not in map(language.name, OPTION.findall(self.advice))
         advice = language.words(self.advice) if is_known else "leave it out."
         return f"{text.removesuffix('.')}. {advice[0].upper()}{advice[1:]}"
 

@@ -21,7 +21,6 @@ from numpy import ndarray
 
 from collectx import progress
 from collectx.batch import is_numeric
-from collectx.config.problem import speaks_python
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -31,7 +30,7 @@ from collectx.env.metrics import InfoMetrics
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
 from collectx.env.wrappers import refuse
-from collectx.errors import ConfigError, ShapeError, summary_of
+from collectx.errors import ConfigError, OptionText, ShapeError, summary_of
 
 # float32, the dtype of rewards, contains all integers up to this one.
 _EXACT = 2**24
@@ -160,8 +159,12 @@ class GymEnv(Env):
                 f"env raised {summary_of(error).removesuffix('.')}."
             ) from error
         if isinstance(space, spaces.Box) and not space.contains(action):
-            advice = "ClipAction" if speaks_python() else "env.wrappers=[ClipAction]"
-            error.add_note(f"the action {action} is not in {space}; if the env needs its bounds, add {advice}")
+            error.add_note(
+                OptionText(
+                    f"the action {action} is not in {space}; if the env needs its bounds, add "
+                    "`env.wrappers=[ClipAction]`"
+                )
+            )
         error.add_note(f"raised in step() of env {e} (of {self.spec.num_envs})")
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:

@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collectx.config.problem import did_you_mean, either, speaks_python
+from collectx.config.problem import ABSENT, did_you_mean, either
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -55,10 +55,11 @@ def adapter(
     env: VectorEnv,
     info_keys: Sequence[Any],
     exclude_keys: Sequence[str],
-    autoreset_mode: str | None = None,
+    autoreset_mode: str | None = ABSENT,
     metrics: Sequence[str] = (),
 ) -> Env:
-    """Returns the adapter for a vector env, which returns arrays or tensors."""
+    """Returns the adapter for a vector env, which returns arrays or tensors. `autoreset_mode` is ABSENT for the envs of
+    Python's users, who have no such option."""
     device = device_of(env)
     if device is None:
         return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode, metrics)
@@ -80,7 +81,7 @@ class GymVectorEnv(Env):
         env: VectorEnv,
         info_keys: Sequence[Any] = (),
         exclude_keys: Sequence[str] = (),
-        autoreset_mode: str | None = None,
+        autoreset_mode: str | None = ABSENT,
         metrics: Sequence[str] = (),
     ):
         self._env, self.user_envs = env, [env]
@@ -189,10 +190,8 @@ class GymVectorEnv(Env):
             if not self.spec.can_reset_early:
                 raise CollectxError(
                     f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
-                    "reset before its episode ends. If the env supports it, use "
-                    f"{'' if speaks_python() else 'env.'}autoreset_mode="
-                    f"{'AutoresetMode.DISABLED' if speaks_python() else 'disabled'}. Otherwise, do not truncate "
-                    "trajectories."
+                    "reset before its episode ends. If the env supports it, use `env.autoreset_mode=disabled`. "
+                    "Otherwise, do not truncate trajectories."
                 )
             # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))
@@ -418,9 +417,10 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     configured, stated = _parse_mode(value), _parse_mode(env.metadata.get("autoreset_mode"))
     mode = stated or configured
     if mode is None:
+        more = "" if value is ABSENT else f", or set env.autoreset_mode to {either(_MODES)}"
         raise ConfigError(
             f"the metadata of {env} contains no autoreset_mode, so it is unknown how it resets its envs. Add it to the "
-            f"metadata{'' if speaks_python() else f', or set env.autoreset_mode to {either(_MODES)}'}."
+            f"metadata{more}."
         )
     if configured not in (None, mode):
         raise ConfigError(
@@ -431,8 +431,8 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
 
 
 def _parse_mode(value: Any) -> AutoresetMode | None:
-    if value is None or isinstance(value, AutoresetMode):
-        return value
+    if value in (None, ABSENT) or isinstance(value, AutoresetMode):
+        return None if value is ABSENT else value
     for mode in AutoresetMode:
         if str(value).replace("_", "").lower() == mode.value.lower():
             return mode

@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from collectx.config.problem import setting
 from collectx.errors import ShapeError
 
 # The prefix of a metric that is a mean over steps, not over episodes.
@@ -115,8 +114,8 @@ class InfoMetrics:
             numbers = None
         if numbers is None:
             raise ShapeError(
-                f"{setting('env.metrics')} cannot average {name!r}, because its value {value!r:.100} is neither a "
-                f"number nor an array. Remove it from {setting('env.metrics')}."
+                f"env.metrics cannot average {name!r}, because its value {value!r:.100} is neither a number nor an "
+                "array. Remove it from env.metrics."
             )
         if numbers.size:
             values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)

@@ -20,7 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
-from collectx.config.problem import counted, setting
+from collectx.config.problem import counted
 from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
@@ -248,7 +248,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
 def leave_out(*names: str) -> str:
     """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
-    return f"leave {what} out with {setting('env.exclude_keys', [*names])}"
+    return f"leave {what} out with `env.exclude_keys=[{','.join(names)}]`"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

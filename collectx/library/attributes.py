@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library.background import Background
 from collectx.library.batch_converter import BatchConverter
-from collectx.library.configuration import parse, to_config
+from collectx.library.configuration import named_in_python, parse, to_config
 from collectx.library.keywords import Keywords, RemoteKeywords
 from collectx.library.refused import REFUSED_ATTRIBUTES, REFUSED_IN_ONE_PROCESS
 from collectx.library.rules import check_arguments
@@ -164,10 +164,13 @@ class ReadableCollector(EnvMethods):
         """Raises `RuntimeError` in a process that was forked from the one that made the collector."""
         self._stream.core.exclusive_use.check_process()
 
-    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Waits for the background thread's current batch, and keeps the thread idle within the block."""
+    @contextlib.contextmanager
+    def _exclusive(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Waits for the background thread's current batch, and keeps the thread idle within the block, whose errors
+        name keywords."""
         self._check_process()
-        return self._background.hold(timeout_s)
+        with named_in_python(self._keywords), self._background.hold(timeout_s):
+            yield
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
         """Calls the method `name` of `worker.requests.RequestHandler` in workers: in all with `arguments`, or in those

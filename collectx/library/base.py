@@ -33,7 +33,7 @@ from collectx.collector.compose import start_collector
 from collectx.collector.saved_state import CollectorState, num_workers_in, unfinished_trajectories
 from collectx.collector.stream import Stream, workers_write
 from collectx.config.derived import surplus_note
-from collectx.config.problem import counted, setting, speak
+from collectx.config.problem import counted
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
@@ -42,7 +42,6 @@ from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
 from collectx.library.configuration import fit_frames, named_in_python, parse, takes_keywords, to_config
-from collectx.library.keyword_fields import language_of
 from collectx.library.keywords import BY_CLASS, Keywords, WorkerKeywords
 from collectx.library.overrides import lift_shared, overrides_of_workers, trainers_policy
 from collectx.library.rules import check_arguments, check_keys
@@ -111,13 +110,12 @@ class BaseCollector(ReadableCollector):
                 "default, such as torch.set_default_device('cpu')."
             )
         self._configure(keywords_class, arguments, passed)
-        with named_in_python(self._keywords), self._limited_start():
-            self._spec = self._read_spec()
-        self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
-        self._warn_of_lengths()
-        policy = self._make_policy()
         with named_in_python(self._keywords):
-            core = self._start_core(policy)
+            with self._limited_start():
+                self._spec = self._read_spec()
+            self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
+            self._warn_of_lengths()
+            core = self._start_core(self._make_policy())
         keywords, collector = self._keywords, self._cfg.collector
         self._hooks, self._thread = keywords.hooks, StepThread()
         self._background = Background(self._thread)
@@ -150,7 +148,6 @@ class BaseCollector(ReadableCollector):
         problems += conflicts
         cfg = to_config(keywords, problems)
         check_arguments(keywords, cfg, problems)
-        speak(language_of(keywords))
         self._keywords, self._cfg, self._overrides = keywords, cfg, overrides_of_workers(keywords, cfg)
         env = self._overrides[0].env
         assert env is not None
@@ -160,8 +157,8 @@ class BaseCollector(ReadableCollector):
         """Limits the time of the env that this process makes to that of the workers."""
         if not self._keywords.has_workers:
             return contextlib.nullcontext()
-        option = setting("collector.start_timeout_s")
-        return limited("making or resetting an env in this process", option, self._cfg.collector.start_timeout_s)
+        what, timeout_s = "making or resetting an env in this process", self._cfg.collector.start_timeout_s
+        return limited(what, "collector.start_timeout_s", timeout_s)
 
     def _read_spec(self) -> EnvSpec:
         """Returns the spec of one worker's envs, read from an env that this makes. If the user passed an env object,
@@ -292,6 +289,9 @@ class BaseCollector(ReadableCollector):
         except AllDelivered:
             self._has_ended = True
             raise StopIteration(self._delivered()) from None
+        except Exception:
+            with named_in_python(self._keywords):
+                raise
 
     def _delivered(self) -> str:
         return f"total_frames={self.total_frames} is reached. Create a new collector."
@@ -361,7 +361,7 @@ class BaseCollector(ReadableCollector):
         if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
         self._background.check()
-        return contextlib.nullcontext()
+        return named_in_python(self._keywords)
 
     def update_policy_weights_(
         self,

@@ -22,7 +22,7 @@ import torch
 
 from collectx.collector.batch_info import part_shape
 from collectx.config.check import check_option, out_of_range
-from collectx.config.problem import ABSENT, PYTHON, Problem, Refusal, either, nearest
+from collectx.config.problem import ABSENT, PYTHON, Problem, Refusal, either, nearest, rename_options
 from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import default_of, incomplete
@@ -32,7 +32,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.jobs.worker_jobs import PresubmittedJobs
-from collectx.library.keyword_fields import language_of
+from collectx.library.keyword_fields import language_of, language_of_errors
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.overrides import kind_of_class
 from collectx.library.slurm import slurm_resources
@@ -93,11 +93,14 @@ def as_message(problem: Problem, keywords: Keywords) -> str:
 
 @contextlib.contextmanager
 def named_in_python(keywords: Keywords) -> Iterator[None]:
-    """Turns a `Refusal` of the block into a `ConfigError`, with keywords in place of options."""
+    """Makes errors of the block name keywords in place of options; turns a `Refusal` into a `ConfigError`."""
     try:
         yield
     except Refusal as error:
         raise ConfigError(*(as_message(problem, keywords) for problem in error.parts)) from None
+    except Exception as error:
+        rename_options(error, language_of_errors(keywords))
+        raise
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:

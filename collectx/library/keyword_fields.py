@@ -4,8 +4,8 @@
     fixed     a keyword of TorchRL that must keep its default
     ignored   a keyword of TorchRL that has no effect
 
-`documented` adds these texts to the docstring of the dataclass; `language_of` translates options to keywords in
-messages.
+`documented` adds these texts to the docstring of the dataclass. `language_of` and `language_of_errors` translate
+options to keywords in messages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from collections.abc import Callable
 from dataclasses import field, fields, replace
 from typing import Any
 
-from collectx.config.problem import PYTHON, Language
-from collectx.config.registry import field_of
+from collectx.config.problem import PYTHON, Language, python_value
+from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.fields import ABSENT, default_of
 
 # The collector class for a choice of a group, where the class is not named like the choice.
 _CLASSES = {
     "collector": {"single": "Collector", "rpc": "RPCCollector"},
     "inference": {"server": "AsyncBatchedCollector", "local": "MultiAsyncCollector"},
+}
+# What users of Python write in place of options of envs, which they make themselves.
+_OF_ENVS = {
+    "env.autoreset_mode=disabled": "autoreset_mode=AutoresetMode.DISABLED",
+    "env.wrappers=[ClipAction]": "ClipAction",
 }
 
 
@@ -109,7 +114,8 @@ def language_of(keywords: Any) -> Language:
             return path.replace("launcher.sbatch", "slurm_kwargs")
         if path not in of_paths:
             _, is_env, option = path.partition("env.")
-            return option if is_env and option in names else PYTHON.name(word)
+            value = has_value and f"={python_value(value)}"
+            return f"{option}{value}" if is_env and option in names else PYTHON.name(word)
         keyword = of_paths[path]
         if not has_value:
             return keyword.name
@@ -119,6 +125,20 @@ def language_of(keywords: Any) -> Language:
         if path == "launcher":
             values = {**values, "mp": "local"}
         shown = [repr(each) for each, option in values.items() if option == value]
-        return f"{keyword.name}={' or '.join(shown) or PYTHON.name(value) or value}"
+        return f"{keyword.name}={' or '.join(shown) or python_value(value)}"
 
     return replace(PYTHON, name=name)
+
+
+def language_of_errors(keywords: Any) -> Language:
+    """Returns the language of errors of a running collector with these keywords. They may name options that its class
+    does not take, which appear without their group."""
+    language = language_of(keywords)
+
+    def name(word: str) -> str | None:
+        path, has_value, value = word.partition("=")
+        group, _, option = path.rpartition(".")
+        short = f"{option}{has_value}{python_value(value)}" if group in KINDS else None
+        return language.name(word) or _OF_ENVS.get(word, short)
+
+    return replace(language, name=name)

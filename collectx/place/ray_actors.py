@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import ray
 import torch
 
-from collectx.config.problem import counted, setting
+from collectx.config.problem import counted
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
@@ -58,17 +58,18 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     address = {} if has_address else {"address": "local"}
     try:
         _check_address(str(options.get("address")))
-        with handling(handlers), limited("ray.init", setting("collector.start_timeout_s"), timeout_s):
+        with handling(handlers), limited("ray.init", "collector.start_timeout_s", timeout_s):
             ray.init(**(_DEFAULTS | dict(options) | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
+        config = ", ".join(f"{name}: {value}" for name, value in options.items())
+        reason = getattr(error.args[0], "template", str(error)) if error.args else ""
         raise LauncherError(
-            f"cannot connect to Ray ({source}{setting('launcher.ray_init_config', dict(options))}): "
-            f"{str(error).rstrip('.')}.{token} Start a cluster with `ray start --head`, or leave the address out to "
-            "start one on this machine."
+            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token} "
+            "Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
         ) from error
 
 
@@ -100,9 +101,9 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
         answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
     except Empty:
         raise LauncherError(
-            f"{failure} within {timeout_s:g} s ({setting('collector.start_timeout_s', timeout_s)}), so Ray's client "
-            "hangs, as in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
-            f"{setting('collector.start_timeout_s')}."
+            f"{failure} within {timeout_s:g} s (`collector.start_timeout_s={timeout_s:g}`), so Ray's client hangs, as "
+            "in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
+            "`collector.start_timeout_s`."
         ) from None
     if isinstance(answer, Exception):
         raise answer

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from collectx.batch import aligned
-from collectx.config.problem import setting
 from collectx.errors import TrainingDivergedError
 
 
@@ -61,7 +60,7 @@ def check_finite(policy: Any) -> None:
     if (what := not_finite(policy)) is not None:
         raise TrainingDivergedError(
             f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. To "
-            f"use such weights: {setting('collector.check_finite', False)}."
+            "use such weights: `collector.check_finite=false`."
         )
 
 

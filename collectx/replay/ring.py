@@ -23,7 +23,6 @@ import torch
 from tensordict import TensorDictBase
 
 from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
-from collectx.config.problem import speaks_python
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
 
@@ -135,8 +134,8 @@ class Ring:
             memory = self._memory.map(end + self._num_extra_bytes)
         except OSError as error:
             size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
-            lower = "capacity" if speaks_python() else "trainer.buffer_frames"
-            error.add_note(f"The replay buffer needs memory for {size}. Use a lower {lower}.")
+            lower = "a lower capacity (trainer.buffer_frames of a run)"
+            error.add_note(f"The replay buffer needs memory for {size}. Use {lower}.")
             raise
         tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
         self.leaves = layout.leaves

@@ -11,7 +11,6 @@ import numpy as np
 
 from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
-from collectx.config.problem import setting
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError, summary_of
 from collectx.progress import STEPS
@@ -122,4 +121,4 @@ def _limit(value: np.floating) -> str:
 
 def _advice(culprit: str) -> str:
     where = "policy, whose weights may not be finite" if culprit == "policy" else culprit
-    return f"Fix the {where}, or allow such values with {setting('collector.check_finite', False)}."
+    return f"Fix the {where}, or allow such values with `collector.check_finite=false`."

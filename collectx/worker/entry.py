@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from collectx import progress
-from collectx.config.problem import KEYWORDS, speak
 from collectx.errors import RendezvousError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.transport.base import Link
@@ -40,8 +39,6 @@ def _make_source(
     spec: ProcessSpec, link: Any, is_inline: bool = False, start_collector: Callable[..., Any] | None = None
 ) -> BatchSource:
     progress.one_more(progress.IMPORTS)  # this process has imported what the spec refers to
-    if spec.cfg.env.kind == "python" and not is_inline:
-        speak(KEYWORDS)
     if spec.user_collector is not None:
         from collectx.worker.user_collector import UserCollectorSource
 

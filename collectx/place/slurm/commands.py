@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collectx.config.problem import speaks_python
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
 
@@ -424,12 +423,9 @@ def _run(command: Sequence[str]) -> str:
         if not message:
             raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
         if NO_CLUSTER in message.lower():
-            is_default = name == "sbatch" and speaks_python()
-            default = "DistributedCollector submits SLURM jobs by default, but " if is_default else ""
-            here = "To start processes here, pass launcher='mp'" if speaks_python() else "Use launcher=local"
             raise LauncherError(
-                f"{default}{name} finds no SLURM cluster ('{message.removesuffix('.')}'). {here}, or start this on a "
-                "login node of the cluster."
+                f"{name} finds no SLURM cluster ('{message.removesuffix('.')}'). Use `launcher=local`, or start this "
+                "on a login node of the cluster."
             )
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from collectx.config.problem import did_you_mean, setting
+from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
 _BACKLOG = 1024
@@ -29,9 +29,7 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         addresses = by_interface.get(interface)
         if not addresses:
             others = did_you_mean(interface, sorted(filter(by_interface.get, by_interface)))
-            raise ConfigError(
-                f"{setting('backend.interface', interface)} is not a network interface with an address{others}"
-            )
+            raise ConfigError(f"`backend.interface={interface}` is not a network interface with an address{others}")
         # A link-local IPv6 address is only valid together with the name of an interface on the other host.
         return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -64,8 +62,8 @@ def listening_sockets(addresses: Sequence[str], port: int, interface: str | None
         return [socket.create_server(("", port), backlog=_BACKLOG)]
     except OSError as error:
         raise ConfigError(
-            f"{setting('backend.port', port)} cannot be used: {error}. Choose another port, or "
-            f"{setting('backend.port', None)} for any free one."
+            f"`backend.port={port}` cannot be used: {error}. Choose another port, or `backend.port=null` for any free "
+            "one."
         ) from error
 
 

@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from collectx.config.problem import setting
+from collectx.errors import OptionText
 from collectx.transport.connections import disconnect_poll
 from collectx.transport.network.admission import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, PairConfig, PendingSend
@@ -165,7 +165,7 @@ class InboxReceive:
                 raise RuntimeError("the connection broke while a message was being received")
             if time.monotonic() > deadline_s:
                 raise RuntimeError(
-                    f"no message arrived for {self._inbox.timeout_s:g} s ({setting('collector.worker_timeout_s')})"
+                    OptionText(f"no message arrived for {self._inbox.timeout_s:g} s (`collector.worker_timeout_s`)")
                 )
         return self._buffer
 
@@ -245,8 +245,10 @@ class _Agent:
         # TensorPipe reads this variable once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
-                f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
-                f"Use one network per process ({setting('backend.interface')})."
+                OptionText(
+                    f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on "
+                    f"{interface}. Use one network per process (`backend.interface`)."
+                )
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

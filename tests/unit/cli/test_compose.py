@@ -192,6 +192,21 @@ def test_a_problem_of_a_file_of_the_user_names_it(tmp_path, text, words, problem
     assert all(each.startswith("env.num_env") == (" " in words) for each in raised.value.problems if "num_env:" in each)
 
 
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("hydra.run.foo=1", "hydra.run.foo is not an option. To list all: collectx run --cfg all"),
+        ("~hydra.foo", "~hydra.foo cannot be used, because hydra.foo is not an option. To list all: "),
+        ("env.kwargs=[1]", "env.kwargs=[1] must be a mapping."),
+        ("hydra.sweep=[1]", "hydra.sweep=[1] cannot replace the default, because one is a list and the other is not. "),
+    ],
+)
+def test_an_override_that_hydra_refuses_is_named(word, problem):
+    with pytest.raises(ConfigError) as raised:
+        compose(["seed=1", word])
+    assert raised.value.problems[0].startswith(problem)
+
+
 @pytest.mark.parametrize("size", [0, 10_000])
 def test_a_file_of_the_user_in_another_encoding_is_named(tmp_path, size, capsys):
     file = tmp_path / "env" / "mine.yaml"

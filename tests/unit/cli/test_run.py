@@ -33,6 +33,13 @@ def test_the_run_layer_gets_the_typed_configuration_folder_and_command_line(stub
     assert argv == ["collectx", "run", *line]
 
 
+def test_what_was_composed_and_checked_is_what_runs(stub):
+    """Hydra composes again for its own files, at another time."""
+    assert run.main(["hydra.run.dir=${now:%f}", "logger.csv.file=${now:%f}"]) == 0
+    ((cfg, folder, _),) = stub.calls
+    assert cfg.logger.csv.file == folder.name
+
+
 def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys):
     stub.status = lambda cfg: "interrupted"
     assert run.main(["collector=multi_async"]) == run.main(["collector=multi_async"]) == 130

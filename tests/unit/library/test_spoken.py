@@ -10,11 +10,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from torch import nn
 
 from collectx import BaseCollector, Collector, MultiSyncCollector, ReplayBuffer, adapt, split_trajectories
 from collectx.collector.worker_record import FailurePolicy, WorkerRecord
-from collectx.config.problem import setting
-from collectx.errors import ConfigError, ShapeError
+from collectx.config.problem import rename_options
+from collectx.errors import ConfigError, OptionText, RemoteFailure, ShapeError, TrainingDivergedError
+from collectx.library.keyword_fields import language_of_errors
+from collectx.library.keywords import DistributedKeywords, SingleKeywords
 
 
 class _Ending(gymnasium.Wrapper):
@@ -81,21 +84,87 @@ def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(num_envs):
 def test_errors_of_python_name_keywords():
     with pytest.raises(ShapeError, match=r"allow such values with check_finite=False\.$"):
         _collect(partial(_Ending, reward=np.nan))
-    assert setting("env.exclude_keys", ["a"]) == "exclude_keys=['a']"
 
 
-def test_errors_name_keywords_that_the_newest_collector_lacks():
-    """Errors of an earlier collector of another class, after one for evaluation was made."""
-    _collect()
-    assert setting("collector.worker_timeout_s", 3.0) == "worker_timeout_s=3"
+def test_errors_of_a_worker_process_name_keywords_in_message_and_traceback():
+    make = partial(_Ending, reward=np.nan)
+    with (
+        MultiSyncCollector([make], frames_per_batch=4, total_frames=4) as collector,
+        pytest.raises(ShapeError) as caught,
+    ):
+        next(collector)
+    for text in (str(caught.value), caught.value.__notes__[-1]):
+        assert "allow such values with check_finite=False." in text
+        assert "collector.check_finite=false" not in text
+
+
+class _Greedy(nn.Linear):
+    """Returns the action with the highest value."""
+
+    def forward(self, observation):
+        return super().forward(observation).argmax(-1)
+
+
+def test_errors_of_a_publish_name_keywords():
+    policy = _Greedy(4, 2)
+    with Collector(_Ending, policy, frames_per_batch=4, total_frames=4) as collector:
+        nn.init.constant_(policy.bias, np.inf)
+        with pytest.raises(TrainingDivergedError, match=r"To use such weights: check_finite=False\.$"):
+            collector.update_policy_weights_()
+
+
+def _renamed(text: str, keywords: Any = SingleKeywords) -> str:
+    """Returns the message of an error that a collector with these keywords raises."""
+    error = RuntimeError(OptionText(text))
+    rename_options(error, language_of_errors(keywords))
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("leave it out with `env.exclude_keys=[a,b]`", "leave it out with exclude_keys=['a', 'b']"),
+        ("`env.info_keys=[{a: [float32, 3]}]`", "info_keys=[{'a': ['float32', 3]}]"),
+        ("`collector.check_finite=false`", "check_finite=False"),
+        ("`collector.worker_timeout_s=3`", "worker_timeout_s=3"),  # `Collector` has no such keyword
+        ("`env.wrappers=[ClipAction]`", "ClipAction"),
+        ("`env.autoreset_mode=disabled`", "autoreset_mode=AutoresetMode.DISABLED"),
+        ("use `collector=single`", "use Collector"),
+        ("`sys.exit(0)`, `ray start`", "`sys.exit(0)`, `ray start`"),
+    ],
+)
+def test_an_option_has_pythons_words(text, expected):
+    assert _renamed(text) == expected
+
+
+def test_an_option_has_the_keyword_of_the_class():
+    text = "`backend.port=1` cannot be used. Use `launcher=local`."
+    assert _renamed(text, DistributedKeywords) == "tcp_port=1 cannot be used. Use launcher='mp'."
 
 
 def test_errors_of_a_command_name_options():
+    """A command may run in a process that has collectors of the library."""
+    _collect()
     error = RuntimeError()
     policy = FailurePolicy("restart", max_restarts=1)
     policy.decide(WorkerRecord(0), error, num_others=1, num_restarts=1)
     assert "(collector.max_restarts=1, for all workers together)" in error.__notes__[0]
-    assert setting("collector.check_finite", False) == "collector.check_finite=false"
+
+
+def test_a_value_with_spaces_is_quoted_for_the_shell():
+    assert OptionText("Write `env.info_keys=[{a: int64}]`.") == "Write 'env.info_keys=[{a: int64}]'."
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_options_in_the_error_of_a_worker_keep_their_words(is_plain):
+    """Over a network, where an error is JSON, and on one machine, where it is a pickle."""
+    error = ShapeError(OptionText("use `collector.check_finite=false`"))
+    error.add_note(OptionText("or `collector.overlap=0`"))
+    failure = RemoteFailure.of(error)
+    received = (RemoteFailure.from_json(failure.to_json()) if is_plain else failure).rebuild("worker 0")
+    assert str(received) == "use collector.check_finite=false"
+    rename_options(received, language_of_errors(SingleKeywords))
+    assert (str(received), received.__notes__[0]) == ("use check_finite=False", "or overlap=0")
 
 
 def test_the_env_of_the_calling_process_has_the_time_of_the_workers():

@@ -180,7 +180,8 @@ def test_more_frames_than_memory_are_named():
     buffer = ReplayBuffer(10**14, batch_size=1)
     with pytest.raises(OSError, match="Cannot allocate memory") as caught:
         buffer.extend(TensorDict({"a": torch.zeros(1)}, [1]))
-    assert "100000000000000 frames of 4 bytes. Use a lower trainer.buffer_frames" in caught.value.__notes__[0]
+    expected = "100000000000000 frames of 4 bytes. Use a lower capacity (trainer.buffer_frames of a run)."
+    assert expected in caught.value.__notes__[0]
 
 
 def test_frames_by_number():

@@ -142,7 +142,7 @@ def test_the_server_is_no_worker():
         assert [each.state for each in collector.pool.records].count(WorkerState.SERVING) == 1
         assert set(collector.state()["workers"]) == {0, 1, 2}
         list(collector)
-    assert collector.frames_by_worker.keys() == {0, 1}
+    assert collector.frames_by_worker.keys() <= {0, 1}
 
 
 @pytest.mark.sample(2)

@@ -48,6 +48,7 @@ import xxhash
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.place.slurm import JobFiles
+from collectx.run.folder.batch_line import BatchLine
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status
 
@@ -258,12 +259,13 @@ class RunFolder(JobFiles):
             return meta.get("id") or xxhash.xxh3_64_hexdigest(str(self.path.resolve()).encode())
         return None
 
-    def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if lines are missing:
-        each line contains its batch number."""
-        for index, line in enumerate(read_lines(self.metrics)):
-            if (batch := line.get("batch", index)) != index:
-                problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
+    def read_metrics(self) -> Iterator[BatchLine]:
+        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if one is not a
+        `BatchLine`, or if lines are missing: each line contains its batch number."""
+        for index, content in enumerate(read_lines(self.metrics)):
+            line = BatchLine.of(content, self.metrics, f"line {index + 1}")
+            if line.batch != index:
+                problem = f"line {index + 1} belongs to batch {line.batch}, not {index}: lines are missing"
                 raise DamagedFileError(f"{self.metrics}: {problem}")
             yield line
 

@@ -27,7 +27,7 @@ _STOPPED = "trainer.kwargs.stop_at=3"
 def check_equal(*folders):
     """Asserts that two completed runs have equal digests, logged values and last states."""
     files = [RunFolder(folder) for folder in folders]
-    one, other = ([(each["batch"], each["digest"], each.get("scalars")) for each in it.read_metrics()] for it in files)
+    one, other = ([(each.batch, each.digest, each.scalars) for each in it.read_metrics()] for it in files)
     assert one == other
     assert len(one) > 3
     one, other = (it.read_result()["digest"] for it in files)

@@ -46,7 +46,7 @@ class ResumePoint:
 
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
-        state: the content of `state.pt`, which `Stream.load` takes.
+        state: the content of `state.pt`.
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.resume.recorded_order`. Empty if it cannot be repeated.
@@ -175,8 +175,6 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
-        if "lives" in state["collector"]:  # the word of older checkpoints
-            state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
         raise DamagedFileError(f"{checkpoint.path} is not the checkpoint of a run: {error!r}") from error

@@ -171,8 +171,7 @@ class Statistics:
             self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
         self.scalars = state["scalars"]
         self._returns.extend(state["returns"])
-        # Older versions saved "metrics", which are means over steps.
-        for name, recent in state.get("episode_metrics", {}).items():
+        for name, recent in state["episode_metrics"].items():
             if name in self._recent:
                 self._recent[name].extend(map(tuple, recent))
         self.metrics = {name: self.scalars[name] for name, recent in self._recent.items() if recent}

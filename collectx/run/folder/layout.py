@@ -43,8 +43,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.place.slurm import JobFiles
@@ -254,10 +252,7 @@ class RunFolder(JobFiles):
     def run_id(self) -> str | None:
         """The id of the run, which names the run in data sets. A resume keeps it, and so does a run that replaces the
         one in the folder, because the user says so. None without a run."""
-        if meta := self.read_meta():
-            # Older versions did not save an id: they named a run by the path of its folder.
-            return meta.get("id") or xxhash.xxh3_64_hexdigest(str(self.path.resolve()).encode())
-        return None
+        return self.read_meta().get("id")
 
     def read_metrics(self) -> Iterator[BatchLine]:
         """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if one is not a

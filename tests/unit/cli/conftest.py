@@ -10,6 +10,7 @@ from batch_lines import batch_line, write_lines
 from stand_in_slurm import write_result
 
 import collectx.run
+from collectx.checkpoints import FORMAT
 from collectx.config.schema.run import RunConfig
 from collectx.run import RunFolder
 from collectx.run.folder import snapshot
@@ -31,7 +32,8 @@ class Stub:
         status, files = self.status(cfg), RunFolder(folder)
         files.begin()
         snapshot.write_config(cfg, files.config)
-        files.meta.write_text(json.dumps({"numerics": {"torch threads of the trainer": len(self.calls)}}))
+        numerics = {"torch threads of the trainer": len(self.calls)}
+        files.meta.write_text(json.dumps({"format": FORMAT, "id": "0", "numerics": numerics}))
         for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
             values = {"digest": digest} if cfg.trainer.digest else {}
             write_lines(files.metrics, [batch_line(index, workers=[WorkerEntry(worker, index)], **values)], "a")

@@ -372,7 +372,7 @@ def test_a_module_of_the_folder_in_which_the_run_began_is_missed_with_that_folde
         ("/proj", ". The run began in /proj: start from there, or add it to PYTHONPATH."),
         (os.getcwd(), ""),
     ):
-        files.meta.write_text(json.dumps({"cwd": cwd}))
+        files.meta.write_text(json.dumps({"format": 2, "id": "0", "cwd": cwd}))
         reproduce.main(["old"])
         missing = "note: env.entry_point=not_here.envs:make names the package 'not_here', which is not installed here"
         assert missing + advice in capsys.readouterr().err.splitlines()

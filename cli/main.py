@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 
-from collectx.process import open_closed, outlive_readers
+from collectx.process import open_closed, outlive_readers, unbind_threads
 from collectx.progress import telling_imports
 
 # The name of each subcommand, and one line about it. The module of that name contains `main(argv) -> exit status`.
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] not in PRINTING:
         outlive_readers(lambda text: print(f"collectx {words[0]}: {text}", file=sys.stderr))
+        unbind_threads(lambda text: print(f"note: {text}", file=sys.stderr))
     status = _status(words)
     _limit_exit(status)
     sys.exit(status)

@@ -12,8 +12,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +110,9 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     text = printed.getvalue()
     # Files with a leading underscore are bases of others, not choices.
     print(re.sub(r"(?m)^(\w+: .*?)\b_\w+, ", r"\1", text) if "help" in arguments.flags else text, end="")
+    if "cfg" in arguments.flags:
+        for problem in composer.examine(words).problems:
+            printing.note(f"a run would refuse this configuration: {problem}")
     return 0
 
 
@@ -147,8 +150,22 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
             return
         _check_folder(run_folder, run.cfg)
         words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
-        with removing_empty_folders(run_folder.path):
+        with removing_empty_folders(run_folder.path), _keeping_hydras_files(run_folder):
             call_hydra(words, task.alone, composer.config_name, composer.config_dir)
+
+
+@contextmanager
+def _keeping_hydras_files(run_folder: RunFolder) -> Iterator[None]:
+    """Writes the files in `.hydra` again after the block if the folder still contains the same run, because the new one
+    did not begin: Hydra replaces its files before it calls the task."""
+    meta = run_folder.read_meta()
+    files = {path: path.read_bytes() for path in (run_folder.path / ".hydra").glob("*")} if meta else {}
+    try:
+        yield
+    finally:
+        if files and run_folder.read_meta() == meta:
+            for path, content in files.items():
+                path.write_bytes(content)
 
 
 def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:

@@ -6,6 +6,9 @@ checkpoint and end the run, and a worker's leave its end to the trainer, so both
 Standard streams: closed ones, as from cron and daemons, become /dev/null, and output to a pipe that nobody reads any
 more is dropped. The `collectx` command and collectors do this before they open files or start processes.
 
+Cores: OpenMP's variables bind the first thread of each process to the first core, and processes inherit the cores of
+the thread that starts them. So the trainer and all workers would share one core.
+
 Time: code in the main thread, such as an env's constructor or `ray.init`, has a limit without progress.
 """
 
@@ -34,6 +37,8 @@ _PATIENCE_S = 5.0
 _NUM_INTERRUPTS, _END_S = 3, 2.0
 # A process without a handler ignores this signal, so a late one does no harm.
 _SIGNAL = signal.SIGURG
+# OpenMP's variables that bind threads to cores.
+_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 # How often the time is counted, and modules whose frames show that a debugger or a console waits for its user.
 _COUNT_S = 0.5
 _DEBUGGERS = {"bdb", "code", "pydevd", "_pydevd_bundle"}
@@ -62,6 +67,21 @@ def restore_handlers(maker: str) -> None:
     if replaced and text not in _noted:
         _noted.add(text)
         _note(text)
+
+
+def unbind_threads(note: Callable[[str], None]) -> None:
+    """Removes OpenMP's variables that bind threads to cores, and calls `note` if there were any. Acts on this process
+    only before it imports torch; the message says what to do if that was earlier."""
+    names = [name for name in _BINDING if name in os.environ]
+    if not names or os.environ.get("OMP_PROC_BIND", "").lower() == "false":
+        return
+    unset = f"unset {' '.join(names)}"
+    for name in names:
+        del os.environ[name]
+    if "torch" in sys.modules:
+        note(f"{names[0]} has bound this process and its workers to one core. Before you start Python: {unset}")
+    else:
+        note(f"{names[0]} is ignored: it would bind trainer and workers to one core. To silence this: {unset}")
 
 
 def open_closed() -> None:

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 STEPS, OTHERS, IMPORTS = 0, 1, 2
@@ -99,3 +100,12 @@ def cpu_s(pid: int) -> float:
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
     return 0.0
+
+
+def file_size(path: Path) -> int:
+    """Returns the bytes in a file; 0 if there is none. A log that grows tells that a process of another machine, which
+    cannot count yet, does not hang (`telling_imports`)."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

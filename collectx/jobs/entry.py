@@ -34,6 +34,8 @@ from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.job import JobTasksLauncher, is_lost
 from collectx.place.slurm.jobs import SlurmJob
+from collectx.process import unbind_threads
+from collectx.progress import telling_imports
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
@@ -55,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder")
     arguments = parser.parse_args(argv)
     ignore_requests()
+    unbind_threads(lambda text: print(f"note: {text}", file=sys.stderr))
     run_folder = RunFolder(arguments.folder)
     if arguments.worker is not None:
         signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(run_folder))
@@ -100,8 +103,8 @@ def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
 
 def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) -> int:
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder's name in the script."""
-    from collectx.run.execution import execute
-
+    with telling_imports():
+        from collectx.run.execution import execute
     cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
     assert isinstance(slurm, SlurmLauncherConfig)
     assert isinstance(place, SlurmJob)
@@ -190,10 +193,11 @@ def _run_worker(
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)
-    import torch
+    with telling_imports():
+        import torch
 
+        from collectx.worker.entry import run_remote_worker
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.worker.entry import run_remote_worker
 
     is_nested = cfg.collector.num_workers_per_collector > 1
     start_nested = import_module("collectx.collector").start_collector if is_nested else None

@@ -36,7 +36,8 @@ from collectx.run.folder.files import JsonLinesTail
 from collectx.run.folder.result import Status
 from collectx.run.statistics import MetricsTail, RateWindow, View
 from collectx.run.terminal import printing
-from collectx.run.terminal.display import PLAIN_S, REFRESH_S, Lines, charts_of, render_panel, sparkline, title_of
+from collectx.run.terminal.charts import sparkline
+from collectx.run.terminal.display import PLAIN_S, REFRESH_S, Lines, charts_of, render_panel, title_of
 from collectx.run.terminal.printing import clock, number, print_line, table
 
 # The interval between two queries: short at first, and growing while a job waits or runs.

@@ -39,6 +39,7 @@ from collectx.errors import LauncherError, RendezvousError
 from collectx.place.launcher import Launcher
 from collectx.place.slurm import commands
 from collectx.place.slurm.job_watcher import JobArray
+from collectx.progress import file_size
 from collectx.run.folder.files import read_private, write_json, write_private
 from collectx.run.folder.layout import RunFolder
 from collectx.user_objects import Sealed, UserObjects
@@ -244,15 +245,18 @@ def announce_trainer(run_folder: RunFolder, endpoint: Endpoint, token: str) -> N
 
 def find_trainer(run_folder: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
     """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
-    Raises `RendezvousError` if no address appeared within `timeout_s`, or `PermissionError` if another user may have
-    written the secret."""
+    Raises `RendezvousError` if no address appeared within `timeout_s` after the job's log last grew, or
+    `PermissionError` if another user may have written the secret."""
     from collectx.transport.network.handshake import Endpoint
 
-    deadline = time.monotonic() + timeout_s
+    deadline, log_size = time.monotonic() + timeout_s, 0
     while True:
         address = _read(run_folder.rendezvous)
         if address.get("token") == token:
             return Endpoint(tuple(address["addresses"]), address["port"], read_private(run_folder.secret))
+        if time.monotonic() > deadline and (size := file_size(run_folder.log("job"))) > log_size:
+            # A trainer that still imports says so there.
+            deadline, log_size = time.monotonic() + timeout_s, size
         if time.monotonic() > deadline:
             reason = "exists, but contains no address of the trainer" if run_folder.path.is_dir() else "does not exist"
             raise RendezvousError(

@@ -58,7 +58,7 @@ from collectx.library.weights import (
 )
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
-from collectx.process import limited, open_closed
+from collectx.process import limited, open_closed, unbind_threads
 from collectx.transport.base import Reset
 from collectx.user_objects import Hooks, UserEnvConfig
 from collectx.worker.profiling import ProfileConfig
@@ -104,6 +104,7 @@ class BaseCollector(ReadableCollector):
 
     def _open(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
         open_closed()
+        unbind_threads(lambda text: warnings.warn(text, stacklevel=_level_of_user()))
         if torch.get_default_device().type == "meta":
             raise ConfigError(
                 "torch.get_default_device() is meta, whose tensors have no values. Create the collector with another "
@@ -293,7 +294,7 @@ class BaseCollector(ReadableCollector):
             raise StopIteration(self._delivered()) from None
 
     def _delivered(self) -> str:
-        return f"all {self.total_frames} frames (total_frames) were delivered. Create a new collector."
+        return f"total_frames={self.total_frames} is reached. Create a new collector."
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. With `replay_buffer`, it always returns None: use `fill`.

@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.progress import file_size
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.peer import Handle, Limit
 
@@ -86,6 +87,11 @@ class Launcher:
             words.append(f"log: {log}{end}")
         name = self.names.get(worker, f"worker {worker}")
         return f"{name} ({'; '.join(words)})" if words else name
+
+    def log_size(self, worker: int) -> int:
+        """Returns the bytes in a worker's log, which grows while the worker imports; 0 without a log. Blocks for a
+        look at the file system."""
+        return 0 if self._log is None else file_size(self._log(worker))
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         """Returns how long `worker` may take to connect; see `Launcher`."""

@@ -122,6 +122,7 @@ def open_workers(
         launcher.describe,
         launcher.join_timeout,
         num_steps=slot_spec.steps,
+        log_size=launcher.log_size,
     )
     if place.shares_memory:
         return _sharing_memory(launcher, slot_spec, specs, env_spec, supervisor)

@@ -74,6 +74,12 @@ def _built(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     build_kind = implementation("policy", cfg.kind)
     if build_kind is None:
         return None
+    default = torch.get_default_dtype()
+    if default != torch.float32 and not isinstance(cfg, CustomPolicyConfig):
+        raise ConfigError(
+            f"policy={cfg.kind} computes in float32, but torch.get_default_dtype() is {default}: your code, such as "
+            "the env's module, has called torch.set_default_dtype. Remove this call, or use policy=custom."
+        )
     with preserve_random_state(), single_threaded():
         torch.random.default_generator.manual_seed(seed)
         return build_kind(cfg, spec)

@@ -2,7 +2,7 @@
 converted. The cheapest form that gives the same result is used:
 
     policy                                    steps
-    modules of tensordict that only call      the functions, with tensors (`collectx.policy.fast_call`)
+    modules of tensordict that only call      the functions, with tensors (`collectx.policy.tensor_modules`)
       functions or draw from distributions
     any other module of tensordict,           the policy, with a TensorDict of the observation's tensors and of its
       forward(td), forward(tensordict)          outputs of the frame before (`TensorDictStep`)
@@ -29,7 +29,8 @@ from collectx.batch import Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.fast_call import Acceleration, Step, is_private, reads_only_tensors, tensor_modules
+from collectx.policy.fast_call import Acceleration
+from collectx.policy.tensor_modules import Step, is_private, reads_only_tensors, tensor_modules
 
 
 class CallPlan:

@@ -19,9 +19,10 @@ from collectx.errors import ConfigError
 from collectx.policy.base import Actor
 from collectx.policy.call_plan import CallOptions, CallPlan, Output, key_names, make_steps, read_outputs
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.fast_call import Acceleration, NotTensors, is_private, structure
+from collectx.policy.fast_call import Acceleration, structure
 from collectx.policy.flat_weights import FlatWeights
 from collectx.policy.recurrent import StateSpec, find_states, spec_with_states
+from collectx.policy.tensor_modules import NotTensors, is_private
 from collectx.random_state import preserve_random_state
 
 

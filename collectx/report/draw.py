@@ -105,16 +105,13 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
     """Yields the figures of returns, throughput and lag of the groups, one each."""
     words = _words(groups)
     window = f"Mean return of the last {RETURN_WINDOW} episodes"
-    envs = [*dict.fromkeys(group.runs[0].env for group in groups)]
     for value, over, name, title, label, what in (
         ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
         ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
         ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
         ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind"),
     ):
-        # Returns of different envs cannot be compared.
-        separate = envs if value == "mean_return" and len(envs) > 1 else [None]
-        for index, env in enumerate(separate):
+        for file, of, env in _by_env(groups, name) if value == "mean_return" else ((name, "", None),):
             with matplotlib.rc_context(_STYLE):
                 figure = Figure(_SIZE, layout="constrained")
                 axes = figure.add_subplot()
@@ -123,33 +120,44 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
                     if value != "mean_return":
                         axes.set_ylim(bottom=0)
                     _legend(figure, axes, min_labels=2 if env is None else 1)
-                    file, of = (name, "") if env is None else (f"{name}-{index}", f", {env}")
                     yield Plot(file, f"{title}{of}", f"{what}. {words}", figure)
 
 
 def scalars(groups: Sequence[Group], are_metrics: bool = False) -> Iterator[Plot]:
-    """Yields one figure with a plot for each scalar that the trainers have logged, or for each of the runs'
+    """Yields a figure for each env, with a plot for each scalar that the trainers have logged, or for each of the runs'
     `env.metrics`."""
-    runs = [run for group in groups for run in group.runs]
-    metrics = {name for run in runs for name in run.options.get("env.metrics") or ()}
-    names = sorted({name for run in runs for name in run.scalars if (name in metrics) is are_metrics})
-    if not names:
-        return
-    with matplotlib.rc_context(_STYLE):
-        columns = min(3, len(names))
-        rows = -(-len(names) // columns)
-        size = (3.4 * columns, 2.3 * rows + 0.3) if columns > 1 else _SIZE
-        figure = Figure(size, layout="constrained")
-        for index, name in enumerate(names):
-            axes = figure.add_subplot(rows, columns, index + 1)
-            _draw(axes, groups, f"scalars/{name}", "frames")
-            _label(axes, "frames", name)
-        _legend(figure, figure.axes[0])
-        if are_metrics:
-            yield Plot("metrics", "Metrics of the envs", f"Values of env.metrics. {_words(groups)}", figure)
-        else:
-            what = f"Values that the trainer logged. {_words(groups)}"
-            yield Plot("scalars", "Losses and other scalars", what, figure)
+    name, title, what = (
+        ("metrics", "Metrics of the envs", "Values of env.metrics")
+        if are_metrics
+        else ("scalars", "Losses and other scalars", "Values that the trainer logged")
+    )
+    for file, of, env in _by_env(groups, name):
+        runs = [run for group in groups for run in group.runs if env in (None, run.env)]
+        metrics = {name for run in runs for name in run.options.get("env.metrics") or ()}
+        names = sorted({name for run in runs for name in run.scalars if (name in metrics) is are_metrics})
+        if not names:
+            continue
+        with matplotlib.rc_context(_STYLE):
+            columns = min(3, len(names))
+            rows = -(-len(names) // columns)
+            size = (3.4 * columns, 2.3 * rows + 0.3) if columns > 1 else _SIZE
+            figure = Figure(size, layout="constrained")
+            for index, scalar in enumerate(names):
+                axes = figure.add_subplot(rows, columns, index + 1)
+                _draw(axes, groups, f"scalars/{scalar}", "frames", env)
+                _label(axes, "frames", scalar)
+            _legend(figure, figure.axes[0])
+            yield Plot(file, f"{title}{of}", f"{what}. {_words(groups)}", figure)
+
+
+def _by_env(groups: Sequence[Group], name: str) -> Iterator[tuple[str, str, str | None]]:
+    """Yields the file name, the end of the title, and the env of each figure, as values of different envs cannot be
+    compared. If there is only one env, the env is None."""
+    envs = [*dict.fromkeys(group.runs[0].env for group in groups)]
+    if len(envs) == 1:
+        yield name, "", None
+    else:
+        yield from ((f"{name}-{index}", f", {env}", env) for index, env in enumerate(envs))
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:

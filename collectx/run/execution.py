@@ -5,8 +5,6 @@
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
 torch is imported here, or with the preloads of the fork server for local workers.
-
-The last weights are written to `policy.pt`, which `collectx.run.after.trained` reads.
 """
 
 from __future__ import annotations
@@ -22,21 +20,18 @@ from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
 from collectx import process
 from collectx.config.derived import env_option, num_processes_of
 from collectx.config.schema.policy import TrainablePolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.place import place_of
-from collectx.policy.flat_weights import FlatWeights
 from collectx.process import limited
 from collectx.progress import counting_imports
 from collectx.run import cores, preflight
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.events import EventLog
-from collectx.run.folder.files import write_atomically, write_json
+from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.result import Result, ResultBuilder, type_name
 from collectx.run.resume import ResumePoint, recorded_order, resume_point
@@ -55,26 +50,6 @@ if TYPE_CHECKING:
     from collectx.run.evaluator import Evaluator
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
-
-
-def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
-    """Writes the state dict of `policy` with other weights to a file; blocks until it is on the disk. Writes nothing
-    for a policy without weights.
-
-    Args:
-        policy: unchanged afterwards.
-        flat: the weights, see `FlatWeights`.
-    """
-    if not flat.numel():
-        return
-    weights, before = FlatWeights(policy), torch.empty_like(flat)
-    weights.write(before)
-    weights.read(flat)
-    try:
-        write_atomically(path, lambda file: torch.save(policy.state_dict(), file))
-    finally:
-        weights.read(before)
-
 
 OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextManager[Launcher]]"
 
@@ -433,7 +408,7 @@ class _Execution:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
         before the workers close. A trainer that a signal interrupted within a batch is not saved. One that raised an
         error after a signal is: the signal has ended its helper processes, such as those of a DataLoader."""
-        pass
+        from collectx.run.weights import write_weights
 
         error = self._record.error_after_signal
         if self._record.is_interrupted:

@@ -25,7 +25,7 @@ from collectx.transport.connections import disconnect_poll
 
 # The step in a request that ends a batch; the server does not send it back.
 NO_STEP = 2**32 - 1
-_REQUEST = struct.Struct("<qIIHHH")
+_REQUEST = struct.Struct("<qIIHHI")
 # A multiple of the size of a request.
 _READ_BYTES = 2**11 * _REQUEST.size
 

@@ -165,6 +165,7 @@ class Peer:
         counts: its counters in shared memory (`collectx.progress`); None if it sends them in messages.
         progress: the last known counts.
         cpu_s: the processor time of its process when `is_starting` was last True.
+        log_size: the bytes in its log when its timer last expired, before it connected.
         began_s, progressed_s: when its current task began, and when its counts last changed, in seconds of
             `PeerTimers.now_s`.
     """
@@ -181,6 +182,7 @@ class Peer:
     counts: memoryview | None = None
     progress: Counts | None = None
     cpu_s: float = 0.0
+    log_size: int = 0
     began_s: float = 0.0
     progressed_s: float | None = None
 

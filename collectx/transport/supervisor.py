@@ -85,6 +85,8 @@ class Supervisor(Generic[AnyPeer]):
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
         num_steps: number of steps in a worker's part of a batch, for messages.
         describe: `describe(index, handle)` returns the name of a worker and its log, for error messages.
+        log_size: `log_size(index)` returns the bytes in a worker's log. While the log grows, a worker that has not
+            connected is not late.
         join_timeout: `join_timeout(index, handle)` returns the option that limits the time until a worker connects, and
             its value in seconds; `start_timeout_s` then begins at the connection. None: `start_timeout_s` covers both.
     """
@@ -98,6 +100,7 @@ class Supervisor(Generic[AnyPeer]):
         join_timeout: Callable[[int, Handle | None], Limit | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         num_steps: int = 0,
+        log_size: Callable[[int], int] = lambda index: 0,
     ):
         self.workers: dict[int, AnyPeer] = {}
         self._num_steps = num_steps
@@ -105,7 +108,7 @@ class Supervisor(Generic[AnyPeer]):
         self._worker_timeout_s = worker_timeout_s
         self._close_timeout_s = close_timeout_s
         self._describe = describe
-        self._join_timeout = join_timeout
+        self._join_timeout, self._log_size = join_timeout, log_size
         self._longest_gap_s = _MAX_GAP * min(start_timeout_s, worker_timeout_s)
         self._look_every_s, self._looked_s = min(_LOOK_S, self._longest_gap_s), 0.0
         self._timers = PeerTimers(self._longest_gap_s, clock)
@@ -251,10 +254,16 @@ class Supervisor(Generic[AnyPeer]):
         limit applies now."""
         if self.progressed(late, late.read_counts()):
             return None
-        if late.limit is not None and late.limit == self._limit(late) and not late.is_starting():
+        is_starting = late.is_starting() or self._is_writing(late)
+        if late.limit is not None and late.limit == self._limit(late) and not is_starting:
             return self.timeout_error(late, late.limit)
         self.renew_timer(late)  # it is starting, or has joined or delivered meanwhile and has another limit
         return None
+
+    def _is_writing(self, peer: Peer) -> bool:
+        """Whether a worker that has not connected has written to its log since the last call."""
+        before, peer.log_size = peer.log_size, 0 if peer.has_joined else self._log_size(peer.index)
+        return peer.log_size > before
 
     def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:
         """Yields the messages of a descriptor, and a worker's error; nothing for a removed worker."""

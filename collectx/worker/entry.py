@@ -18,10 +18,10 @@ from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import join_trainer
 from collectx.transport.tracebacks import write_on_signal
 from collectx.user_objects import Sealed, UserObjects
+from collectx.worker.nested import NestedSource
 from collectx.worker.rollout_source import RolloutSource
 from collectx.worker.slot_loop import BatchSource, run_until_stopped, run_worker_loop
 from collectx.worker.spec import ProcessSpec
-from collectx.worker.user_collector import NestedSource
 
 
 def inline_worker(spec: ProcessSpec, link: InlineLink) -> Generator[None]:

@@ -54,7 +54,7 @@ def collect(num_batches=8, **knobs):
 
 
 def collected(batches, partial=False) -> list[Episode]:
-    """The episodes in batches, by their trajectory ids."""
+    """Returns the episodes in batches, by their trajectory ids."""
     rows = [row for batch in batches for row in batch.reshape(-1, batch.shape[-1])]
     ids = {each for row in rows for each in row["collector", "traj_ids"].tolist()}
     found = []

@@ -70,7 +70,7 @@ def cfg(request):
 
 @pytest.fixture(scope="module")
 def env(cfg):
-    """One for all tests of a kind: each begins with a reset. Closing may be done twice."""
+    """Makes one env for all tests of a kind: each begins with a reset. It may be closed twice."""
     env = build(cfg)
     yield env
     env.close()

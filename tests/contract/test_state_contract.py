@@ -64,7 +64,7 @@ NOT_RESTORABLE = {
 
 
 def _make(options):
-    """A collector, and why its envs cannot be saved as it is announced before workers start: one reason or none."""
+    """Makes a collector; returns it and the reasons, announced before workers start, why its envs cannot be saved."""
     if "env=torchrl" in options:
         pytest.importorskip("torchrl", reason="needs the torchrl extra")
     collector = [] if "collector=multi_sync" in options else ["collector=single"]

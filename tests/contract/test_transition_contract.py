@@ -88,7 +88,7 @@ class Case:
 
     @property
     def is_masked(self) -> bool:
-        """Whether a batch may have places without a frame."""
+        """Tells whether a batch may have places without a frame."""
         is_padded = self.split_trajs or (self.trajs_per_batch is not None and self.traj_format != "cat")
         return is_padded or (self.preemptive_threshold is not None and self.is_stacked)
 
@@ -195,7 +195,7 @@ def check_leaves(case, batch, observation, action):
 
 
 def frames_of(case, number, batch):
-    """The frames of a batch, those of each env in order of time."""
+    """Returns the frames of a batch, those of each env in order of time."""
     flat = batch.reshape(-1)
     if case.is_masked:
         flat = flat[flat["collector", "mask"]]
@@ -212,7 +212,7 @@ def frames_of(case, number, batch):
 
 
 def check_parts(case, batch, frames):
-    """How many frames there are of each worker, and how they lie."""
+    """Asserts how many frames there are of each worker, and how they lie."""
     if case.trajs_per_batch is not None:
         assert len(frames) == case.trajs_per_batch * case.length
         for start in range(0, len(frames), case.length):
@@ -245,7 +245,7 @@ def check_parts(case, batch, frames):
 
 
 def check_actions(frames, action):
-    """The actions are those that the env took."""
+    """Asserts that the actions are those that the env took."""
     structure = SpaceLeaves(action, ("action",))
     for frame in frames:
         taken = structure.flatten(TAKEN[int(frame["data"]["next", "reward"])])
@@ -254,7 +254,7 @@ def check_actions(frames, action):
 
 
 def check_order(case, frames, observation):
-    """One env's frames: each is what its reward says, and they follow one another."""
+    """Asserts that each frame of an env is what its reward says, and that they follow one another."""
     structure = ObservationLeaves(observation)
     steps = case.steps[frames[0]["id"] % case.num_envs // case.rows]
     random_batches = -(-(case.init_random_frames or 0) // (steps * case.num_envs))

@@ -37,7 +37,7 @@ def test_compiled_by_torchs_default(way):
 
 
 class Compiled(nn.Module):
-    """Its action is whether torch.compile traced the call."""
+    """A policy whose action is whether torch.compile traced the call."""
 
     def forward(self, observation):
         return torch.full(observation.shape[:-1], int(torch.compiler.is_compiling()))

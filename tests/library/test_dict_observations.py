@@ -42,7 +42,7 @@ def by_parts(seen):
 
 
 def relabelled(batch):
-    """The batch with the last goal that was reached in place of the goal, as in hindsight experience replay."""
+    """Puts the last goal that was reached in the place of the goal, as hindsight experience replay does."""
     reached = batch["next", "achieved_goal"][..., -1:, :].expand_as(batch["desired_goal"])
     distance = (batch["next", "achieved_goal"] - reached).abs().sum(-1, keepdim=True)
     return batch.clone().update({"desired_goal": reached, "next": {"desired_goal": reached, "reward": -distance}})

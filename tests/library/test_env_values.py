@@ -87,65 +87,15 @@ with Collector(vector(Bytes, "Disabled"), RandomPolicy(), frames_per_batch=6) as
     collector.next()
 print(json.dumps(rows))
 """
-REWARDS = """
-REWARDS = {
-    "none": None, "text": "1.5", "integer": 16_777_217, "huge": 10**400, "float": 1e39, "complex": 1j,
-    "two": [1.0, 2.0], "true": True, "exact": 16_777_218, "one": np.array([1.5]), "single": np.float32(1.5),
-    "byte": np.uint8(3),
-}
-
-class Rewarding(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
-    def __init__(self, name):
-        self.reward = REWARDS[name]
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-    def step(self, action):
-        return np.zeros(1, np.float32), self.reward, False, False, {}
-
-def vector(name):
-    return gym.vector.SyncVectorEnv([lambda: Rewarding(name)] * 2)
-
-got = {}
-for name in REWARDS:
-    for make, keywords in ((Rewarding, {}), (Rewarding, {"num_envs": 2}), (vector, {})):
-        try:
-            arguments = {"create_env_kwargs": {"name": name}, "frames_per_batch": 4, **keywords}
-            with Collector(make, RandomPolicy(), **arguments) as collector:
-                result = collector.next()["next", "reward"].flatten().tolist()
-        except Exception as error:
-            result = f"{type(error).__name__}: {error}"
-        got.setdefault(name, []).append(result)
-print(json.dumps(got))
-"""
 
 
 @pytest.mark.ci
-def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_one_number_in_float32(tmp_path):
-    (tmp_path / "script.py").write_text(SHARING + REWARDS)
+def test_envs_that_return_the_same_arrays_keep_their_own_values(tmp_path):
+    (tmp_path / "script.py").write_text(SHARING)
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    rows, got = map(json.loads, done.stdout.splitlines()[-2:])
     vectors = {"NextStep": 3, "SameStep": 3, "Disabled": 3}
-    assert rows == {"box": 3, "parts": 3, "one": 1} | vectors
-    stored = {"true": 1.0, "exact": 16_777_218.0, "one": 1.5, "single": 1.5, "byte": 3.0}
-    assert {name: got[name] for name in stored} == {name: 3 * [4 * [value]] for name, value in stored.items()}
-    words = {
-        "none": "the reward of env 0 must be a single number, but is None",
-        "text": "the reward of env 0 must be a single number, but is '1.5'",
-        "integer": "the reward 16777217 of env 0 "
-        "would be rounded to 16777216, because rewards are stored as float32 (step 0 of the batch). To allow this,",
-        "huge": "would be rounded to inf, because rewards are stored as float32",
-        "float": "env 0 of worker 0 returned inf in next.reward (step 0 of the batch; the largest float32 is 3.4e+38). "
-        "Fix the env",
-        "complex": "the reward of env 0 must be a single number, but is 1j",
-        "two": "the reward of env 0 must be a single number, but is an array of shape (2,) and dtype float64 "
-        "(step 0 of the batch). Return a float from step(). To add up several objectives, put "
-        "mo_gymnasium.wrappers.LinearReward into env.wrappers",
-    }
-    missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
-    assert missing == []
-    assert all(text.startswith("ShapeError: ") for name in words for text in got[name])
+    assert json.loads(done.stdout) == {"box": 3, "parts": 3, "one": 1} | vectors
 
 
 class Bytes(Toy):

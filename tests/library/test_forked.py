@@ -168,12 +168,17 @@ KILLED = """
 import os, signal, gymnasium, psutil
 from collectx import MultiSyncCollector
 
-collector = MultiSyncCollector([lambda: gymnasium.make("CartPole-v1")] * 2, frames_per_batch=8)
+def make():
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.pid = os.getpid()
+    return env
+
+collector = MultiSyncCollector([make] * 2, frames_per_batch=8)
 next(collector)
+workers = collector.get_attr("pid")
 child = os.fork()
 if child == 0:
     signal.pause()
-workers = [handle.pid for handle in collector._core.handles().values()]
 print(child, *[psutil.Process(worker).ppid() for worker in workers], *workers, flush=True)
 signal.pause()
 """

@@ -89,21 +89,8 @@ def test_async_for_raises_what_next_raises():
         asyncio.run(collect(collector))
 
 
-@over([SINGLE, SHARED_SYNC])
-def test_fill(way):
-    buffer = ReplayBuffer(1000)
-    with make(way, replay_buffer=buffer, **FRAMES) as collector:
-        assert collector.fill() == 20
-        assert len(buffer) == 20
-        assert collector.fill(21) == 40
-        assert collector.fill() == 0
-        assert len(buffer) == 60
-    with make(SINGLE, **FRAMES) as collector, pytest.raises(RuntimeError, match=r"with replay_buffer="):
-        collector.fill()
-
-
 class Line(gymnasium.Env):
-    """From 0 towards a goal, one step left or right. The reward is 0 at the goal, otherwise -1."""
+    """A walk from 0 towards a goal, one step left or right. The reward is 0 at the goal, otherwise -1."""
 
     observation_space = gymnasium.spaces.Dict(
         {name: gymnasium.spaces.Box(-9, 9, (1,)) for name in ("observation", "achieved_goal", "desired_goal")}
@@ -127,7 +114,7 @@ class Line(gymnasium.Env):
 
 
 def relabel(trajectory):
-    """Hindsight experience replay: the trajectory, and a copy whose goal is where it has ended."""
+    """Returns the trajectory and a copy whose goal is where it has ended: hindsight experience replay."""
     copy = trajectory.clone()
     goal = copy["next", "achieved_goal"][-1]
     copy["desired_goal"][:] = copy["next", "desired_goal"][:] = goal
@@ -203,8 +190,3 @@ def test_a_vec_env_is_seeded():
     assert not torch.equal(first[0][0], first[0][1])
     with pytest.raises(ConfigError, match="cannot read the infos of a Stable-Baselines3 VecEnv"):
         make(SINGLE, make_env, info_keys=["x"], **FRAMES)
-
-
-def test_numbers_of_frames_may_be_floats():
-    with make(SINGLE, frames_per_batch=2e1, total_frames=6e1) as collector:
-        assert [batch.numel() for batch in collector] == [20, 20, 20]

@@ -1,11 +1,13 @@
 """What hooks see and add, and what the policy, its versions and its factories are in each process, over every way."""
 
 import os
+import signal
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 import torch
 from library_collectors import make, new_episodes
@@ -22,6 +24,15 @@ def cartpole_after(path):
     if parent_process() is not None:
         Path(path).read_text()
     return cartpole()
+
+
+class InProcess(gymnasium.Wrapper):
+    """CartPole that tells in which process it is, also after its state was loaded."""
+
+    pid = property(lambda env: os.getpid())
+
+    def __init__(self):
+        super().__init__(cartpole())
 
 
 FRAMES = {"frames_per_batch": 24, "total_frames": 48}
@@ -60,25 +71,26 @@ def test_keys_that_a_hook_adds_in_nested_collectors_are_delivered(inner):
 
 
 def test_a_replaced_worker_has_the_newest_hook():
-    with make(SHARED_SYNC, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
+    with make(SHARED_SYNC, InProcess, on_worker_failure="restart", frames_per_batch=24, total_frames=240) as collector:
         collector.post_collect_hook = add_reward
         next(collector)
-        collector._core.handles()[1].kill()
+        before = collector.get_attr("pid")
+        os.kill(before[1], signal.SIGKILL)
         batches = [batch for batch in collector if "threefold" in [*batch.keys()]]
         assert len(batches) == 9
-        assert [worker.history.num_replaced for worker in collector._core.pool.records] == [0, 1]
+        assert [pid == old for pid, old in zip(collector.get_attr("pid"), before, strict=True)] == [True, False]
 
 
 def test_a_worker_that_is_replaced_after_a_loaded_state_has_its_settings():
     def started():
-        return make(SHARED_SYNC, on_worker_failure="restart", frames_per_batch=24, total_frames=240)
+        return make(SHARED_SYNC, InProcess, on_worker_failure="restart", frames_per_batch=24, total_frames=240)
 
     with started() as collector:
         collector.set_attr("gravity", 3.0)
         state = collector.state_dict()
     with started() as collector:
         collector.load_state_dict(state)
-        collector._core.handles()[1].kill()
+        os.kill(collector.get_attr("pid")[1], signal.SIGKILL)
         assert next(iter(collector))["collector", "settings_version"].unique().tolist() == [1]
         assert collector.get_attr("gravity") == (3.0, 3.0)
 
@@ -313,24 +325,6 @@ def test_trajectories_that_have_ended_are_written_at_once(per_write):
         assert next(collector) is None
     assert sum(buffer.writes) >= 10
     assert len(buffer.writes) == (1 if per_write is None else -(-sum(buffer.writes) // per_write))
-
-
-@pytest.mark.parametrize(
-    ("keywords", "device"), [({}, None), ({"policy_device": "cpu"}, "cpu"), ({"device": "cpu"}, "cpu")]
-)
-def test_a_policy_is_called_with_a_tensordict_on_the_device_that_was_named(keywords, device):
-    seen = set()
-
-    def act(tensordict):
-        seen.add(tensordict.device)
-        return tensordict.set("action", torch.zeros(tensordict.shape, dtype=torch.int64))
-
-    with Collector(cartpole, act, **keywords, **FRAMES) as collector:
-        seen.clear()  # the first call of this process, which tells what the policy writes
-        assert next(collector).device == (None if "device" not in keywords else torch.device("cpu"))
-        expected = torch.device("cpu") if keywords else None
-        assert collector.policy_device == expected
-        assert seen == {expected}
 
 
 def test_individual_weights_are_saved_and_loaded_while_their_worker_starts(tmp_path, wait_until):

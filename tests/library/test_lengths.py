@@ -2,7 +2,6 @@
 batches by trajectory; those of whole ones have a model in `contract/test_transition_contract.py`."""
 
 import contextlib
-import warnings
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -36,7 +35,7 @@ def collect(*args, **keywords):
 
 
 def check_goes_on(rows, env, num_envs):
-    """Frames of one env of so many, in order: none is lost or repeated, and each episode has an id of its own."""
+    """Asserts that no frame of this env is lost or repeated, and that each episode has an id of its own."""
     steps = torch.arange(len(rows), dtype=torch.float64)
     assert torch.equal(rows["observation"][:, 0], steps)
     assert torch.equal(rows["next", "observation"][:, 0], steps + 1)
@@ -87,8 +86,8 @@ def test_an_async_batch_has_the_sum_of_them(way):
 
 
 def stops(*at):
-    """An interruptor that rings after the steps of these numbers, counted over all batches. It is not asked after a
-    batch's last step."""
+    """Makes an interruptor that rings after the steps of these numbers, counted over all batches. It is not asked
+    after a batch's last step."""
     asked = count(1)
     return SimpleNamespace(collection_stopped=lambda: next(asked) in at)
 
@@ -115,7 +114,7 @@ FASTER = {"frames_per_batch": 80, "total_frames": 160, "preemptive_threshold": 0
 
 
 def one_is_slow(way):
-    """Inline the first worker is ready before the second has begun."""
+    """Returns a factory of envs for each worker. Inline, the first worker is ready before the second begins."""
     return [Clock, Clock if way is INLINE_SYNC else slow_clock]
 
 
@@ -186,50 +185,6 @@ short = partial(cartpole, max_episode_steps=8)
 shorts = partial(cartpoles, 3, "NEXT_STEP", max_episode_steps=8)
 
 
-@pytest.mark.difference("`split_trajs`")
-def test_every_frame_is_in_its_trajectory_in_order():
-    """Ids come in no order, as workers give them, and a trajectory may go on in another row."""
-    time = torch.arange(1, 13).reshape(2, 6)
-    traj_ids = torch.tensor([[7, 7, 7, 2, 9, 9], [2, 2, 4, 4, 9, 9]])
-    split = split_trajectories(TensorDict({"time": time, "collector": {"traj_ids": traj_ids}}, [2, 6]))
-    assert split["time"].tolist() == [[4, 7, 8, 0], [9, 10, 0, 0], [1, 2, 3, 0], [5, 6, 11, 12]]
-    assert torch.equal(split["collector", "mask"], split["time"] > 0)
-    assert split["collector", "traj_ids"][:, 0].tolist() == [2, 4, 7, 9]
-    assert split.names == [None, "time"]
-
-
-def _two_rows(**others):
-    """Two rows of frames; the first has the end of a trajectory within it."""
-    done = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 1]], dtype=torch.bool)[..., None]
-    return TensorDict({"time": torch.arange(1, 9).reshape(2, 4), "next": {"end": done}, **others}, [2, 4])
-
-
-@pytest.mark.parametrize(
-    ("prefix", "keys", "mask_key"),
-    [({}, "traj_ids", "mask"), ({"prefix": "a"}, ("a", "traj_ids"), ("a", "mask"))],
-    ids=["root", "prefix"],
-)
-def test_trajectories_are_split_where_the_done_key_says(prefix, keys, mask_key):
-    batch = _two_rows()
-    split = split_trajectories(batch, done_key="end", **prefix)
-    assert split["time"].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 7, 8]]
-    assert split[keys][:, 0].tolist() == [0, 1, 2]
-    assert torch.equal(split[mask_key], split["time"] > 0)
-    assert set(batch.keys()) == {"time", "next"}
-
-
-def test_trajectories_are_split_by_other_ids_and_as_nested_tensors():
-    ids = torch.tensor([[5, 5, 3, 3], [5, 3, 3, 3]])
-    split = split_trajectories(_two_rows(mine={"episode": ids}), trajectory_key=("mine", "episode"))
-    assert split["time"].tolist() == [[3, 4, 6, 7, 8], [1, 2, 5, 0, 0]]
-    assert torch.equal(split["mine", "mask"], split["time"] > 0)
-    batch = _two_rows(collector={"traj_ids": ids})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, that nested tensors may change
-        nested = split_trajectories(batch, as_nested=True)
-    assert [row.tolist() for row in nested["time"].unbind()] == [[3, 4, 6, 7, 8], [1, 2, 5]]
-
-
 def rows_of(frames):
     """Trajectories that lie one after another."""
     ends = frames["next", "done"].flatten().nonzero().flatten() + 1
@@ -237,7 +192,7 @@ def rows_of(frames):
 
 
 def check_whole(rows):
-    """Each is one trajectory, from its first frame to its last."""
+    """Asserts that each row is one trajectory, from its first frame to its last."""
     for frames in rows:
         assert len(frames["collector", "traj_ids"].unique()) == 1
         assert torch.equal(frames["next", "observation"][:-1], frames["observation"][1:])

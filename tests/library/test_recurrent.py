@@ -21,7 +21,7 @@ STATE = ("h", "c", "g")
 
 
 class Cells(nn.Module):
-    """Two layers of different sizes, and an action from the state of the second."""
+    """A network of two layers of different sizes, which acts by the state of the second."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def test_a_trajectory_that_is_cut_begins_with_the_first_state():
 
 
 class Adding(nn.Module):
-    """Its state is no recurrent layer's."""
+    """A policy whose state is not that of a recurrent layer."""
 
     def forward(self, observation, sums):
         return observation[..., 0].gt(0).long(), sums + observation.unflatten(-1, (2, 2))

@@ -29,26 +29,23 @@ WRITING = (*INLINE[1:], *SHARED)
 
 
 class Frames:
-    """A replay buffer of the user's own, which may be full."""
+    """A replay buffer of the user's own."""
 
-    def __init__(self, limit=10_000_000):
+    def __init__(self):
         self.batches = []
-        self.limit = limit
 
     @property
     def write_count(self):
         return sum(batch.numel() for batch in self.batches)
 
     def extend(self, batch):
-        if len(self.batches) >= self.limit:
-            raise OverflowError("full")
         self.batches.append(batch.clone())
 
     add = extend
 
 
 def check_physics(frames):
-    """Every frame is one step of CartPole."""
+    """Asserts that every frame is one step of CartPole."""
     position, velocity = frames["observation"][:, 0], frames["observation"][:, 1]
     assert torch.allclose(frames["next", "observation"][:, 0], position + 0.02 * velocity, atol=1e-6)
 
@@ -189,18 +186,6 @@ def test_a_pause_begins_after_the_batch_under_way_and_waits_for_it_no_longer_tha
             pass
 
 
-@pytest.mark.parametrize("limit", [2, 10])
-def test_a_started_collector_ends_by_itself_or_by_an_error_that_is_raised_once(limit, wait_until):
-    buffer = Frames(limit)
-    with make(INLINE_SYNC, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
-        collector.start()
-        wait_until(lambda: not collector.is_running(), what="the end")
-        assert len(buffer.batches) == (2 if limit == 2 else 6)
-        if limit == 2:
-            with pytest.raises(OverflowError, match="full"):
-                collector.update_policy_weights_()
-
-
 @over([SHARED[0], GLOO_ASYNC], smoke=True)
 def test_a_shutdown_gives_up_a_batch_that_hangs_before_it_closes_what_its_thread_uses(way):
     keywords = {"on_worker_failure": "restart", "close_timeout_s": 0.5}
@@ -270,11 +255,6 @@ def test_batches_are_on_the_device_of_the_storage(keywords):
     with Collector(cartpole, frames_per_batch=100, replay_buffer=Buffer(), **keywords) as collector:
         collector.next()
     assert Buffer.devices == {torch.device("meta")}
-
-
-def test_start_needs_a_buffer():
-    with Collector(cartpole) as collector, pytest.raises(RuntimeError, match="replay_buffer"):
-        collector.start()
 
 
 @over(SHARED)

@@ -91,19 +91,6 @@ def test_workers_reset_their_envs_once(way):
         assert collector.next()["observation"][:, 0].tolist() == [[1, env_seed(5, 0)], [1, env_seed(5, 1)]]
 
 
-def test_no_seed_is_0(monkeypatch):
-    monkeypatch.setattr("collectx.worker.spec.np.random.SeedSequence", Zeros)
-    assert env_seed(5, 0) == 1
-
-
-class Zeros:
-    def __init__(self, words):
-        pass
-
-    def generate_state(self, count):
-        return [0] * count
-
-
 @over([SINGLE, INLINE_SYNC])
 def test_after_ctrl_c_the_interrupted_batch_is_collected_anew_with_new_episodes(way):
     steps = []

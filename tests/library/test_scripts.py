@@ -61,6 +61,7 @@ MAIN = os.getpid()
 class Levels(gymnasium.Wrapper):
     _level = 0
     level = property(lambda env: env._level)
+    pid = property(lambda env: os.getpid())
 
     @level.setter
     def level(self, level):
@@ -83,8 +84,9 @@ with MultiSyncCollector([make] * 2, **keywords) as collector:
     except KeyboardInterrupt:
         print("interrupted")
     print(collector.get_attr("level"))
-    collector._core.handles()[0].kill()
-    while collector._core.pool.records[0].history.num_replaced == 0:
+    killed = collector.get_attr("pid")[0]
+    os.kill(killed, signal.SIGKILL)
+    while collector.get_attr("pid")[0] == killed:
         next(collector)
     print(next(collector).shape, collector.get_attr("level"))
 """

@@ -30,7 +30,7 @@ def _logged(folder, trainer, fails=lambda count: False, fault="raises"):
 
 
 def _makes(path):
-    """Whether this process was the first to make the file."""
+    """Makes the file; tells whether this process was the first to do so."""
     try:
         path.touch(exist_ok=False)
     except FileExistsError:

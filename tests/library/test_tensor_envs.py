@@ -50,28 +50,6 @@ def test_frames_are_whole(final, options):
             assert torch.equal(batch["next", "reward"][..., 0], batch["observation"][..., 2].float() + 1)
 
 
-def test_ids_returns_and_lengths_are_those_of_arrays():
-    """This holds where batches end within episodes, and after a reset."""
-    from collectx.rollout.episodes import Episodes
-    from collectx.rollout.tensors import TensorEpisodes
-
-    torch.manual_seed(3)
-    arrays = Episodes(10, 4, 20)
-    tensors = TensorEpisodes(arrays, torch.device("cpu"))
-    for number in range(12):
-        if number == 6:
-            arrays.abandon()
-            tensors.abandon()
-        reward, done = torch.randint(-5, 5, (6, 4)).float(), torch.rand(6, 4) < (0.0, 0.3, 1.0)[number % 3]
-        ids, same_ids = torch.zeros(2, 6, 4, dtype=torch.int64)
-        arrays.record(slice(None), reward.numpy(), done.numpy(), ids.numpy())
-        found = tensors.record(reward, done, same_ids)
-        for expected, got in zip((*arrays.take(), ids), (*found, same_ids), strict=True):
-            assert torch.equal(torch.as_tensor(expected), got)
-        for name, value in arrays.state().items():
-            assert torch.equal(value, tensors.state()[name])
-
-
 class Reads(TorchFunctionMode):
     """Counts the bytes that leave torch, or the device of a tensor."""
 

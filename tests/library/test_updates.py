@@ -138,7 +138,7 @@ def test_weights_between_steps_are_taken_by_a_keyword():
 
 
 def made(action):
-    """A factory, which travels to worker processes by value."""
+    """Returns a factory, which travels to worker processes by value."""
     return lambda: Constant(action)
 
 
@@ -306,7 +306,7 @@ def test_weights_that_the_policy_does_not_have_are_left_out_by_default():
 
 
 class Paying(gymnasium.Wrapper):
-    """Every reward is the weight of a module of the env."""
+    """CartPole in which every reward is the weight of a module of the env."""
 
     def __init__(self):
         super().__init__(cartpole())

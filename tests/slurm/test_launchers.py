@@ -39,6 +39,31 @@ def test_batches_are_those_of_a_local_run(cluster, run, digest, launcher, backen
     assert set(started.states(*jobs)) == {"COMPLETED"}
 
 
+# Each module takes 15 ms longer in the trainer or in the workers, as on a file system that many processes read at once.
+_COLD = """
+import os, sys, time
+
+class Cold:
+    def find_spec(self, *names):
+        time.sleep(0.015)
+
+if os.environ.get("SLURM_PROCID", "none") in "{}":
+    sys.meta_path.insert(0, Cold())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("ranks", "log"), [("0", "job"), ("12", "worker-0")], ids=["trainer", "workers"])
+def test_imports_may_take_longer_than_the_limit_of_a_start(run, tmp_path, ranks, log):
+    (tmp_path / "cold").mkdir()
+    (tmp_path / "cold" / "sitecustomize.py").write_text(_COLD.format(ranks))
+    words = [*SMALL, *LAUNCHERS["slurm"], "collector.start_timeout_s=8"]
+    started = run(*words, inside=["env", f"PYTHONPATH={tmp_path / 'cold'}"])
+    assert started.finish() == 0, started.output
+    # The first line comes after a second, the others every 5 s.
+    assert started.files.log(log).read_text().count("starting (importing ") >= 3
+
+
 @pytest.mark.nightly
 def test_inside_an_allocation_a_run_is_a_step_of_it(cluster, run, digest):
     # The run has fewer tasks than the allocation has nodes.

@@ -38,14 +38,6 @@ def test_memory_of_another_size_is_not_reused(memory, nbytes):
     assert memory.empty(nbytes, CPU).numel() == nbytes
 
 
-def test_at_most_two_free_blocks_are_kept(memory):
-    blocks = [memory.empty(4000, CPU) for _ in range(5)]
-    places = [block.data_ptr() for block in blocks]
-    del blocks
-    assert len(memory._free) == 2
-    assert {memory.empty(4000, CPU).data_ptr()} <= {*places}
-
-
 def test_a_copy_has_the_same_bytes(memory):
     source = torch.arange(4000, dtype=torch.int64).view(torch.uint8)
     copy = memory.copy(source)

@@ -71,18 +71,6 @@ def test_a_result_of_post_traj_that_is_no_trajectory_is_refused(post_traj, wrong
         taken(assembler, range(3))
 
 
-@pytest.mark.parametrize("ends_with_batch", [True, False])
-def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(ends_with_batch):
-    assembler = Assembler(3, "cat", ends_with_batch)
-    for number in (0, 1):
-        assembler.add(batch(number))
-        unfinished = assembler.state()["unfinished"]
-        assert set(unfinished) == (set() if ends_with_batch else {0: {0, 1, 2}, 1: {2, 3}}[number])
-    assembler.forget()
-    dropped = [] if ends_with_batch else [2, 3]
-    assert assembler.state() == {"unfinished": {}, "ended": [], "dropped": dropped}
-
-
 def test_the_rest_of_a_forgotten_trajectory_is_dropped():
     forgetful = Assembler(1, "cat", ends_with_batch=False)
     forgetful.add(batch(0))
@@ -124,18 +112,6 @@ def test_a_loaded_state_forgets_what_an_earlier_version_kept():
     new.load(through_a_file(old.state()))
     assert new.num_unfinished == 2
     assert [each["collector", "traj_ids"].tolist() for each in new.unfinished()] == [[0], [5]]
-
-
-def test_long_unfinished_trajectories_are_taken_out():
-    assembler = Assembler(3, "cat", ends_with_batch=False)
-    assembler.add(batch(0))
-    assert assembler.num_unfinished == 4
-    (taken,) = assembler.take_unfinished(2)
-    assert (taken["collector", "traj_ids"].tolist(), assembler.num_unfinished) == ([0, 0], 2)
-    assembler.add(batch(1))
-    ended = assembler.take_ended()
-    # The later frames alone.
-    assert sorted(each["collector", "traj_ids"].tolist() for each in ended) == [[0], [1, 1, 1]]
 
 
 class Model:
@@ -232,18 +208,6 @@ def test_an_assembler_does_what_its_model_does(ends_with_batch, traj_format, cou
                 assert rows_of(found) == [row for each in wanted for row in each]
 
 
-@pytest.mark.parametrize("count", [None, 1, 2, 5])
-def test_writes_join_the_trajectories_that_have_ended(count):
-    assembler = Assembler(1, "cat", ends_with_batch=False)
-    assembler.add(frames_of([(traj, traj, True) for traj in range(4)], (4,)))
-    sizes = {None: [4], 1: [1, 1, 1, 1], 2: [2, 2], 5: [4]}[count]
-    written = [*assembler.writes(count)]
-    assert [len(each) for each in written] == sizes
-    assert [row[0] for each in written for row in rows_of(each)] == [0, 1, 2, 3]
-    assert all(each.names == ["time"] for each in written)
-    assert assembler.take() is None
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_batch_is_split_by_ids_or_by_ends():
     """A trajectory in several places is joined; without ids, each row of the batch begins one."""
@@ -261,6 +225,8 @@ def test_a_batch_is_split_by_ids_or_by_ends():
     assert split_trajectories(flat)["mask"].tolist() == by_ends["mask"].tolist()
     assert by_ends["observation"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
     assert by_ends["traj_ids"].unique().tolist() == [*range(by_ends.shape[0])]
+    other = flat.set(("next", "end"), flat["next", "done"]).exclude(("next", "done"))
+    assert split_trajectories(other, done_key="end")["mask"].tolist() == by_ends["mask"].tolist()
     renamed = whole.exclude("collector").set("id", whole["collector", "traj_ids"])
     assert split_trajectories(renamed, trajectory_key="id")["mask"].tolist() == split["collector", "mask"].tolist()
     renamed = whole.exclude("collector").set(("a", "traj_ids"), whole["collector", "traj_ids"])

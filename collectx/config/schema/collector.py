@@ -142,9 +142,11 @@ class CollectorConfig(Section):
     )
     num_slots: int = option(
         2,
-        """Memory slots per worker, at least 1: how many batches a worker may be ahead of the trainer. 1: the worker
-        waits until the trainer has consumed its batch. Sync workers use 1.""",
+        """Memory slots per worker, 1 to 64: how many batches a worker may be ahead of the trainer. 1: the worker waits
+        until the trainer has consumed its batch. Sync workers use 1.""",
         minimum=1,
+        # A trainer that grants some hundred slots at once and a worker that returns them would wait for each other.
+        maximum=64,
     )
     zero_copy: bool = option(
         False,

@@ -4,8 +4,6 @@ the end the errors, a short table and the path of the run folder.
 A thread of the trainer's process reads `Statistics` and draws the progress; deliveries never wait for it. The thread
 shares the interpreter with the trainer, so it draws at most 4 times a second and spends at most 1 % of its time
 drawing.
-
-Curves in a terminal: charts of braille dots, two columns and four rows per character, and sparklines.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -206,7 +203,7 @@ def title_of(cfg: RunConfig, folder: Path, argv: Sequence[str]) -> str:
 
 def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view: View) -> RenderableType | None:
     """Returns the curves of return and throughput, where the console has room below the rest of the panel."""
-    pass
+    from collectx.run.terminal.charts import charts
 
     width, height = console.size
     height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
@@ -456,73 +453,3 @@ def _without_our_frames(note: str) -> list[str]:
             lines.append(line)
         is_shown = is_shown and line.startswith("  ")
     return lines
-
-
-_DOTS = np.array([[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]])
-_BLOCKS = "▁▂▃▄▅▆▇█"
-# Width of the numbers at a chart's left side.
-_LABELS = 7
-
-
-def chart(
-    title: str, points: Sequence[tuple[float, float]], width: int, height: int, style: str, low: float | None = None
-) -> Text:
-    """Returns the drawing of a curve with its title and newest value, and the limits of both axes.
-
-    Args:
-        points: at least two pairs (time, value), with ascending times in seconds.
-        width, height: the size of the whole chart, in characters; two rows contain text.
-        low: the value at which the vertical axis begins; None: the minimum.
-    """
-    times, values = np.array(points, float).T
-    width, rows = width - _LABELS - 1, height - 2
-    curve = np.interp(np.linspace(times[0], times[-1], 2 * width), times, values)
-    low, high = curve.min() if low is None else low, curve.max()
-    levels = np.rint((curve - low) / ((high - low) or 1.0) * (4 * rows - 1)).astype(int)
-    cells = np.zeros((rows, width), int)
-    for place, (before, level) in enumerate(zip([levels[0], *levels], levels, strict=False)):
-        # A steep part of the curve is a vertical line.
-        for dot in range(min(level, before + 1), max(level, before - 1) + 1):
-            cells[rows - 1 - dot // 4, place // 2] |= _DOTS[place % 2, 3 - dot % 4]
-    labels = {0: number(float(high)), rows - 1: number(float(low))}
-    text = Text(f"{'':{_LABELS}} ")
-    text.append(f"{title} {number(float(values[-1]))}\n", "bold")
-    for row, line in enumerate(cells):
-        text.append(f"{labels.get(row, ''):>{_LABELS}} ", "dim")
-        text.append("".join(chr(0x2800 + cell) for cell in line) + "\n", style)
-    begin, end = clock(times[0]), clock(times[-1])
-    return text.append(f"{'':{_LABELS}} {begin}{end:>{width - len(begin)}}", "dim")
-
-
-def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int) -> Table | None:
-    """Returns the drawing of mean return and frames per second beside each other; None before there is a curve."""
-    returns = [(time, value) for time, _, value in curve if value == value]
-    size = width // 2 - 2, height
-    drawn = [chart("return", returns, *size, "green")] if len(returns) > 1 else []
-    drawn += [chart("frames/s", speeds, *size, "cyan", low=0.0)] if len(speeds := rates(curve)) > 1 else []
-    grid = Table.grid(padding=(0, 2))
-    grid.add_row(*drawn)
-    return grid if drawn else None
-
-
-def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tuple[float, float]]:
-    """Returns pairs (end in seconds, frames per second) for at most `most` equal parts of the time."""
-    if len(curve) < 3:
-        return []
-    times, frames, _ = np.array(curve, float).T
-    ends = np.linspace(times[0], times[-1], min(most, len(times) - 1) + 1)
-    passed = np.diff(ends)
-    if not passed.all():
-        return []
-    return list(zip(ends[1:].tolist(), (np.diff(np.interp(ends, times, frames)) / passed).tolist(), strict=True))
-
-
-def sparkline(curve: Sequence[tuple[float, int, float]], width: int = 16) -> str:
-    """Returns the mean return over time as a line of blocks; empty before there is a curve."""
-    points = [(time, value) for time, _, value in curve if value == value]
-    if len(points) < 2:
-        return ""
-    times, values = np.array(points, float).T
-    line = np.interp(np.linspace(times[0], times[-1], width), times, values)
-    levels = (line - line.min()) / ((line.max() - line.min()) or 1.0) * (len(_BLOCKS) - 1)
-    return "".join(_BLOCKS[level] for level in np.rint(levels).astype(int))

@@ -8,6 +8,7 @@ import pytest
 from composed_overrides import with_choices
 
 from collectx.cli import list as listing
+from collectx.cli import main
 from collectx.cli.compose import Composer, compose, typed
 from collectx.cli.sweep import names, run_folders
 from collectx.config.registry import GROUPS, KINDS
@@ -222,3 +223,14 @@ def test_a_time_that_yaml_reads_as_a_number_is_named_with_its_file_and_line(tmp_
     message = f"{path}, line 3: YAML reads {text} as the number {number} (base 60). "
     message += f"If it is a time or a text, put it in quotes: '{text}'."
     assert composed.problems == [message] * (number is not None)
+
+
+def test_a_configuration_that_is_shown_says_why_a_run_would_refuse_it(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["run", "--cfg", "job", "trainer=custom"])
+    shown = capsys.readouterr()
+    assert "kind: custom" in shown.out
+    assert shown.err == (
+        "note: a run would refuse this configuration: trainer.target is missing. Add your class, which has a method "
+        "train(collection): trainer.target=MODULE:NAME.\n"
+    )

@@ -62,7 +62,7 @@ def episode(number, length, is_truncated=False):
 
 
 def plain(value):
-    """Rounded, as JSON can say it."""
+    """Rounds a value, and makes it one that JSON can hold."""
     if isinstance(value, dict):
         return {str(name): plain(each) for name, each in sorted(value.items())}
     if isinstance(value, np.ndarray | np.generic):

@@ -1,7 +1,6 @@
 """Frames of long episodes in files, and how a data set's files are replaced."""
 
 import shutil
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from gymnasium import spaces
 
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
 from collectx.data import folder
-from collectx.data.folder import RecordedRun, SequentialWriter, begin
+from collectx.data.folder import RecordedRun, begin
 from collectx.data.shard_writers import MemmapWriter
 from collectx.errors import ConfigError
 from collectx.trainer import record as unfinished
@@ -37,18 +36,6 @@ def frames(index, count, start=0):
     observation = torch.arange(start, start + count).float().repeat_interleave(3).view(count, 3)
     flag = torch.arange(start, start + count) % 3 == 0
     return to_tensordict({OBSERVATION.key: observation, FLAG.key: flag, TRAJ_IDS: torch.full((count,), index)}, [count])
-
-
-def test_an_episode_is_read_as_it_was_appended(tmp_path):
-    episodes = UnfinishedEpisodes(tmp_path, RUN, {})
-    for index in (7, 9):
-        episodes.append(frames(index, 4))
-    assert episodes.completed(frames(8, 1)) is None
-    whole = episodes.completed(frames(7, 6, start=4))
-    assert (whole == frames(7, 10)).all()
-    assert episodes.state() == {7: 10, 9: 4}
-    episodes.end(7)
-    assert episodes.indices == [9]
 
 
 def test_a_resumed_run_has_the_frames_of_its_checkpoint(tmp_path):
@@ -113,58 +100,6 @@ def test_what_is_replaced_or_discarded_leaves_nothing(tmp_path, is_folder):
     writer.discard(tmp_path / "target")
     writer.close()
     assert [*tmp_path.iterdir()] == []
-
-
-def test_a_data_set_is_rewound_to_the_shards_of_a_checkpoint(tmp_path):
-    writer = MemmapWriter(tmp_path, RUN)
-    for number in range(4):
-        writer.publish(tmp_path / f"first-1-{number:06d}", lambda path: path.write_text("frames"))
-    writer.open()
-    assert writer.position == 4  # a run that goes on writes the next one
-    writer.rewind(2)
-    assert [path.name for path in sorted(tmp_path.glob("first-*"))] == ["first-1-000000", "first-1-000001"]
-    assert writer.position == 2
-    writer.close()
-
-
-class Counting(SequentialWriter):
-    """Keeps the number of a data set's episodes in a file."""
-
-    def open(self):
-        super().open()
-        file = self.path / "data"
-        self.position = int(file.read_text()) if file.exists() else 0
-
-    def write(self, episodes):
-        self.rewind(self.position + len(episodes))
-
-    def rewind(self, position):
-        self.position = position
-        (self.path / "data").write_text(str(position))
-
-
-def record(path, name, position, count):
-    with closing(begin(Counting, path, replace(RUN, name=name, folder=name), position)) as writer:
-        writer.write([None] * count)
-        return writer.run.first, writer.position
-
-
-def test_a_run_of_a_shared_data_set_can_be_replaced_only_if_it_is_the_last(tmp_path):
-    assert record(tmp_path, "a", None, 3) == (0, 3)
-    assert record(tmp_path, "a", 2, 2) == (0, 4)  # resumed
-    assert record(tmp_path, "b", None, 5) == (4, 9)
-    assert record(tmp_path, "b", 6, 1) == (4, 7)
-    assert record(tmp_path, "b", None, 1) == (4, 5)  # begun again
-    rule = "later episodes, of b, follow those of a, so these cannot be replaced"
-    with pytest.raises(ConfigError, match=f"{rule}. Choose another folder with trainer.dir."):
-        record(tmp_path, "a", None, 1)
-    with pytest.raises(ConfigError, match=f"{rule}. Start a new run instead"):
-        record(tmp_path, "a", 4, 1)
-    assert record(tmp_path, "a", 5, 0) == (0, 5)
-    with pytest.raises(
-        ConfigError, match="6 episodes were recorded before the checkpoint, but the data set only contains 5"
-    ):
-        record(tmp_path, "b", 6, 1)
 
 
 def test_the_runs_of_a_data_set_are_in_the_order_in_which_they_began(tmp_path, within):

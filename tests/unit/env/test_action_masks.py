@@ -56,16 +56,6 @@ def test_actions_of_torchrl_are_drawn_in_their_own_form(action_spec, mask, drawn
     assert LegalActions(one, leaf).draw(mask[None]).tolist() == [drawn]
 
 
-def test_legal_actions_are_drawn_equally_often():
-    torch.manual_seed(0)
-    legal = LegalActions(spec(spaces.Discrete(6, start=10), SEEN, MASK), MASK)
-    drawn = legal.draw(torch.tensor([0, 1, 1, 0, 0, 1]).expand(3000, 6))
-    assert drawn.shape == (3000,)
-    counts = torch.bincount(drawn - 10, minlength=6)
-    assert counts[[0, 3, 4]].tolist() == [0, 0, 0]
-    assert counts[[1, 2, 5]].min() > 900
-
-
 def test_an_env_without_a_legal_action_is_named():
     observation = SEEN, MASK
     legal = LegalActions(spec(spaces.Discrete(6), *observation), MASK)
@@ -198,13 +188,6 @@ def test_every_mask_is_read_and_obeyed(name):
             seen = {*index[:, row, choice].tolist()}
             assert seen <= {*values.nonzero()[:, 0].tolist()}
             assert len(seen) > 1 or values.sum() == 1
-
-
-def test_a_mask_of_several_dimensions_is_flattened():
-    mask = Leaf(("action_mask",), (2, 3), torch.bool)
-    legal = LegalActions(spec(spaces.Discrete(6), SEEN, mask), mask)
-    values = torch.rand(4, 5, 2, 3) < 0.5
-    assert torch.equal(legal(values), values.flatten(2)[:, :, None])
 
 
 def agents(num_choices, shape, dims):

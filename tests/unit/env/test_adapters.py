@@ -14,12 +14,10 @@ from user_code.tensorenv import TensorCountingEnv
 
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env import build
-from collectx.env import counting as counting_module
 from collectx.env.base import StepArrays, first_observations
 from collectx.env.gym_vector import adapter
 from collectx.env.sb3 import as_vector_env, is_vec_env
-from collectx.env.tensor_vector import TensorVectorEnv, device_of
-from collectx.env.wrappers import refuse
+from collectx.env.tensor_vector import TensorVectorEnv
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 
 
@@ -92,39 +90,6 @@ def test_a_vec_env_of_stable_baselines3():
     for e, frames in enumerate(stepper.frames):
         assert [float(frame.after[0][0]) for frame in frames] == [1 + t % (e + 2) for t in range(12)]
         assert [frame.ended for frame in frames] == [t % (e + 2) == e + 1 for t in range(12)]
-
-
-def test_a_counting_env_counts():
-    env = build(counting(4, 2, 5), 7, 2)
-    assert str(env.spec.observation_space.dtype) == "int64"
-    assert (env.spec.observation_space.low.min(), env.spec.observation_space.high.max()) == (-(2**63), 2**63 - 1)
-    assert env.spec.action_space == spaces.Discrete(2)
-    stepper = Stepper(env).reset()
-    for step in range(20):
-        stepper.step(cut=np.array([False, False, step == 9, False]))
-    for e, frames in enumerate(stepper.frames):
-        index, episode, count = 7 + e, 2 * 2**32, 0
-        for step, frame in enumerate(frames):
-            assert frame.before[0][:3].tolist() == [index, episode, count]
-            count += 1
-            assert frame.after[0][:3].tolist() == [index, episode, count]
-            filler = index * 1_000_003 + episode * 10_007 + count * 101
-            assert frame.after[0][3:].tolist() == [filler, filler + 7]
-            assert (frame.reward, frame.terminated, frame.truncated) == (count, count == 2 + index % 3, False)
-            if frame.ended or (step == 9 and e == 2):
-                episode, count = episode + 1, 0
-    stepper.reset()
-    assert stepper.observation[0][:, 1:3].tolist() == [[2 * 2**32, 0]] * 4
-
-
-def test_a_step_of_a_counting_env_takes_its_time(within):
-    now = iter(range(100))
-    within(counting_module, "time", perf_counter=lambda: next(now))
-    stepper = Stepper(build(counting(2, step_s=5.0))).reset()
-    stepper.step()
-    assert next(now) == 6
-    Stepper(build(counting(2))).reset().step()
-    assert next(now) == 7
 
 
 def test_first_observations_are_the_callers():
@@ -256,171 +221,13 @@ def test_what_envs_of_tensors_cannot_do_is_refused(options, message):
     assert env.closed
 
 
-def test_the_device_of_a_vector_env():
-    devices = ["cpu", torch.device("cpu", 0), torch.device("meta"), None, 3]
-    found = [device_of(SimpleNamespace(device=device)) for device in devices]
-    assert [str(device) for device in found] == ["cpu", "cpu", "meta", "None", "None"]
-    assert device_of(SimpleNamespace()) is None
-
-
-OLD = [
-    # error, method, result, what is said
-    ("not enough values to unpack (expected 5, got 4)", "step", None, r"e: step\(\) returned 4 values, as in Gym"),
-    ("not enough values to unpack (expected 5, got 3)", "step", None, None),
-    ("reset() got an unexpected keyword argument 'seed'", "reset", None, r"e: reset\(\) has no argument seed, as"),
-    (
-        "too many values to unpack (expected 2)",
-        "reset",
-        None,
-        r"e: reset\(\) returned an observation without an info, as",
-    ),
-    ("'x' has no attribute 'items'", "reset", None, r"e: reset\(\) returned an observation without an info, as"),
-    ("other", "reset", None, None),
-    ("other", "reset", (1, {}), None),
-    ("other", "reset", (1, {}, 3), r"e: reset\(\) returned an observation without an info, as"),
-    ("other", "reset", [1, {}], r"e: reset\(\) returned an observation without an info, as"),
-    ("other", "step", (1, {}, 3), None),
-]
-
-
-@pytest.mark.parametrize(("text", "method", "result", "message"), OLD)
-def test_the_api_of_gym_before_gymnasium_is_named(text, method, result, message):
-    if message is None:
-        refuse(ValueError(text), method, "e", result)
-    else:
-        with pytest.raises(ShapeError, match=message):
-            refuse(ValueError(text), method, "e", result)
-
-
-class Pool:
-    """What the adapter uses of EnvPool. Member m ends after 2 + m % 3 steps, odd ones by their limit of time; the next
-    step resets it."""
-
-    _action_keys = ("env_id", "players.env_id", "action")
-    observation_space = None
-
-    def __init__(self, keys, seed, num_envs, **arguments):
-        self._state_keys, self.seeds, self.arguments = keys, seed, arguments
-        self.spec = SimpleNamespace(action_array_spec={"action": SimpleNamespace(dtype=np.dtype(np.int32))})
-        self.episode, self.t, self.ended = np.zeros(num_envs, int), np.zeros(num_envs, int), np.zeros(num_envs, bool)
-        self.taken, self.resets = {}, 0
-
-    def _reset(self, members):
-        self.resets += 1
-        self.episode[members] += 1
-        self.t[members] = 0
-        self.ended[members] = False
-        self.sent = members
-
-    def _send(self, arrays):
-        members, players, actions = arrays
-        assert (members.dtype, actions.dtype) == (np.int32, np.int32)
-        assert players is members
-        assert len({*members.tolist()}) == len(members)
-        for member, action in zip(members, actions, strict=True):
-            if self.ended[member]:
-                self._reset(member)
-                self.resets -= 1
-            else:
-                self.taken[int(member), int(self.episode[member]), int(self.t[member])] = int(action)
-                self.t[member] += 1
-                self.ended[member] = self.t[member] >= 2 + member % 3
-        self.sent = members
-
-    def _recv(self):
-        members = self.sent
-        state = {
-            "obs": np.stack([members, self.episode[members], self.t[members]], -1),
-            "reward": (100.0 * members + self.t[members]).astype(np.float32),
-            "done": self.ended[members].copy(),
-            "trunc": self.ended[members] & (members % 2 == 1),
-            "info:env_id": members.copy(),
-        }
-        return [state.get(key.partition("/")[0]) for key in self._state_keys]
-
-    def _to(self, state, *_):
-        return [{"x": state[self._state_keys.index("obs/x")]}]
-
-
-def pools(monkeypatch, keys=("reward", "obs", "trunc", "info:env_id", "done"), space=None):
-    """Puts an EnvPool of such pools in the place of the real one; returns the pools that it makes."""
-    made, space = [], space or spaces.Box(-(2**40), 2**40, (3,), np.int64)
-
-    def make(name, env_type, **arguments):
-        assert (name, env_type) == ("Task-v0", "gymnasium")
-        made.append(Pool(keys, **arguments))
-        return made[-1]
-
-    spec = SimpleNamespace(gymnasium_observation_space=space, gymnasium_action_space=spaces.Discrete(2))
-    module = SimpleNamespace(list_all_envs=lambda: ["Task-v0"], make_spec=lambda *_, **arguments: spec, make=make)
-    monkeypatch.setitem(sys.modules, "envpool", module)
-    return made
-
-
-def pooled(num_envs, **fields):
-    return build(EnvPoolEnvConfig(kind="envpool", num_envs=num_envs, id="Task-v0", num_threads=2, **fields))
-
-
-@pytest.mark.parametrize("num_envs", [1, 7, 8, 16])
-@pytest.mark.parametrize("is_dict", [False, True])
-def test_each_env_of_an_envpool_goes_through_whole_episodes(num_envs, is_dict, monkeypatch):
-    box = spaces.Box(-(2**40), 2**40, (3,), np.int64)
-    keys = ("reward", "obs/x" if is_dict else "obs", "trunc", "info:env_id", "done")
-    made = pools(monkeypatch, keys, spaces.Dict(x=box) if is_dict else box)
-    stepper = Stepper(pooled(num_envs, kwargs={"frame": 4})).reset(range(5, 5 + num_envs))
-    (pool,) = made
-    assert pool.arguments == {"frame": 4, "num_threads": 2}
-    assert (pool.seeds[:num_envs], len(pool.episode)) == ([*range(5, 5 + num_envs)], num_envs + max(1, num_envs // 8))
-    assert len({*pool.seeds}) == len(pool.seeds)
-    draw, at, used = np.random.default_rng(0), [], set()
-    for _ in range(40):
-        at = [tuple(row) for row in stepper.observation[0].tolist()]
-        assert len({row[0] for row in at}) == num_envs
-        action = draw.integers(0, 2, num_envs)
-        out = stepper.step(action, cut=draw.random(num_envs) < 0.05)
-        for e, (member, episode, t) in enumerate(at):
-            if t == 0:
-                assert (member, episode) not in used
-                used.add((member, episode))
-            assert pool.taken[member, episode, t] == action[e]
-            assert out.observation[0][e].tolist() == [member, episode, t + 1]
-            is_over = t + 1 == 2 + member % 3
-            ends = [is_over and member % 2 == 0, is_over and member % 2 == 1]
-            assert [out.terminated[e], out.truncated[e]] == ends
-            assert out.reward[e] == 100 * member + t + 1
-            if not is_over and stepper.observation[0][e].tolist() == [member, episode, t + 1]:
-                continue
-            assert stepper.observation[0][e][2] == 0
-    # Spares take the places of envs that end.
-    assert pool.resets < len(used)
-    stepper.reset(range(num_envs))
-    assert len(made) == 2
-    stepper.env.reset(None, stepper.observation)
-    assert len(made) == 2
-    assert stepper.observation[0].tolist() == [[e, 2, 0] for e in range(num_envs)]
-    stepper.env.close()
-
-
-def test_what_an_envpool_cannot_do_is_refused(monkeypatch):
-    pools(monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(Pool, "_action_keys", ("env_id", "players.env_id", "more", "action"))
-        with pytest.raises(SpaceError, match=r"does not support EnvPool's Task-v0, whose actions are"):
-            Stepper(pooled(2)).reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(Pool, "_recv", lambda self: [*Pool_recv(self)[:3], self.sent[::-1], None])
-        with pytest.raises(
-            CollectxError, match=r"returned steps of its envs \[2, 1, 0\] when those of \[0, 1, 2\] were due"
-        ):
-            Stepper(pooled(2)).reset()
+def test_an_envpool_whose_action_is_several_arrays_is_refused(monkeypatch):
     space = SimpleNamespace(
         gymnasium_observation_space=spaces.Discrete(2), gymnasium_action_space=spaces.Tuple([spaces.Discrete(2)])
     )
-    monkeypatch.setattr(sys.modules["envpool"], "make_spec", lambda *_, **arguments: space)
+    module = SimpleNamespace(list_all_envs=lambda: ["Task-v0"], make_spec=lambda *_, **arguments: space)
+    monkeypatch.setitem(sys.modules, "envpool", module)
     with pytest.raises(
         SpaceError, match=r"env=envpool needs an action space that is a single array, but that of .* is Tuple"
     ):
-        pooled(2)
-
-
-Pool_recv = Pool._recv
+        build(EnvPoolEnvConfig(kind="envpool", num_envs=2, id="Task-v0", num_threads=2))

@@ -11,7 +11,7 @@ STEPS = 11
 
 
 def batches(first_env=0, count=3):
-    """Correct batches of two envs, as arrays."""
+    """Yields correct batches of two envs, as arrays."""
     stream = Stream(2, first_env, 4, 6)
     for _ in range(count):
         batch = stream.take(STEPS)

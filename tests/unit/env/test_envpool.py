@@ -21,7 +21,6 @@ def test_resets_without_options_are_refused():
         cartpoles(1).env.set_reset_options({"level": 1})
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(("num_envs", "greedy"), [(1, False), (16, False), (16, True)])
 def test_every_frame_obeys_the_physics_of_cartpole(num_envs, greedy):
     """There is no other stream to compare with, but a frame of the wrong env, or a reset, breaks the physics."""
@@ -88,3 +87,19 @@ def test_the_observation_can_be_left_out():
         return [[(frame.terminated, frame.truncated) for frame in of_env] for of_env in stepper.frames]
 
     assert collect(["observation"]) == collect([])
+
+
+def test_a_task_with_a_dict_observation():
+    """In this CartPole of `dm_control`, the pole begins upright, and each env has a seed of its own."""
+    cfg = EnvPoolEnvConfig(kind="envpool", num_envs=3, id="CartpoleBalance-v1", kwargs={}, num_threads=2)
+    stepper = Stepper(build(cfg)).reset()
+    keys = [leaf.key for leaf in stepper.spec.observation]
+    assert keys == [("position",), ("velocity",)]
+    position = stepper.observation[0].copy()
+    assert (position[:, 1] > 0.9).all()
+    assert len(np.unique(position, axis=0)) == 3
+    for _ in range(5):
+        out = stepper.step(np.ones((3, 1)))
+    assert (out.observation[0][:, 0] > position[:, 0]).all()
+    assert (out.observation[1][:, 0] > 0).all()
+    stepper.env.close()

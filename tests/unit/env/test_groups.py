@@ -18,7 +18,7 @@ from collectx.progress import OTHERS
 
 
 class Scripted(gymnasium.Env):
-    """What it observes follows from its seed, its episode and its step. Infos come in some steps only; those of a reset
+    """An env whose observations follow from its seed, episode and step. Infos come in some steps only; those of a reset
     also at the end, as a vector env of mode SAME_STEP does not tell which of the two returned an entry. An episode may
     be both terminated and truncated."""
 
@@ -65,7 +65,7 @@ METRICS += [f"step_mean/{name}" for name in METRICS]
 
 
 def flat(observation, info):
-    """The leaves of an observation and of the kept infos."""
+    """Returns the leaves of an observation and of the kept infos."""
     pose = info.get("pose", {"x": 0, "y": np.zeros(2)})
     return [
         *observation["at"].tolist(),
@@ -88,7 +88,7 @@ GROUPS = ["one", "several", *(mode.value for mode in AutoresetMode)]
 
 
 def configured(name, closed=None, **fields):
-    """A configuration of one or three envs; `name` may be the autoreset mode of a vector env."""
+    """Returns a configuration of one or three envs; `name` may be the autoreset mode of a vector env."""
     make = partial(Scripted, closed)
     if name in ("one", "several"):
         return replace(gym(1 if name == "one" else 3, entry_point=make), **fields)
@@ -166,7 +166,7 @@ def test_what_resets_itself_has_options_only_in_gymnasiums_own_envs(name):
     stepper = Stepper(build(configured(name, info_keys=KEPT))).reset()
     stepper.env.set_reset_options({"level": 7})
     for _ in range(9):
-        stepper.step(np.array([[model.n % 9, model.id % 9] for model in stepper.env._env.unwrapped.envs]))
+        stepper.step(np.array([[model.n % 9, model.id % 9] for model in stepper.env.user_envs[0].unwrapped.envs]))
     firsts = {int(frame.before[-2][()]) for frames in stepper.frames for frame in frames if frame.before[-1]}
     assert {first % 10 for first in firsts} == {0, 7}
     stepper.env.close()

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from functools import partial
 
 import gymnasium
 import numpy as np
@@ -10,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectx import Collector
-from collectx.env import build, read_spec
+from collectx.env import build
 from collectx.env.gym_vector import CheckedEnv
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import numpy_dtype
@@ -100,11 +99,6 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
         checked.step(None)
 
 
-def test_values_of_another_dtype_are_stored_where_they_fit():
-    stepper = Stepper(build(toys(space=BYTES, fault=np.array([255, 0])))).reset()
-    assert stepper.step().observation[0].tolist() == [[255, 0]] * 3
-
-
 class Text(gymnasium.Env):
     """Observes a text, in episodes of 3 steps."""
 
@@ -119,21 +113,6 @@ class Text(gymnasium.Env):
         return f"step {self.t}", 0.0, self.t == 3, False, {}
 
 
-class Paying(gymnasium.Env):
-    """Its rewards are `reward`."""
-
-    observation_space = action_space = spaces.Discrete(2)
-
-    def __init__(self, reward=1.5):
-        self.reward = reward
-
-    def reset(self, *, seed=None, options=None):
-        return 0, {}
-
-    def step(self, action):
-        return 1, self.reward, False, False, {}
-
-
 @pytest.mark.parametrize("num_envs", [None, 1, 2])
 def test_an_observation_that_is_one_text(num_envs):
     with Collector(Text, frames_per_batch=6 * (num_envs or 1), num_envs=num_envs) as collector:
@@ -143,13 +122,6 @@ def test_an_observation_that_is_one_text(num_envs):
     }
     assert texts["observation"] == [["begin", "step 1", "step 2"] * 2] * (num_envs or 1)
     assert texts["next", "observation"] == [["step 1", "step 2", "step 3"] * 2] * (num_envs or 1)
-
-
-@pytest.mark.parametrize("reward", [np.array([1.5]), np.array(1.5, np.float32), [1.5], np.array([[1.5]])], ids=repr)
-@pytest.mark.parametrize("num_envs", [None, 2])
-def test_a_reward_with_one_element_is_a_number(num_envs, reward):
-    with Collector(partial(Paying, reward), frames_per_batch=8, num_envs=num_envs) as collector:
-        assert (collector.next()["next", "reward"] == 1.5).all()
 
 
 def test_kept_infos():
@@ -196,7 +168,7 @@ def test_a_wrong_declaration_says_how_to_declare(form):
 
 
 def recorded(num_envs, mode):
-    """A vector env whose episodes are recorded by a wrapper of the whole."""
+    """Makes a vector env whose episodes are recorded by a wrapper of the whole."""
     envs = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=5)] * num_envs
     return gymnasium.wrappers.vector.RecordEpisodeStatistics(SyncVectorEnv(envs, autoreset_mode=AutoresetMode(mode)))
 
@@ -246,12 +218,6 @@ def test_parts_of_an_observation_are_left_out():
     keys = [leaf.key for leaf in env.spec.observation]
     assert keys == [leaf.key for leaf in ObservationLeaves(env.spec.observation_space).leaves]
     assert keys == [("seen",), ("inner", "n")]
-
-
-def test_read_spec_builds_one_env():
-    made = []
-    read_spec(gym(50, entry_point=lambda: made.append(Toy()) or made[-1]))
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

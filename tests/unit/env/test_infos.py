@@ -28,7 +28,7 @@ def test_a_form_is_shown_as_what_a_user_types(form, text):
 
 
 class Told(gymnasium.Env):
-    """Its resets and steps return infos that it is given; the last one ends an episode."""
+    """An env whose resets and steps return the infos that it is given; the last one ends an episode."""
 
     observation_space = action_space = spaces.Discrete(2)
 

@@ -14,11 +14,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from user_code.spaceenv import SpaceEnv
 
-from collectx.env import build, gym_factory, read_spec, user_env
-from collectx.env import gym_vector as vectors
-from collectx.env.env_indices import SPACES, EnvNumbers
+from collectx.env import build, read_spec
+from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym import reward_number
-from collectx.env.gym_factory import common_outputs, explain_errors, wrapper
+from collectx.env.gym_factory import common_outputs
 from collectx.errors import ConfigError, ShapeError
 from collectx.user_objects import UserEnvConfig
 
@@ -73,6 +72,7 @@ class Paying(gymnasium.Env):
         self.reward = reward
 
     def reset(self, *, seed=None, options=None):
+        self.seed = seed
         return 0, {}
 
     def step(self, action):
@@ -80,7 +80,7 @@ class Paying(gymnasium.Env):
 
 
 class Behind(VectorEnv):
-    """Its rewards are those that it is given."""
+    """A vector env that pays the rewards that it is given."""
 
     single_observation_space = single_action_space = spaces.Discrete(2)
 
@@ -148,14 +148,13 @@ def test_the_rewards_of_a_users_vector_env(rewards, expected):
 
 
 def test_a_users_vector_env_gets_one_seed_and_gymnasiums_one_for_each():
-    for create, expected in ((lambda: Behind(np.zeros(2)), 4), (partial(SyncVectorEnv, [Paying] * 2), [4, 5])):
-        group = build(UserEnvConfig(kind="python", num_envs=0, create=create, kwargs={}))
-        seeds = []
-        group._env.reset = lambda *, seed, seeds=seeds: (seeds.append(seed), (np.zeros(2, int), {}))[1]
+    own, gymnasiums = Behind(np.zeros(2)), SyncVectorEnv([Paying] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    for env in (own, gymnasiums):
+        group = build(UserEnvConfig(kind="python", num_envs=0, create=lambda env=env: env, kwargs={}))
         group.reset(np.array([4, 5]), [np.zeros(2, np.int64)])
-        group.reset(None, [np.zeros(2, np.int64)])
-        assert seeds == [expected, None]
-        assert type(np.ravel(seeds[0])[0].item()) is int
+    assert own.seed == 4
+    assert [env.seed for env in gymnasiums.envs] == [4, 5]
+    assert {type(seed) for seed in (own.seed, gymnasiums.envs[0].seed)} == {int}
 
 
 class Named(SpaceEnv):
@@ -215,31 +214,6 @@ def test_envs_are_made_with_their_numbers(cfg, kwargs, registered):
     assert [env.closed for env in made] == [1] * len(kwargs)
 
 
-@pytest.mark.parametrize(
-    ("create", "num_envs", "made", "is_single", "closed"),
-    [
-        (Named, 0, 1, True, 1),
-        (Named, 1, 1, False, 1),
-        (Named, 3, 3, False, 1),
-        (lambda: SyncVectorEnv([Named] * 2), 0, 2, False, 1),
-    ],
-)
-def test_envs_of_a_users_function(create, num_envs, made, is_single, closed):
-    group = build(UserEnvConfig(kind="python", num_envs=num_envs, create=create, kwargs={}))
-    assert group.spec.num_envs == made
-    assert group.spec.is_single is is_single
-    group.close()
-    assert [env.closed for env in Named.made[-made:]] == [closed] * made
-
-
-@pytest.mark.parametrize("is_vector", [False, True])
-def test_an_env_that_a_user_passes_is_not_closed(is_vector):
-    env = SyncVectorEnv([Named] * 2) if is_vector else Named()
-    group = build(UserEnvConfig(kind="python", num_envs=0, create=env, kwargs={}))
-    group.close()
-    assert not any(each.closed for each in Named.made)
-
-
 def test_the_spec_is_read_of_one_env_where_envs_are_independent(registered):
     read_spec(gym(4, entry_point=Named))
     assert len(Named.made) == 1
@@ -255,24 +229,6 @@ def test_an_id_that_is_an_entry_point_is_told_the_option():
         build(replace(gym(1), id="user_code.faulty:FaultyEnv"))
     with pytest.raises(ConfigError, match=r"`Nothing` doesn't exist\.$"):
         build(replace(gym(1), id="user_code.faulty:Nothing"))
-
-
-def test_mujoco_is_told_before_envs_are_made(monkeypatch):
-    told = []
-    for module in (gym_factory, vectors, user_env):
-        monkeypatch.setattr(module, "show_once", lambda: told.append(len(Named.made)))
-    build(gym(1, entry_point=Named))
-    build(replace(gym_vector(2), id=None, entry_point=lambda num_envs: SyncVectorEnv([Named] * num_envs)))
-    build(UserEnvConfig(kind="python", num_envs=0, create=Named, kwargs={}))
-    assert told == [0, 1, 3]
-    torchrlenvs = pytest.importorskip("user_code.torchrlenvs")
-    from collectx.config.schema.env import TorchrlEnvConfig
-    from collectx.env.torchrl import group
-
-    monkeypatch.setattr(group, "show_once", lambda: told.append("torchrl"))
-    assert torchrlenvs.walking
-    build(TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_code.torchrlenvs:walking")).close()
-    assert told[-1] == "torchrl"
 
 
 class Blank(gymnasium.Env):
@@ -318,26 +274,6 @@ def test_paths_to_which_each_env_writes(kwargs, fields, expected):
     assert common_outputs(counting(2), [recording]) == common_outputs(cfg, []) == []
 
 
-@pytest.mark.parametrize(
-    ("item", "kwargs"),
-    [
-        ("ClipAction", {}),
-        ({"TimeLimit": {"max_episode_steps": 4}}, {"max_episode_steps": 4}),
-        ({"_target_": "TimeLimit", "max_episode_steps": 4}, {"max_episode_steps": 4}),
-        ({"TimeLimit": None}, {}),
-        ({}, None),
-        ({"TimeLimit": 4}, None),
-        ({"TimeLimit": {}, "ClipAction": {}}, None),
-    ],
-)
-def test_a_wrapper_is_a_name_with_arguments(item, kwargs):
-    if kwargs is None:
-        with pytest.raises(ConfigError, match=r"^env\.wrappers\[0\]=.* must be a name, or a name with arguments"):
-            wrapper(item, "env.wrappers[0]")
-    else:
-        assert wrapper(item, "env.wrappers[0]").args[1] == kwargs
-
-
 def test_errors_of_a_users_wrapper_are_its_own_and_those_of_gymnasiums_name_the_option():
     def broken(env):
         raise ValueError("mine")
@@ -354,48 +290,3 @@ def test_errors_of_a_users_wrapper_are_its_own_and_those_of_gymnasiums_name_the_
         ConfigError, match=r"needs the argument max_episode_steps\. Pass it, as in env.wrappers=\[{Time"
     ):
         build(replace(gym(1, entry_point=Named), wrappers=["TimeLimit"]))
-
-
-def test_an_argument_that_is_not_one_of_the_env_is_named_only_if_the_configuration_has_it():
-    cfg = gym(1, entry_point=lambda: None, size=3)
-    for name, is_named in (("size", True), ("width", False)):
-        error = TypeError(f"make() got an unexpected keyword argument '{name}'")
-        kind, words = (ConfigError, "size is not") if is_named else (TypeError, "width")
-        with pytest.raises(kind, match=words), explain_errors(cfg):
-            raise error
-
-
-def test_an_error_of_making_an_env_names_its_numbers():
-    def broken():
-        raise ValueError("mine")
-
-    for numbers, which in (
-        (SPACES, "an env in this process, to learn its observation and action spaces"),
-        (NUMBERS, "env 5 of worker 2"),
-    ):
-        with pytest.raises(ValueError, match="mine") as raised:
-            build(gym(1, entry_point=broken), numbers=numbers)
-        (note,) = raised.value.__notes__
-        assert re.sub("while .* was making", "while it was making", note) == f"raised while it was making {which}"
-
-
-@pytest.mark.parametrize(
-    ("name", "index", "where"),
-    [
-        ("AsyncVectorEnv-7", None, "env 7"),
-        ("MainProcess", None, "the env"),
-        ("x-7", 2, "env 2"),
-    ],
-)
-def test_an_env_of_a_vector_env_knows_which_it_is(name, index, where, within):
-    within(vectors, "multiprocessing", current_process=lambda: SimpleNamespace(name=name))
-    env = vectors.CheckedEnv(Paying("x"), index=index)
-    env.reset()
-    source = "" if where == "the env" else f" of {where}"
-    with pytest.raises(ShapeError, match=rf"^the reward{source} must be a single number, but is 'x'\. Return"):
-        env.step(0)
-    env = vectors.CheckedEnv(Paying(), index=index)
-    env.observation_space = spaces.Box(0, 1, (2,))
-    env = vectors.CheckedEnv(env, index=index)
-    with pytest.raises(ShapeError, match=f"^{where} returned .* as 'observation', but its space has shape"):
-        env.step(0)

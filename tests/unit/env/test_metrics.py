@@ -50,20 +50,6 @@ def test_an_episode_that_is_cut_counts_with_its_last_frame():
     assert metrics.take().tolist() == [[3], [2]]
 
 
-def test_masks_of_vector_envs():
-    metrics = InfoMetrics(["won", "episode.l", "step_mean/won"])
-    ended, mask = np.array([False, True, True]), np.array([True, True, False])
-    info = {"won": np.array([1, 0, 9]), "_won": mask, "episode": {"l": np.array([7, 8, 9]), "_l": mask}}
-    metrics.add_vector(info | {"_episode": ended}, ended, np.ones(3, bool))
-    assert metrics.take().tolist() == [[0, 8, 1], [1, 1, 2]]
-    # In SAME_STEP mode, an ended env's entry is that of the final info, if this has one.
-    final = {"won": np.array([0, 5, 0]), "_won": np.array([False, True, False])}
-    metrics.add_same_step(info | {"_episode": ended, "final_info": final}, ended, np.ones(3, bool))
-    assert metrics.take().tolist() == [[5, 8, 6], [1, 1, 2]]
-    metrics.add_vector({"won": np.zeros((3, 0))}, ended, np.ones(3, bool))
-    assert not metrics.take().any()
-
-
 class Numbered(gymnasium.Env):
     """Episodes of two steps, which say their number; odd ones are truncated."""
 

@@ -15,7 +15,7 @@ def box(*shape, dtype=np.float32):
 
 
 def numbered(space, first=0):
-    """A value of a space whose numbers count from `first`, and the next number."""
+    """Returns a value of a space whose numbers count from `first`, and the next number."""
     if isinstance(space, spaces.Dict):
         parts = {}
         for name, part in space.spaces.items():
@@ -34,7 +34,7 @@ def numbered(space, first=0):
 
 
 def batched(values):
-    """Two envs' values as a vector env returns them."""
+    """Joins the values of two envs as a vector env returns them."""
     first = values[0]
     if isinstance(first, dict):
         return {name: batched([value[name] for value in values]) for name in first}

@@ -26,7 +26,7 @@ def wrapped(*wrappers):
 
 
 def missing(text):
-    """An env of which Gymnasium says that it lacks a package."""
+    """Configures an env of which Gymnasium says that it lacks a package."""
 
     def make():
         raise DependencyNotInstalled(text)
@@ -101,7 +101,7 @@ gymnasium.register("Needs-v0", entry_point=Env, kwargs={"width": 3})
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """`module(source)` makes the module `user_module` of this source, and returns its path."""
+    """Yields a function that writes the module `user_module` with this source, and returns its path."""
 
     def make(source):
         (tmp_path / "user_module.py").write_text(source)

@@ -5,28 +5,10 @@ from gymnasium import spaces
 
 from collectx.batch import Leaf
 from collectx.env.observation import ObservationLeaves
-from collectx.env.spaces import SpaceLeaves, write_env
+from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ShapeError, SpaceError
 
 PAIR = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(3, np.uint8), (1, np.uint8), (4, np.float32)])
-def test_values_of_one_env_that_do_not_fit(size, dtype):
-    (leaf,) = ObservationLeaves(spaces.Box(0, 255, (4,), np.uint8)).leaves
-    with pytest.raises(
-        ShapeError, match=rf"env 0 returned .* of shape \({size},\).* space has shape \(4,\) and dtype uint8"
-    ):
-        write_env([leaf], [np.zeros((1, 4), np.uint8)], 0, [np.zeros(size, dtype)])
-
-
-@pytest.mark.parametrize(
-    ("root", "named"), [("pose", "its space"), ("info", "in info_keys, or in the first info, it has")]
-)
-def test_the_error_names_what_declares_the_form(root, named):
-    (leaf,) = ObservationLeaves(spaces.Dict({root: spaces.Dict(x=spaces.Box(0, 1, (2,)))})).leaves
-    with pytest.raises(ShapeError, match=rf"as '{root}\.x', but {named}"):
-        write_env([leaf], [np.zeros((1, 2), np.float32)], 0, [np.zeros(3, np.float32)])
 
 
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():

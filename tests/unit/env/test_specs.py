@@ -33,7 +33,7 @@ def keys(leaves):
 
 
 def text(space):
-    """A space, also one that TorchRL alone knows; of bounds, the lowest and the highest."""
+    """Describes a space, also one that TorchRL alone knows; of bounds, the lowest and the highest."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return {str(name): text(part) for name, part in parts_of(space)}
     form = f"{type(space).__name__} {[*space.shape]} {space.dtype}"
@@ -47,7 +47,7 @@ def text(space):
 
 
 def described(cfg):
-    """The fields of a spec that differ from their defaults; or the error."""
+    """Returns the fields of a spec that differ from their defaults, or the error."""
     seen = []
     try:
         with warnings.catch_warnings():

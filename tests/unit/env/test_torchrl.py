@@ -30,30 +30,6 @@ from collectx.trajectories import split_trajectories
 torch.set_num_threads(1)
 
 
-def test_envs_are_closed_once_in_their_order_also_after_an_error():
-    closed = []
-
-    class Closing:
-        is_closed = False
-
-        def __init__(self, name):
-            self.name = name
-
-        def close(self):
-            closed.append(self.name)
-            if self.name == "second":
-                raise OSError("not closed")
-
-    group = TorchrlEnv([torchrlenvs.walking()])
-    group.close()
-    group._parts = [Closing(name) for name in ("first", "second", "third")]
-    with pytest.raises(OSError, match="not closed"):
-        group.close()
-    for _ in range(2):
-        group.close()
-    assert closed == ["first", "second", "third"]
-
-
 def test_each_env_of_a_serial_env_is_made_with_its_own_keywords():
     def make(scale=1.0):
         return TransformedEnv(torchrlenvs.walking(), RewardScaling(0.0, scale))

@@ -19,9 +19,9 @@ from torchrl.data import Categorical, Composite, Unbounded  # noqa: E402
 from collectx.batch import Leaf, as_array  # noqa: E402
 from collectx.env.base import StepArrays  # noqa: E402
 from collectx.env.spaces import numpy_dtype  # noqa: E402
-from collectx.env.torchrl.conversion import Conversion, Unrecognised, _to_action  # noqa: E402
+from collectx.env.torchrl.conversion import Conversion, Unrecognised  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
-from collectx.env.torchrl.specs import RandomActions, choices_of  # noqa: E402
+from collectx.env.torchrl.specs import RandomActions  # noqa: E402
 from collectx.errors import ShapeError  # noqa: E402
 
 
@@ -56,7 +56,7 @@ ENVS = {
 
 
 def action_of(spec, number):
-    """The action of step `number`, which differs from step to step, in a TensorDict like `spec`."""
+    """Returns the action of step `number`, which differs from step to step, in a TensorDict like `spec`."""
     action = spec.zero()
     for key in action.keys(True, True):
         value, count = action[key], number % 4
@@ -70,7 +70,7 @@ def action_of(spec, number):
 
 
 def theirs(make, steps):
-    """The frames of TorchRL's `rollout`, `[envs, steps]`."""
+    """Returns the frames of TorchRL's `rollout`, `[envs, steps]`."""
     env, numbers = make(), iter(range(steps))
     batch = env.rollout(
         steps, lambda td: td.update(action_of(env.full_action_spec, next(numbers))), break_when_any_done=False
@@ -213,63 +213,6 @@ def test_frames_of_the_env_below_are_those_of_the_envs_own_step(name, monkeypatc
         assert [np.signbit(each).tolist() for each in frames] == [np.signbit(each).tolist() for each in both[1][key]]
 
 
-ACTIONS = {
-    "an index": (spaces.Discrete(3), (), torch.int64, 2),
-    "a float for an index": (spaces.Discrete(3), (), torch.float32, 2.0),
-    "an index from 1": (spaces.Discrete(3, start=1), (), torch.int64, 2),
-    "one-hot": (spaces.Discrete(3), (3,), torch.int64, [0, 0, 1]),
-    "one-hot of another size": (spaces.Discrete(3), (4,), torch.int64, [0, 0, 1, 0]),
-    "floats": (spaces.Box(-1, 1, (2,)), (2,), torch.float32, [0.5, -0.5]),
-    "floats of another shape": (spaces.Box(-1, 1, (2,)), (2, 1), torch.float32, [[0.5], [-0.5]]),
-    "indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.int64, [1, 2]),
-    "floats for indices": (spaces.MultiDiscrete([2, 3]), (2,), torch.float32, [1.0, 2.0]),
-    "bits": (spaces.MultiBinary(2), (2,), torch.int8, [1, 0]),
-}
-
-
-def test_actions_for_gymnasium(expected):
-    def converted(space, shape, dtype, action):
-        base = SimpleNamespace(_env=SimpleNamespace(action_space=space), action_spec=SimpleNamespace(dtype=dtype))
-        try:
-            to_action = _to_action(base, [Leaf(("action",), shape, dtype)])
-        except Unrecognised as reason:
-            return str(reason)
-        given = np.array(action, numpy_dtype(Leaf(("action",), shape, dtype)))
-        found = to_action(given)
-        assert found is not given
-        return [type(found).__name__, np.asarray(found).tolist(), str(getattr(found, "dtype", ""))]
-
-    table = {name: converted(*case) for name, case in ACTIONS.items()}
-    leaves = [Leaf((name,), (), torch.int64) for name in ("action", "more")]
-    for name, given in (("another key", leaves[1:]), ("two", leaves)):
-        with pytest.raises(Unrecognised) as reason:
-            _to_action(SimpleNamespace(_env=SimpleNamespace(action_space=spaces.Discrete(2))), given)
-        table[name] = str(reason.value)
-    expected("gym_actions", table)
-
-
-CHOICES = [
-    (lambda: data.Categorical(3), (), [3], False),
-    (lambda: data.Categorical(3, (2,)), (2,), [3, 3], False),
-    (lambda: data.Categorical(3, (4, 2)), (2,), [3, 3], False),
-    (lambda: data.OneHot(3), (3,), [3], True),
-    (lambda: data.OneHot(3, (2, 3)), (2, 3), [3, 3], True),
-    (lambda: data.MultiOneHot((3, 2)), (5,), [3, 2], True),
-    (lambda: data.MultiOneHot((3, 2), (2, 5)), (2, 5), [3, 2, 3, 2], True),
-    (lambda: data.MultiCategorical((3, 2)), (2,), [3, 2], False),
-    (lambda: data.MultiCategorical((3, 2), (4, 2)), (2,), [3, 2], False),
-    (lambda: data.MultiCategorical((3, 2), (4, 2)), (4, 2), [3, 2] * 4, False),
-    (lambda: data.Bounded(0, 1, (2,)), (2,), [], False),
-]
-
-
-@pytest.mark.parametrize(("make", "shape", "counts", "is_one_hot"), CHOICES)
-def test_the_choices_of_an_action(make, shape, counts, is_one_hot):
-    spec = make()
-    found, one_hot = choices_of(spec, Leaf(("action",), shape, spec.dtype))
-    assert (found.tolist(), one_hot) == (counts, is_one_hot)
-
-
 def of_module(module, base=gymnasium.Env, **fields):
     return type("Made", (base,), {"__module__": module, "__init__": lambda self: None, "render_mode": None, **fields})()
 
@@ -310,7 +253,7 @@ def test_a_mask_of_one_action_makes_all_be_drawn_in_each_step():
 
 
 class Told(Numbers):
-    """Its steps write what they are told."""
+    """An env whose steps write what they are told."""
 
     def __init__(self, *results):
         super().__init__()

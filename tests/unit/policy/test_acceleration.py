@@ -1,16 +1,12 @@
 """What fast calls, compiled ones and CUDA graphs do with the modules of a policy."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
-from collectx.policy import accelerate
-from collectx.policy.fast_call import Acceleration, _recordable, fast_callable, hooked, structure
-from collectx.user_objects import UserPolicyConfig
+from collectx.policy.fast_call import _recordable, fast_callable, hooked, structure
 
 NAMES = ("linear", "addmv", "tanh", "tanh_", "relu", "relu_", "sigmoid", "sigmoid_", "silu", "add", "mul", "sin")
 
@@ -88,6 +84,7 @@ MODULES = {
     "a __call__": Called(),
     "a forward": own_forward(),
     "a forward within": nn.Sequential(own_forward(), nn.Tanh()),
+    "a parametrized Linear": nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
     "a function": torch.sin,
 }
 
@@ -157,14 +154,3 @@ def test_a_recorded_function_checks_no_arguments_of_distributions(is_capturing, 
     assert Distribution._validate_args
     notes = getattr(raised.value, "__notes__", [])
     assert [note.partition(" recorded")[0] for note in notes] == ["raised while cudagraph_policy"] * is_capturing
-
-
-def test_a_policy_is_accelerated_as_its_options_say():
-    given = []
-    actor = SimpleNamespace(accelerate=given.append)
-    for options in ({"compile": {}}, {"cudagraph": {"warmup": 1}}, {}, {"compile": {}, "cudagraph": {}}):
-        accelerate(actor, UserPolicyConfig(kind="python", policy=None, **options))
-    assert given == [Acceleration({}, None), Acceleration(None, {"warmup": 1}), Acceleration({}, {})]
-    function = lambda x: x  # noqa: E731
-    assert Acceleration().capture(function) is function
-    assert Acceleration().compile_call(function) is function

@@ -11,7 +11,7 @@ from collectx import Collector, policy_from_agent
 
 
 class Agent(nn.Module):
-    """With the methods of CleanRL's agents for PPO."""
+    """An agent with the methods of CleanRL's agents for PPO."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Agent(nn.Module):
 
 
 class Predicting(nn.Module):
-    """With the method of Stable-Baselines3's policies."""
+    """A policy with the method of Stable-Baselines3's policies."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class Parts(gymnasium.ObservationWrapper):
 
 
 class PredictingParts(nn.Module):
-    """As a MultiInputPolicy of Stable-Baselines3."""
+    """A policy of a Dict observation, like a MultiInputPolicy of Stable-Baselines3."""
 
     observation_space = Parts().observation_space
 

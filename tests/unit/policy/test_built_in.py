@@ -7,13 +7,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
-from torch.distributions import Categorical
 
 from collectx import policy as policies
 from collectx.batch import Leaf
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import SpaceLeaves
+from collectx.errors import ConfigError
 from collectx.policy import ExplorationType, is_random_policy, make_actor
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ def layer(module):
 
 
 def described(cfg, env_spec):
-    """The network, and the likeliest actions with weights 1, 2, ... of its last layer; or the error."""
+    """Describes the network and its likeliest actions with weights 1, 2, ... of its last layer, or the error."""
     try:
         policy = policies.build(cfg, env_spec, 0)
         actor = make_actor(policy, env_spec, CPU, ExplorationType.RANDOM)
@@ -174,26 +174,6 @@ def test_images_are_divided_by_the_largest_value_of_their_space(kind, space, sca
         torch.testing.assert_close(policy.encode([image])[:, 0], image / divisor)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
-def test_epsilon_greedy_actions_have_the_probabilities_that_are_told(epsilon):
-    torch.manual_seed(0)
-    env_spec = spec(box(3), spaces.Discrete(4, start=2))
-    policy = policies.build(mlp("q_mlp"), env_spec, 0)
-    assert policy.epsilon.item() == 1
-    policy.epsilon.fill_(epsilon)
-    seen = [torch.tensor([[1.0, 2.0, 3.0]]).expand(4000, 3)]
-    probabilities = torch.full((4,), epsilon / 4)
-    probabilities[policy(seen)[0].argmax()] += 1 - epsilon
-    with torch.no_grad():
-        action, log_prob = make_actor(policy, env_spec, CPU, ExplorationType.RANDOM).act(seen)
-        found, entropy = policy.evaluate(seen, action)
-    frequencies = torch.bincount(policy.index(action), minlength=4) / 4000
-    torch.testing.assert_close(frequencies, probabilities, atol=0.03, rtol=0)
-    torch.testing.assert_close(log_prob, probabilities.log()[action - 2])
-    torch.testing.assert_close(found, log_prob)
-    torch.testing.assert_close(entropy, Categorical(probs=probabilities).entropy().expand(4000), atol=1e-5, rtol=1e-5)
-
-
 def test_weights_follow_from_the_seed_alone():
     env_spec = spec(box(3))
     torch.manual_seed(3)
@@ -206,7 +186,7 @@ def test_weights_follow_from_the_seed_alone():
 
 
 class RandomPolicy:
-    """Named like TorchRL's."""
+    """A class with the name of TorchRL's."""
 
 
 def test_a_random_policy_is_known_by_its_class():
@@ -221,3 +201,12 @@ def test_a_number_outside_of_its_discrete_space_is_named(value):
     assert one_hot(torch.tensor([5, 7]), 3, 5).tolist() == [[1, 0, 0], [0, 0, 1]]
     with pytest.raises(ShapeError, match=rf"observation {value}, which is not in its space Discrete\(3, start=5\)"):
         one_hot(torch.tensor([5, value]), 3, 5)
+
+
+def test_another_default_dtype_is_named_before_the_first_batch():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ConfigError, match=r"policy=mlp computes in float32, but .* is torch\.float64: your code"):
+            policies.build(mlp(), spec(box(3)), 0)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -1,6 +1,7 @@
 """What an actor makes of a user's policy: the calls, the outputs of two frames, or the error that refuses it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,18 +13,18 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
-from collectx.policy.call_plan import _arguments
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.user_actor import UserActor
 
 CPU = torch.device("cpu")
 SEEN = Leaf(("observation",), (2,), torch.float32)
+PAIR = (Leaf(("observation", "0"), (2,), torch.float32), Leaf(("observation", "1"), (), torch.int64))
 PARTS = (Leaf(("pose",), (2,), torch.float32), Leaf(("cameras", "left"), (), torch.int64))
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 
 
 def spec(num_envs=3, action=DISCRETE, observation=(SEEN,), dtype=None, **fields):
-    """An env group; `action` are spaces by their names below "action", or one space."""
+    """Returns the spec of an env group; `action` are spaces by their names below "action", or one space."""
     seen = spaces.Dict() if len(observation) > 1 else spaces.Box(-9, 9, (2,), np.float32)
     parts = {("action", name): each for name, each in action.items()} if isinstance(action, dict) else {}
     leaves = tuple(
@@ -75,7 +76,7 @@ def by_tensordict(change):
 
 
 def changing_td(*changes):
-    """A policy that writes other keys in each call."""
+    """Returns a policy that writes other keys in each call."""
     calls = iter(changes)
 
     def call(td):
@@ -152,7 +153,13 @@ CASES = {
     # Arguments.
     "parts by name": (spec(observation=PARTS), lambda cameras, pose: index(pose) + cameras["left"]),
     "a dict": (spec(observation=PARTS), lambda x: index(x["pose"]) + x["cameras"]["left"]),
+    "a dict of a Tuple": (
+        replace(spec(observation=PAIR), observation_space=spaces.Tuple([])),
+        lambda x: index(x["0"]) + x["1"],
+    ),
     "one by one": (spec(observation=PARTS), lambda x, y: index(x) + y),
+    "an argument with a default": (SEVERAL, lambda x, scale=2: index(x) * scale),
+    "two arguments with defaults": (spec(observation=PARTS), lambda x=1, y=2: index(x["pose"]) + y),
     # Modules.
     "modules": (SEVERAL, TensorDictSequential(module(SCORES, "logits"), module(index, "action", reads=["logits"]))),
     "modules, one env": (ONE, TensorDictSequential(module(SCORES, "logits"), module(index, "action"))),
@@ -203,7 +210,7 @@ CASES = {
 
 
 def told(of, policy):
-    """The calls, their outputs, and the outputs in two frames; or the error, and its notes."""
+    """Returns the calls, their outputs, and the outputs in two frames, or the error and its notes."""
     of = of() if callable(of) else of
     try:
         actor = UserActor(policy, of, CPU, ExplorationType.RANDOM)
@@ -229,32 +236,3 @@ def told(of, policy):
 
 def test_how_a_policy_is_called_and_what_it_gives(expected):
     expected("calls", {name: told(*case) for name, case in CASES.items()})
-
-
-POSE, PIXELS, SPEED = (("pose",), ("pixels", "left"), ("pixels", "right"))
-
-
-@pytest.mark.parametrize(
-    ("keys", "is_dict", "policy", "expected"),
-    [
-        ([("observation",)], False, lambda observation: 0, [("observation",)]),
-        ([("observation",)], False, lambda x: 0, [("observation",)]),
-        ([POSE, PIXELS, SPEED], True, lambda pixels, pose: 0, [{("left",): PIXELS, ("right",): SPEED}, POSE]),
-        ([POSE, PIXELS], True, lambda x: 0, [{POSE: POSE, PIXELS: PIXELS}]),
-        ([POSE, PIXELS], True, lambda x, y: 0, [POSE, PIXELS]),
-        (
-            [("observation", "a"), ("observation", "b")],
-            False,
-            lambda x: 0,
-            [{("a",): ("observation", "a"), ("b",): ("observation", "b")}],
-        ),
-        ([POSE], True, lambda x, scale=2: 0, [POSE]),
-        ([POSE, PIXELS], True, lambda x=1, y=2: 0, [{POSE: POSE, PIXELS: PIXELS}]),
-        ([POSE, PIXELS], True, lambda *, x: 0, [POSE, PIXELS]),
-        ([POSE, PIXELS], True, 3, [POSE, PIXELS]),  # what has no signature
-    ],
-)
-def test_what_each_argument_of_a_policy_is(keys, is_dict, policy, expected):
-    space = spaces.Dict() if is_dict else spaces.Tuple([])
-    leaves = tuple(Leaf(key, (), torch.float32) for key in keys)
-    assert _arguments(policy, EnvSpec(1, leaves, ONE.action, space, DISCRETE)) == expected

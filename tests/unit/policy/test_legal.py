@@ -42,7 +42,7 @@ class Case:
         self.values[self.module.legal.key] = torch.cat(masks, -1).to(torch.int8)
 
     def act(self, kind=ExplorationType.RANDOM):
-        """The indices of the actions, `[E, choices]`, and the other outputs."""
+        """Returns the indices of the actions, `[E, choices]`, and the other outputs."""
         actor = policy.make_actor(self.module, self.spec, CPU, kind)
         with torch.inference_mode():
             action, *others = actor.act([self.values[leaf.key] for leaf in self.spec.observation])

@@ -14,7 +14,6 @@ from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
 from collectx.policy import build
 from collectx.policy.heads import head_for
-from collectx.policy.normalize import Moments
 from collectx.policy.stochastic import Flatten
 from collectx.trainer.actor_critic import Critic
 
@@ -105,10 +104,3 @@ def test_an_observation_becomes_one_row():
     assert (flatten.num_outputs, flatten.is_identity) == (7, False)
     assert flatten.is_one_hot.tolist() == [False] * 4 + [True] * 3
     assert [Flatten(spec_of(spaces.Discrete(2)), [SEEN]).is_identity, Flatten(spec, leaves[:1]).is_identity] == [1, 0]
-
-
-def test_moments_start_as_those_of_nothing():
-    moments = Moments(2)
-    assert (moments.count.item(), moments.mean.tolist(), moments.variance.tolist()) == (0, [0, 0], [1, 1])
-    moments.add(torch.tensor([[1.0, 5.0]]))
-    assert (moments.count.item(), moments.mean.tolist(), moments.variance.tolist()) == (1, [1, 5], [0, 0])

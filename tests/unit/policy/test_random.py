@@ -1,6 +1,5 @@
 """The distributions of random actions: those of Gymnasium's `sample`, from torch's generator."""
 
-import math
 import pickle
 
 import gymnasium as gym
@@ -11,7 +10,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from collectx.batch import Leaf
-from collectx.env.base import EnvSpec, steps_per_draw
+from collectx.env.base import EnvSpec
 from collectx.policy.random import RandomPolicy, random_actor
 
 INF = np.inf
@@ -89,50 +88,6 @@ def test_a_copy_continues_the_draws_of_an_actor_and_a_reset_begins_others():
     assert (first.shape, first.dtype) == ((3, 2), torch.float32)
     assert not torch.equal(first, last)
     assert not torch.equal(first, copied.act(())[0])
-
-
-@pytest.mark.parametrize(
-    ("elements", "steps"), [(1, 256), (256, 256), (257, 255), (512, 128), (65_536, 1), (10**6, 1), (0, 256)]
-)
-def test_small_actions_are_drawn_for_many_steps_at_once(elements, steps):
-    assert steps_per_draw(elements) == steps
-
-
-def first_draw(space, dtype, uniform, normal=0.5):
-    """The first action, with these numbers in place of torch's."""
-    leaf = Leaf(("action",), space.shape, dtype)
-    seen = Leaf(("observation",), (1,), torch.float32)
-    actor = random_actor(EnvSpec(1, (seen,), (leaf,), spaces.Box(-1, 1, (1,)), space))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "rand", lambda size, dtype: torch.full(size, uniform, dtype=dtype))
-        patch.setattr(torch, "randn", lambda size, dtype: torch.full(size, normal, dtype=dtype))
-        (action,) = actor.act(())
-    assert (action.shape, action.dtype) == ((1, *space.shape), dtype)
-    return action[0].tolist()
-
-
-ALMOST_ONE = 1 - 2**-53
-
-
-@pytest.mark.parametrize(
-    ("space", "dtype", "uniform", "expected"),
-    [
-        (spaces.MultiDiscrete([2, 5]), torch.int64, 0.0, [0, 0]),
-        (spaces.MultiDiscrete([2, 5]), torch.int64, 0.5, [1, 2]),
-        (spaces.MultiDiscrete([2, 5], start=[7, -1]), torch.int64, ALMOST_ONE, [8, 3]),
-        (spaces.Box(-3, 3, (1,), np.int8), torch.int8, 0.0, [-3]),
-        (spaces.Box(-3, 3, (1,), np.int8), torch.int8, ALMOST_ONE, [3]),
-        (spaces.Box(-128, 127, (1,), np.int8), torch.int8, ALMOST_ONE, [127]),
-        (spaces.Box(0, 255, (1,), np.uint8), torch.uint8, 0.5, [128]),
-        (spaces.Box(-2, 3, (2,), np.float32), torch.float32, 0.25, [-0.75, -0.75]),
-        (spaces.Box(np.float32([-2, 1]), np.float32([3, 1])), torch.float32, 0.0, [-2, 1]),
-        (FLOATS, torch.float32, 0.5, [0.5, 1 + math.log(2), 4 - math.log(2), 0.5]),
-        (FLOATS, torch.float32, 0.0, [-2, 1, 4, 0.5]),
-    ],
-    ids=str,
-)
-def test_actions_follow_from_the_numbers_that_torch_draws(space, dtype, uniform, expected):
-    assert first_draw(space, dtype, uniform) == pytest.approx(expected)
 
 
 class Seeded(Even):

@@ -58,7 +58,7 @@ CASES = {
 
 
 def described(policy, env_spec, accepted):
-    """The states; the policy raises an error for other shapes than `accepted`, of the states in their order."""
+    """Returns the states of a policy that raises an error for other shapes than `accepted`, in their order."""
     tried = []
 
     def probe(seen):

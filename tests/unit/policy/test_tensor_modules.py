@@ -33,7 +33,8 @@ from collectx.batch import Leaf, as_key
 from collectx.env.base import EnvSpec
 from collectx.policy.call_plan import CallPlan
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.fast_call import Acceleration, is_private, tensor_modules
+from collectx.policy.fast_call import Acceleration
+from collectx.policy.tensor_modules import is_private, tensor_modules
 
 
 def network(num_outputs, *layers):
@@ -45,7 +46,7 @@ def reads(module, *keys):
 
 
 def seen_by(size):
-    """The spec of envs with these dimensions and an observation of three numbers."""
+    """Returns the spec of envs with these dimensions and an observation of three numbers."""
     seen = (Leaf(("observation",), (3,), torch.float32),)
     return EnvSpec(*size or (1,), seen, (), gymnasium.Space(), gymnasium.Space(), is_single=size == ())
 
@@ -176,7 +177,7 @@ def test_changes_of_the_policy_take_effect_in_the_next_batch():
 
 
 def cartpole():
-    """CartPole without its position."""
+    """Makes a CartPole that does not show its position."""
     space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     return gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[1:], space)
 

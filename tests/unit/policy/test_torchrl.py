@@ -19,7 +19,7 @@ from collectx.errors import ShapeError
 
 
 class Plan(torch.nn.Module):
-    """Four actions at a time, of the same observation."""
+    """A network that returns four actions at a time, of the same observation."""
 
     def forward(self, observation):
         return observation[..., None, :1] + torch.arange(4).reshape(4, 1) / 4

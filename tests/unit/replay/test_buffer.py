@@ -1,11 +1,7 @@
 """Writes and reads of one process, against a plain list."""
 
-import contextlib
-import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Pipe
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,15 +13,13 @@ from user_code.countedframes import SIZE, Stream, check_whole, counted, write
 
 from collectx import ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
-from collectx.memory import anonymous_file
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
-from collectx.replay.buffer import Lock, _unpickle_lock
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 
 
 def clocks(batch) -> list[int]:
-    """The step of each frame of an env whose one episode never ends."""
+    """Returns the step of each frame of an env whose one episode never ends."""
     return batch["observation"][..., 2].reshape(-1).tolist()
 
 
@@ -118,36 +112,6 @@ def test_threads():
     for thread in threads:
         thread.join(180)
     assert buffer.write_count == 16 * 151
-
-
-@pytest.mark.parametrize(
-    ("index", "expected"),
-    [
-        (3, [3]),
-        (12, [12]),
-        (-1, [12]),
-        (-10, [3]),
-        (2, None),
-        (13, None),
-        (-11, None),
-        (slice(None), [*range(3, 13)]),
-        (slice(0, 5), [3, 4]),
-        (slice(-2, None), [11, 12]),
-        (slice(12, 4, -3), [12, 9, 6]),
-        ([4, 3, 4], [4, 3, 4]),
-        (range(5, 7), [5, 6]),
-        ([12, 13], None),
-    ],
-)
-def test_frames_are_read_by_number(index, expected):
-    buffer = ReplayBuffer(10)
-    buffer.extend(numbered(0, [13]))
-    if expected is None:
-        with pytest.raises(IndexError, match="is not in the buffer, which contains the frames 3 to 12"):
-            buffer[index]
-        return
-    assert clocks(buffer[index]) == expected
-    assert buffer[index].batch_size == (() if isinstance(index, int) else (len(expected),))
 
 
 def test_frame_by_frame_on_a_disk(tmp_path):
@@ -253,19 +217,3 @@ def test_a_slice_takes_no_memory_for_frames_that_were_overwritten():
     buffer.load_state_dict(buffer.state_dict() | {"first": 10**12, "write_count": 10**12 + 10})
     assert buffer[:].batch_size == (10,)
     assert clocks(buffer[::-1]) == clocks(buffer[10**12 :: 1])[::-1]
-
-
-def test_threads_that_unpickle_a_lock_at_once_get_one_object(monkeypatch):
-    init, both = Lock._init, threading.Barrier(2)
-
-    def slow(lock, descriptor):
-        with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(0.2)
-        init(lock, descriptor)
-
-    monkeypatch.setattr(Lock, "_init", slow)
-    descriptor = anonymous_file("test")
-    sent = [SimpleNamespace(detach=lambda each=each: each) for each in (descriptor, os.dup(descriptor))]
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(_unpickle_lock, sent)
-    assert first is second

@@ -28,7 +28,7 @@ SHORTEST, SIZE, TOTAL = 3, 5, 10
 
 
 def act(observation):
-    """The action follows from the step, and a further output from the episode."""
+    """Acts by the step, and writes a further output that follows from the episode."""
     return observation[..., 2] % 2, observation[..., 1] + 1
 
 
@@ -42,7 +42,7 @@ class Model:
         self.ids, self.returns, self.lengths = list(self.index), [0.0] * num_envs, [0] * num_envs
 
     def begin(self, e, episode):
-        """A new episode, and a new trajectory."""
+        """Begins a new episode, and a new trajectory."""
         self.episode[e], self.step[e], self.count[e] = episode, 0, 0
         self.abandon(e)
 
@@ -54,7 +54,7 @@ class Model:
         return frame(*np.array([[self.index[e]], [self.episode[e]], [self.step[e]]]), SIZE)[0].tolist()
 
     def collect(self, steps):
-        """The rows of a batch, as `[step][env]` dicts, and the finished trajectories."""
+        """Returns the rows of a batch, as `[step][env]` dicts, and the finished trajectories."""
         options, rows, finished = self.options, [], []
         for t in range(steps):
             is_last, row = t == steps - 1, []
@@ -88,7 +88,7 @@ class Model:
 
 
 def rows_of(slot, steps, has_acted):
-    """The first steps of a batch, in the form of `Model.collect`."""
+    """Returns the first steps of a batch, in the form of `Model.collect`."""
     tensors = {key: tensor.transpose(0, 1)[:steps] for key, tensor in slot.tensors.items()}
 
     def pair(t, e, *key):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from configurations import config, counting, gym, gym_vector, mlp
@@ -36,7 +35,7 @@ PLAIN = RolloutOptions(check_finite=False)
 
 
 def make(cfg, policy, steps, stop=b"\0\1", spec=PLAIN, refresh=None, kind=None, ends_early=None):
-    """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
+    """Makes a rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
     env = wrapped(build(cfg), spec)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
@@ -115,12 +114,10 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 
         return called
 
-    for module in (loop, loop, segments, tensors):
+    for module in (loop, segments, tensors):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-    rollout, _, rows = make(cfg, None, 4)
+    rollout, _, rows = make(cfg, taking(1, lambda observation: observation[..., 0].long() % 2), 4)
     assert type(rollout) is kind
-    infer = rollout._next_inference
-    monkeypatch.setattr(rollout, "_next_inference", lambda: taking(1, infer()))
     monkeypatch.setattr(rollout.group, "step", taking(10, rollout.group.step))
     for _ in range(2):
         before_s = now[0]
@@ -258,44 +255,17 @@ def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
     rollout.close()
 
 
-def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_forgotten():
-    episodes, ids = Episodes(first_env=1, num_envs=2, total_envs=3, incarnation=2), np.zeros((2, 2), np.int64)
-    reward, nothing = np.ones((2, 2), np.float32), np.zeros((2, 2), bool)
-    episodes.record(slice(None), reward, nothing, ids)
-    assert (ids - 2 * 2**32 * 3).tolist() == [[1, 2]] * 2
-    episodes.abandon(np.array([True, False]))
-    ends = np.array([[False, False], [True, True]])
-    episodes.record(slice(None), reward, ends, ids)
-    assert (ids - 2 * 2**32 * 3).tolist() == [[4, 2]] * 2
-    saved = episodes.state()
-    assert [array.tolist() for array in episodes.take()] == [[2.0, 4.0], [2, 4]]
-    other = Episodes(first_env=1, num_envs=2, total_envs=3)
-    other.load(saved)
-    other.record(np.array([1]), reward[:, :1], ends[:, :1], ids[:, :1])
-    assert (ids[:, 0] - 2 * 2**32 * 3).tolist() == [5, 5]
-    assert [array.tolist() for array in other.take()] == [[2.0], [2]]
-
-
 @pytest.mark.parametrize(
-    ("options", "incarnation", "expected"),
+    ("frames", "kind", "incarnation", "num_batches"),
     [
-        ({}, 0, {}),
-        ({"init_random_frames": 1}, 0, {"num_random_batches": 1}),
-        ({"init_random_frames": 24}, 0, {"num_random_batches": 2}),
-        ({"init_random_frames": 25}, 0, {"num_random_batches": 3}),
-        ({"init_random_frames": 25}, 1, {"num_random_batches": 0}),
-        ({"init_random_frames": 25, "kind": "multi_async"}, 0, {"num_random_batches": 2}),
-        ({"refresh": "step", "check_finite": False}, 0, {"refresh_each_step": True, "check_finite": False}),
-        ({"preemptive_threshold": 0.0}, 0, {"may_end_early": True}),
-        ({"reset_at_each_iter": True}, 0, {"reset_at_each_iter": True, "set_truncated": False}),
-        ({"set_truncated": True, "max_frames_per_traj": 3}, 0, {"set_truncated": True, "max_frames_per_traj": 3}),
+        *((None, "multi_sync", 0, 0), (1, "multi_sync", 0, 1), (24, "multi_sync", 0, 2), (25, "multi_sync", 0, 3)),
+        *((25, "multi_sync", 1, 0), (25, "multi_async", 0, 2)),
     ],
 )
-def test_how_batches_begin_and_end_follows_from_the_configuration(options, incarnation, expected):
+def test_workers_share_the_random_frames_and_a_replacement_has_none(frames, kind, incarnation, num_batches):
     """There are two workers. Sync and async batches have 12 frames; an async batch is of one worker."""
-    made = RolloutOptions.of(config(**options).collector, incarnation)
-    assert made == replace(RolloutOptions(True), **expected)
-    assert RolloutOptions.of(config().collector, has_interruptor=True).may_end_early
+    options = RolloutOptions.of(config(init_random_frames=frames, kind=kind).collector, incarnation)
+    assert options.num_random_batches == num_batches
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -310,32 +280,3 @@ def test_a_step_is_progress_before_the_resets_that_follow(monkeypatch, size):
     finally:
         progress.report_to(progress.counts)
     assert told[:2] == [2, "reset"]
-
-
-def test_a_reset_is_progress_and_begins_new_trajectories():
-    rollout, slot, rows = make(counting(3), None, 4)
-    rollout.collect(rows, 0)
-    before = [int(each) for each in progress.counts]
-    rollout.reset(None)
-    assert sum(map(int, progress.counts)) > sum(before)
-    report = rollout.collect(rows, 0)
-    assert slot.tensors["collector", "traj_ids"].unique().tolist() == [3, 4, 5]
-    assert (report.frames, rollout.acts_randomly, rollout.groups) == (12, False, [rollout.group])
-    assert rollout.take_metrics().shape == (2, 0)
-
-
-@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED, TENSORS], ids=["one env", "lockstep", "ragged", "tensors"])
-def test_an_env_is_stepped_with_flags_that_are_not_set(cfg, monkeypatch):
-    """`StepArrays` promises this. Episodes end, and the slot of an earlier batch is filled again."""
-    rollout, _, rows = make(cfg, None, 30)
-    step, seen = rollout.group.step, []
-
-    def checked(action, out):
-        seen.append([bool(flag.any()) for flag in (out.terminated, out.truncated)] + [bool(out.frame.all())])
-        return step(action, out)
-
-    monkeypatch.setattr(rollout.group, "step", checked)
-    for number in range(2):
-        rollout.collect(rows, number)
-    assert len(seen) >= 60
-    assert seen == [[False, False, True]] * len(seen)

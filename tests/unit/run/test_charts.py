@@ -9,7 +9,7 @@ from rich.console import Console
 
 from collectx.jobs.status import NamedRun
 from collectx.jobs.watcher import RunsDisplay, WatchedRun
-from collectx.run.terminal.display import chart, charts, rates, sparkline
+from collectx.run.terminal.charts import chart, charts, rates, sparkline
 
 RISING = [(float(second), 100 * second, float(second)) for second in range(11)]
 EMPTY = chr(0x2800)

@@ -72,7 +72,7 @@ class Model:
         return sum(map(len, self.granted.values())) + len(self.full) - len(self.delivered)
 
     def cut(self) -> None:
-        """Another process continues from a checkpoint, for which workers fill the slots that they were granted."""
+        """Lets another process continue from a checkpoint, for which workers fill the slots that they were granted."""
         for worker, slots in self.granted.items():
             while slots:
                 self.fill(worker)
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a checkpoint can be taken: a recorded order has all workers."""
+        """Tells whether a checkpoint can be taken: a recorded order has all workers."""
         return not isinstance(self.schedule, RecordedSchedule) or sorted(self.granted) == [0, 1]
 
     @property
@@ -98,7 +98,7 @@ class Model:
         return self.num_batches is not None and self.num_delivered >= self.num_batches
 
     def next(self) -> bool:
-        """One step of `Collector.next`; False where it has to wait for an event."""
+        """Takes one step of `Collector.next`; returns False where it has to wait for an event."""
         if self.delivered:
             parts, self.delivered = self.delivered, ()
             self.full -= {(part.worker, part.slot) for part in parts}
@@ -154,7 +154,7 @@ class Model:
         self.schedule.joined(worker)
 
     def publish(self) -> bool:
-        """Whether the weights were published; else slots have to be filled before."""
+        """Publishes weights unless slots have to be filled before; tells whether it did."""
         if self.schedule.must_wait_to_publish:
             self.grant(self.schedule.before_publish())
         if is_due := not self.schedule.must_wait_to_publish:
@@ -202,7 +202,8 @@ class Model:
 
 @dataclass
 class BoundedLagModel(Model):
-    """The trainer publishes once per batch at most. `next_batch` raises where the lag of a batch is above the limit."""
+    """A model whose trainer publishes once per batch at most. `next_batch` raises where the lag of a batch is above
+    the limit."""
 
     # The version at the grant of each slot that is granted or full.
     acted: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -237,7 +238,8 @@ class BoundedLagModel(Model):
 
 @dataclass
 class OverlappedModel(Model):
-    """Two batches may be filled at a time; all parts of one have the same version, no older than that of the last."""
+    """A model in which two batches may be filled at a time. All parts of one have the same version, which is no older
+    than that of the last."""
 
     last_version: int = 0
 
@@ -287,7 +289,7 @@ def _workers(count: int) -> dict[int, deque[int]]:
 
 
 def _model(make, num_batches: int | None = None, late: int = 0, model=Model) -> Model:
-    """Two workers; or, of three, `late` ones join."""
+    """Makes a model of two workers, or of three of which `late` ones join."""
     ready = 3 - late if late else 2
 
     def continued(before: Model) -> Schedule:

@@ -19,7 +19,7 @@ def arrival(worker, slot=0):
 
 
 def arrive(schedule, worker, slot=0):
-    """The parts of the batch that is complete by that."""
+    """Lets a worker fill a slot; returns the parts of the batch that is complete by that."""
     schedule.arrived(arrival(worker, slot))
     return schedule.next_batch()
 
@@ -80,24 +80,6 @@ def test_a_replacement_fills_its_slots_with_the_newest_version():
     assert list(schedule.batch_awaited()) == [(0, 0)]
 
 
-def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
-    schedule = AsyncSchedule(2, 1, None)
-    schedule.batch_awaited()
-    parts = arrive(schedule, 1)
-    schedule.dropped(1)
-    assert list(schedule.released(parts)) == []
-
-
-def test_a_replacement_fills_what_the_lost_worker_owed():
-    sync, free = SyncSchedule(3), AsyncSchedule(2, 2, 10)
-    assert list(sync.replaced(1)) == []
-    for schedule in (sync, free):
-        schedule.batch_awaited()
-        schedule.arrived(arrival(1))
-    assert [list(sync.replaced(worker)) for worker in (0, 1)] == [[(0, 0)], []]
-    assert list(free.replaced(1)) == [(1, 1)]
-
-
 @pytest.mark.parametrize(
     ("threshold", "steps", "expected"),
     [
@@ -133,22 +115,6 @@ def test_the_share_of_parts_is_not_rounded_up(threshold, workers, count):
     assert calls == [True]
 
 
-def test_an_overlapping_batch_waits_for_the_one_before():
-    schedule = SyncSchedule(2, overlap=1, num_batches=3)
-    assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0), (0, 1), (1, 1)], []]
-    assert schedule.must_wait_to_publish
-    assert [arrive(schedule, 0, 0), arrive(schedule, 0, 1), arrive(schedule, 1, 1)] == [None] * 3
-    assert schedule.undelivered() == [(arrival(0, 1), arrival(1, 1))]
-    assert arrive(schedule, 1, 0) == (arrival(0, 0), arrival(1, 0))
-    assert not schedule.must_wait_to_publish
-    schedule.published(4)
-    assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0)], []]
-    assert [schedule.version_of(slot) for slot in (0, 1)] == [4, -1]
-    schedule.skip(2)
-    assert schedule.next_batch() == (arrival(0, 1), arrival(1, 1))
-    assert list(schedule.batch_requested()) == []
-
-
 def test_sync_goes_on_with_fewer():
     schedule = SyncSchedule(4)
     schedule.dropped(3)
@@ -178,18 +144,6 @@ def test_async_waits_for_workers_that_never_came_only_where_their_batches_must_n
     assert (num_delivered, len(here)) == ((2, 0) if exact else (5, 1))
 
 
-def test_async_waits_for_workers_that_have_come():
-    schedule = AsyncSchedule(2, 1, 4)
-    schedule.batch_awaited()
-    for worker in (1, 0):
-        parts = arrive(schedule, worker)
-        assert list(schedule.released(parts)) == [(worker, 0)]
-    schedule.released(arrive(schedule, 0))
-    assert list(schedule.batch_awaited()) == []
-    assert list(schedule.replaced(1)) == [(1, 0)]
-    assert list(schedule.batch_awaited()) == [(0, 0)]  # the other one has not come yet
-
-
 @pytest.mark.parametrize(("num_batches", "granted"), [(None, [(1, 0), (1, 1)]), (3, [(1, 0)])])
 def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, granted):
     schedule = AsyncSchedule(1, 2, num_batches)
@@ -198,20 +152,15 @@ def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, gran
     assert list(schedule.batch_awaited()) == granted
 
 
-@pytest.mark.parametrize("full", [0, 1])
-def test_a_worker_that_joins_an_async_run_again_is_not_granted_its_full_slots(full):
-    schedule = AsyncSchedule(1, 2, None)
-    schedule.batch_awaited()
-    schedule.arrived(arrival(0, full))
-    schedule.dropped(0)
-    schedule.joined(0)
-    assert list(schedule.batch_awaited()) == [(0, 1 - full)]
-    parts = schedule.next_batch()
-    assert list(schedule.batch_awaited()) == []  # as the batch is delivered without a copy
-    assert list(schedule.released(parts)) == [(0, full)]
-    schedule.dropped(0)
-    schedule.joined(0)
-    assert list(schedule.batch_awaited()) == [(0, 0), (0, 1)]
+def test_a_restored_batch_of_an_overlapping_schedule_counts_and_is_delivered_first():
+    schedule = SyncSchedule(2, 1, 3)
+    schedule.skip(1)
+    schedule.published(7)
+    schedule.restore((arrival(0, -1), arrival(1, -1)))
+    assert schedule.batch_requested() == [(0, 0), (1, 0)]
+    assert schedule.version_of(0) == 7
+    assert [part.slot for part in schedule.next_batch()] == [-1, -1]
+    assert schedule.batch_requested() == []
 
 
 def test_a_restored_batch_counts_and_its_slot_is_granted_once():
@@ -256,16 +205,6 @@ def test_a_batch_that_is_too_old_is_an_error():
         schedule.next_batch()
 
 
-@pytest.mark.parametrize(("restored", "granted"), [(0, [(0, 1)]), (1, [(0, 0), (0, 1)])])
-def test_a_restored_batch_takes_a_slot_of_its_own_worker_when_that_joins_again(restored, granted):
-    schedule = AsyncSchedule(2, 2, None)
-    schedule.dropped(0)
-    schedule.dropped(1)
-    schedule.restore((arrival(restored, -1),))
-    schedule.joined(0)
-    assert list(schedule.batch_awaited()) == granted
-
-
 def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
     schedule = SyncSchedule(0)
     assert schedule.next_batch() is None
@@ -278,16 +217,6 @@ def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
     schedule.joined(3)
     schedule.dropped(3)
     assert sorted(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
-
-
-def test_where_all_workers_of_a_batch_are_dropped_those_that_are_joining_begin_another():
-    schedule = SyncSchedule(1)
-    assert list(schedule.batch_awaited()) == [(0, 0)]
-    schedule.joined(1)
-    schedule.dropped(0)
-    assert schedule.next_batch() is None
-    assert list(schedule.batch_awaited()) == [(1, 0)]
-    assert arrive(schedule, 1) == (arrival(1),)
 
 
 # --- an async run that is done again ---
@@ -343,16 +272,6 @@ def test_a_reproduction_grants_what_its_weights_and_settings_allow():
     # One of three batches is left after the record.
     assert list(again.released(parts)) == [(0, 0)]
     assert list(again.batch_awaited()) == []
-
-
-def test_a_restored_batch_of_a_record_is_not_collected_again():
-    again = RecordedSchedule(1, 1, None, record("0:0/0 0:1/1"), zero_copy=False)
-    again.restore((arrival(0, -1),))
-    again.published(0)
-    assert list(again.batch_awaited()) == []
-    assert again.next_batch() == (arrival(0, -1),)
-    again.published(1)
-    assert list(again.released((arrival(0, -1),))) == [(0, 0)]
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():

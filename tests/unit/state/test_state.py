@@ -6,7 +6,6 @@ import collections
 import importlib
 import random
 import weakref
-import zlib
 from itertools import compress
 
 import gymnasium as gym
@@ -17,7 +16,7 @@ from configurations import through_a_file
 from user_code import graphs
 
 from collectx.errors import NotRestorableError
-from collectx.random_state import HeldGenerators, SeedWatch, seed_generators
+from collectx.random_state import HeldGenerators
 from collectx.state import ProcessState, dumps, load_generators, loads, reason_not_saved, save_generators
 
 
@@ -88,7 +87,7 @@ _MAKERS = {
 
 
 def _walk(env, actions) -> list:
-    """Every observation, reward and end, as arrays."""
+    """Steps an env; returns every observation, reward and end, as arrays."""
     steps = []
     for action in actions:
         observation, reward, terminated, truncated, _ = env.step(action)
@@ -227,14 +226,6 @@ def test_the_trial_at_the_start_reads_what_it_has_written_and_changes_nothing():
     assert "could not be read back: ValueError" in reason_not_saved(_Unreadable(), "env")
 
 
-def test_the_trial_does_not_spend_time_on_compression(monkeypatch):
-    compress, levels = zlib.compress, []
-    monkeypatch.setattr(zlib, "compress", lambda data, level: levels.append(level) or compress(data, level))
-    assert reason_not_saved([1], "list") is None
-    dumps([1], "list")
-    assert levels == [0, 1]
-
-
 def test_deeply_nested_attributes_are_saved():
     """The pickle exceeds Python's recursion limit."""
     env = _Shared()
@@ -246,13 +237,6 @@ def test_deeply_nested_attributes_are_saved():
         chain, number = chain
         assert number == depth
     assert chain == []
-
-
-def test_generators_continue():
-    saved = through_a_file(save_generators())
-    expected = random.random(), np.random.rand(), torch.rand(()).item()
-    load_generators(saved)
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
 
 
 def test_generators_of_a_gpu_are_saved_and_held_with_those_of_torch(monkeypatch):
@@ -279,35 +263,6 @@ def test_sticky_actions_cannot_be_saved():
     env.reset(seed=0)
     with pytest.raises(NotRestorableError, match="repeat_action_probability=0"):
         dumps(env, "env")
-
-
-def test_seeds_are_noticed_and_draws_are_not():
-    before = save_generators()
-    try:
-        seed_generators(3)
-        watch = SeedWatch()
-        torch.rand(3), np.random.rand(3), [random.random() for _ in range(1000)]
-        assert (watch.seeded(), watch.python_seeded()) == ([], [])
-        random.seed(4)
-        assert watch.python_seeded() == ["python"]
-        torch.manual_seed(4)
-        assert watch.seeded() == ["torch"]
-        np.random.seed(4)
-        assert watch.seeded() == ["torch", "numpy"]
-        watch.renew()
-        assert (watch.seeded(), watch.python_seeded()) == ([], [])
-    finally:
-        load_generators(before)
-
-
-def test_views_in_any_direction_share_their_memory_again():
-    base = np.arange(24).reshape(4, 6)
-    views = [base, base[::-1, ::2], base.T[1:3], base[2, ::-1], base[1:1]]
-    loaded = loads(dumps(views, "views"), None, "views")
-    assert [view.tolist() for view in loaded] == [view.tolist() for view in views]
-    loaded[0] += 100
-    base += 100
-    assert [view.tolist() for view in loaded] == [view.tolist() for view in views]
 
 
 def _objects():

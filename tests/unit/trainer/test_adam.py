@@ -1,7 +1,5 @@
 """The built-in trainers' Adam is torch's."""
 
-import copy
-
 import torch
 
 from collectx.trainer.optimizer import Adam
@@ -11,14 +9,6 @@ def made(kind):
     torch.manual_seed(0)
     module = torch.nn.Linear(3, 2)
     return module, kind(module.parameters(), lr=0.1, eps=1e-5, fused=True)
-
-
-def train(module, optimizer, num_steps):
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        module(torch.ones(3)).square().sum().backward()
-        optimizer.step()
-    assert all(parameter.requires_grad for parameter in module.parameters())
 
 
 def test_steps_with_a_limited_gradient_are_torchs():
@@ -34,16 +24,3 @@ def test_steps_with_a_limited_gradient_are_torchs():
     assert all(map(torch.equal, ours.parameters(), torchs.parameters()))
     mine, theirs = optimizer.state_dict()["state"], its.state_dict()["state"]
     assert all(torch.equal(mine[index][name], value) for index in theirs for name, value in theirs[index].items())
-
-
-def test_steps_and_state_are_torchs():
-    (ours, optimizer), (torchs, its), (continued, later) = map(made, (Adam, torch.optim.Adam, torch.optim.Adam))
-    train(ours, optimizer, 2)
-    continued.load_state_dict(ours.state_dict())
-    later.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(ours, optimizer, 2)
-    train(continued, later, 2)
-    train(torchs, its, 4)
-    for parameters in zip(ours.parameters(), continued.parameters(), torchs.parameters(), strict=True):
-        assert torch.equal(parameters[0], parameters[2])
-        assert torch.equal(parameters[1], parameters[2])

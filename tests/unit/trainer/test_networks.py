@@ -25,7 +25,7 @@ FIELDS = {
 
 
 def made(action, **fields):
-    """Policy and critic for `action` and an observation of four numbers."""
+    """Makes policy and critic for `action` and an observation of four numbers."""
     space = spaces.Box(-np.inf, np.inf, (4,))
     dtype = torch.int64 if isinstance(action, spaces.Discrete | spaces.MultiDiscrete) else torch.float32
     if action.dtype == np.float64:
@@ -46,7 +46,7 @@ def made(action, **fields):
 
 
 def gradients(networks, policy, critic, action, rows):
-    """The results for `rows` random frames, and the gradients of all parameters."""
+    """Returns the results for `rows` random frames, and the gradients of all parameters."""
     generator = torch.Generator().manual_seed(rows)
     observation, d_log_prob, d_value = (torch.randn(shape, generator=generator) for shape in ((rows, 4), rows, rows))
     action.seed(rows)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from configurations import counting, start, through_a_file
+from configurations import counting, start
 
 from collectx import data
 from collectx import env as envs
@@ -29,11 +29,11 @@ class Writer:
 
 @pytest.fixture
 def record(tmp_path, monkeypatch):
-    """`record(flush, first, ...)` records batches of two counters, which end after `first` and after `first` + 1
-    frames; returns what was written, with the number of each batch, and the trainer."""
+    """Returns a function that records batches of two counters, which end after `first` and after `first` + 1 frames. It
+    returns what was written, with the number of each batch, and the trainer."""
     opened = []
 
-    def run(flush, first=5, partial=False, size=12, num_batches=6, begin=0, state=None):
+    def run(flush, first=5, partial=False, size=12, num_batches=6):
         calls, env = [], counting(2, episode_length=first)
         monkeypatch.setattr(
             data, "open_writer", lambda path, run, position: opened.append(run) or Writer(run, calls, position)
@@ -41,15 +41,12 @@ def record(tmp_path, monkeypatch):
         values = {"kind": "record", "format": "memmap", "flush_every_frames": flush, "partial_episodes": partial}
         cfg = group_from_dict("trainer", values | {"dir": str(tmp_path / "set")})
         trainer = RecordTrainer(cfg, None, envs.read_spec(env), 7, torch.device("cpu"))
-        if state is not None:
-            trainer.load_state_dict(state)
 
         def batches():
             with start("single", "inline", env, frames_per_batch=size, total_frames=size * num_batches) as collector:
                 for number, batch in enumerate(collector):
-                    if number >= begin:
-                        calls.append(f"batch {number}")
-                        yield batch
+                    calls.append(f"batch {number}")
+                    yield batch
 
         class Collection(SimpleNamespace):
             def __iter__(self):
@@ -83,15 +80,3 @@ def test_when_episodes_are_written(record, expected):
         rows[name] = [calls, state["position"], state["long_episodes"]]
         assert (run.seed, run.folder.rpartition("/")[2], run.name) == (7, "run", "0123456789abcdef")
     expected("record", rows)
-
-
-@pytest.mark.parametrize(("flush", "first"), [(10, 5), (10, 20), (1000, 5)])
-def test_a_run_that_is_resumed_writes_what_is_left(record, flush, first):
-    whole, _, _ = record(flush, first)
-    begun, trainer, run = record(flush, first, num_batches=3)
-    state = through_a_file(trainer.state_dict())
-    assert (state["run"], state["position"]) == (run.name, sum(len(call) for call in begun if isinstance(call, list)))
-    rest, _, again = record(flush, first, begin=3, state=state)
-    assert again.name == run.name
-    written = [sorted(length for call in calls if isinstance(call, list) for length in call) for calls in (begun, rest)]
-    assert sorted(written[0] + written[1]) == sorted(n for call in whole if isinstance(call, list) for n in call)

@@ -19,7 +19,7 @@ def episodes():
 
 
 def expected(reward, done):
-    """The standard deviation of the running returns, one frame after another."""
+    """Returns the standard deviation of the running returns, one frame after another."""
     returns = np.zeros((NUM_ENVS, STEPS))
     for env in range(NUM_ENVS):
         total = 0.0
@@ -35,7 +35,7 @@ def sync(data):
 
 
 def asynchronous(data):
-    """Two workers of two envs: their batches arrive in any order between the workers."""
+    """Splits the data into batches of two workers with two envs, which arrive in any order between the workers."""
     parts = [[each[first : first + 2] for each in data] for first in (0, 2)]
     return [[each[:, start : start + 16] for each in parts[worker]] for worker, start in ARRIVALS]
 

@@ -45,7 +45,7 @@ class Recorded:
 
 
 def pushes(num_batches, size=(2, 32)):
-    """Frames whose reward is higher the more the action pushes; every eighth frame terminates."""
+    """Yields frames whose reward is higher the more the action pushes; every eighth frame terminates."""
     torch.manual_seed(0)
     for number in range(num_batches):
         action = torch.rand(*size, 1) * 4 - 2
@@ -62,7 +62,7 @@ def pushes(num_batches, size=(2, 32)):
 
 
 def made(seed=0, cfg=CFG, **fields):
-    """A trainer and its policy; `fields` are options of the trainer."""
+    """Makes a trainer and its policy; `fields` are options of the trainer."""
     module = policy.build(cfg.policy, SPEC, seed)
     return trainer.build(replace(cfg.trainer, **fields), module, SPEC, seed, CPU), module
 
@@ -78,8 +78,9 @@ def test_the_steps_of_sac_are_those_of_the_paper(entropy_coeff, monkeypatch):
     log_alpha = torch.tensor(math.log(entropy_coeff or 1.0), requires_grad=entropy_coeff is None)
     optimizers = [torch.optim.Adam(each, lr=1e-2) for each in ([*actor.parameters()], [*critic.parameters()])]
     coefficient = torch.optim.Adam([log_alpha], lr=1e-2)
-    samples, sample = [], learner._buffer.sample
-    monkeypatch.setattr(learner._buffer, "sample", lambda size: samples.append(sample(size)) or samples[-1])
+    buffer = learner.replay_buffers["replay"]
+    samples, sample = [], buffer.sample
+    monkeypatch.setattr(buffer, "sample", lambda size: samples.append(sample(size)) or samples[-1])
     collection = Recorded(pushes(1))
     torch.manual_seed(7)
     learner.train(collection)
@@ -124,10 +125,10 @@ def test_the_steps_of_sac_are_those_of_the_paper(entropy_coeff, monkeypatch):
                 old.mul_(0.75).add_(new, alpha=0.25)
         row = (actor_loss, critic_loss, -log_prob.mean(), alpha, values.mean())
         logged.append(torch.stack([each.detach() for each in row]))
-    pairs = [(learner.policy, actor), (learner.critic, critic), (learner._target, target)]
-    for mine, theirs in pairs:
-        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    modules, state = {"policy": actor, "critic": critic, "target": target}, learner.state_dict()
+    learned = {"policy": learner.policy.state_dict()} | {name: state[name] for name in ("critic", "target")}
+    for name, module in modules.items():
+        torch.testing.assert_close(learned[name], module.state_dict(), rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(learner.state_dict()["log_alpha"], log_alpha.detach(), rtol=1e-4, atol=1e-6)
     means = torch.stack(logged).mean(0).tolist()
     assert [*collection.scalars[0].values()] == pytest.approx(means, rel=1e-3, abs=1e-5)

@@ -27,7 +27,7 @@ from collectx.transport.tracebacks import request_stacks, write_on_signal
 
 @pytest.fixture
 def ends():
-    """Both ends of a TCP connection."""
+    """Yields both ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()
@@ -63,16 +63,6 @@ def test_the_end_of_a_connection_is_seen_and_messages_are_no_end(ends):
     assert [descriptor for descriptor, _ in poll.poll(5000)] == [ours.fileno()]
     os.close(fork)
     shut_down(ours)
-
-
-def test_a_default_timeout_of_sockets_does_not_reach_connections(ends):
-    socket.setdefaulttimeout(0.5)
-    try:
-        with socket_of(ends[0]) as line:
-            assert line.gettimeout() is None
-    finally:
-        socket.setdefaulttimeout(None)
-    assert os.get_blocking(ends[0].fileno())
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 12, 13, 1000])
@@ -140,7 +130,7 @@ def test_what_is_no_batch_is_refused():
 
 @pytest.fixture
 def stacks(monkeypatch):
-    """This process writes its stacks like a worker, until the end of the test."""
+    """Lets this process write its stacks like a worker, until the end of the test."""
     monkeypatch.setattr(tracebacks, "_descriptor", None)
     yield write_on_signal
     faulthandler.unregister(signal.SIGURG)

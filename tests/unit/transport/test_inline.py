@@ -1,10 +1,8 @@
 """Inline workers: what the trainer's end does with grants, requests, errors and interruptions."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from user_code.toyworker import batch_spec, writer
+from user_code.toyworker import batch_spec
 
 from collectx.errors import WorkerDied
 from collectx.transport.base import Arrival, Departure, Fill, Request, Reset, SlotReport
@@ -13,53 +11,19 @@ from collectx.transport.inline import InlineTransport
 REPORT = SlotReport(0, 6, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 
-def worker(link, seen):
-    """Fills and answers what it acquires; told "fail" it fails, told "end" it ends, told "raise" it raises."""
+def worker(link):
+    """Fills what it acquires; told "fail" it fails, told "end" it ends, told "raise" it raises."""
     while True:
-        acquired = link.acquire()
-        seen.append((acquired, link.pointer))
-        match acquired:
+        match link.acquire():
             case Request(name="fail"):
                 link.fail(KeyError("gone wrong"))
             case Request(name="end"):
                 return
             case Request(name="raise"):
                 raise OSError("not here")
-            case Request(name="interrupt"):
-                link.put_back(acquired, KeyboardInterrupt())
-            case Request(name=name):
-                link.reply(name.upper(), None)
             case Fill(slot=slot):
                 link.send(slot, REPORT)
         yield
-
-
-@pytest.fixture
-def made():
-    transport = InlineTransport(replace(batch_spec(3), num_spare=1))
-    seen = {index: [] for index in range(3)}
-    for index in range(3):
-        transport.attach(index, worker(transport.link(index), seen[index]))
-    return transport, seen
-
-
-def test_events_come_in_the_order_of_what_was_asked(made):
-    transport, seen = made
-    assert (transport.num_stepping, transport.carries_objects) == (None, True)
-    with pytest.raises(RuntimeError, match="no worker is collecting a batch or answering a request"):
-        transport.receive()
-    transport.grant(1, 1)
-    transport.send_request(0, Request("a"))
-    transport.grant(1, 0, Reset(3))
-    transport.send_request(1, Request("b"))
-    found = [transport.receive() for _ in range(4)]
-    assert found[0] == Arrival(1, 1, REPORT)
-    assert (found[1].worker, found[1].value, found[1].error) == (0, "A", None)
-    assert found[2] == Arrival(1, 0, REPORT)
-    assert (found[3].worker, found[3].value) == (1, "B")
-    # A worker knows regions, the first of which are the slots: two for each worker.
-    assert seen[1] == [(Fill(3), 0), (Fill(2, Reset(3)), 0), (Request("b"), 0)]
-    assert seen[0] == [(Request("a"), -2)]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +34,10 @@ def test_events_come_in_the_order_of_what_was_asked(made):
         ("end", WorkerDied("worker 1 has ended, because it raised an error")),
     ],
 )
-def test_a_lost_worker_owes_nothing_and_the_others_go_on(made, name, error):
-    transport, _ = made
+def test_a_lost_worker_owes_nothing_and_the_others_go_on(name, error):
+    transport = InlineTransport(batch_spec(3))
+    for index in range(3):
+        transport.attach(index, worker(transport.link(index)))
     for request in (Request(name), Request("never")):
         transport.send_request(1, request)
     transport.grant(2, 0)
@@ -112,40 +78,3 @@ def test_what_ctrl_c_interrupts_is_done_later():
     with pytest.raises(KeyboardInterrupt):
         transport.receive()
     assert transport.receive().value == Request("a")
-
-
-def test_named_weights_are_those_of_the_grant():
-    transport, read = InlineTransport(replace(batch_spec(1, weights_nbytes=4), grants_name_version=True)), []
-    link = transport.link(0)
-    for value in (5, 6):
-        version = transport.publish({None: writer(value)})
-        transport.grant(0, value - 5, version=version)
-    assert [link.acquire(), link.refresh(lambda buffer: read.append(buffer[0].item()), -1)] == [Fill(0), 0]
-    assert [link.acquire(), link.refresh(lambda buffer: read.append(buffer[0].item()), 0)] == [Fill(1), 1]
-    assert read == [5, 6]
-    assert transport.newest_weights().tolist() == [6] * 4
-
-
-def test_a_closed_transport_closes_its_workers_and_returns_memory(made):
-    transport, _ = made
-    closed = []
-
-    def open_worker():
-        try:
-            yield
-        finally:
-            closed.append(1)
-
-    for index in range(3):
-        running = open_worker()
-        next(running)
-        transport.attach(index, running)
-    transport.slab.leases.memory((0, 0)).fill_(3)
-    kept = transport.lease([Arrival(0, 0, REPORT)])
-    transport.release([Arrival(0, 0, REPORT)])
-    transport.slab.leases.memory((2, 1)).fill_(4)
-    transport.close()
-    transport.close()
-    assert closed == [1] * 3
-    assert transport.slab.leases.memory((2, 1)).unique().tolist() == [0]
-    assert kept.unique().tolist() == [3]

@@ -1,6 +1,5 @@
 """The slab: one memory for all, seen alike from both ends, without a name, and weights that are never torn."""
 
-import mmap
 import os
 import random
 import tempfile
@@ -11,42 +10,7 @@ import pytest
 import torch
 from user_code.toyworker import NUMBER, batch_spec, writer
 
-from collectx.transport.slab import NO_WORKER, Slab, SlabLayout, SlabLink, SlabTransport
-
-
-def test_slots_do_not_reach_into_others_weights_or_header():
-    slab = Slab(batch_spec(weights_nbytes=100), shared=False)
-    slab.publish({None: writer(7)})
-    slab.publish({None: writer(8)})
-    places = [slab.region_of(worker, slot) for worker in range(2) for slot in range(2)]
-    for number, place in enumerate(places, 1):
-        slab.region(place).fill_(number)
-    assert [slab.region(place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
-    seen = torch.zeros(100, dtype=torch.uint8)
-    assert slab.refresh(seen.copy_, -1, 0) == 1
-    assert seen.eq(8).all()
-    for worker in (0, 1):
-        slab.publish({worker: writer(10 + worker)})
-    assert [slab.refresh(seen.copy_, 1, worker) for worker in (0, 1)] == [2, 3]
-    assert seen.eq(11).all()
-    assert [slab.region(place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
-    assert slab.stop[0] == 0
-
-
-def test_a_refresh_reads_what_is_new_and_again_where_it_is_overtaken():
-    slab, seen = Slab(batch_spec(weights_nbytes=8), shared=False), []
-
-    def read(buffer):
-        seen.append(int(buffer[0]))
-        if len(seen) == 1:
-            slab.publish({None: writer(2)})
-
-    assert slab.refresh(read, -1, 0) == -1
-    assert slab.publish({None: lambda buffer: seen.append(slab.version)}) == 0
-    assert seen.pop() == -1  # the number comes after the bytes
-    slab.publish({None: writer(1)})
-    assert [slab.refresh(read, version, 0) for version in (0, 2)] == [2, 2]
-    assert seen == [1, 2]
+from collectx.transport.slab import NO_WORKER, Slab, SlabLink
 
 
 @pytest.mark.parametrize("individual", [False, True])
@@ -67,73 +31,6 @@ def test_weights_that_are_read_while_newer_ones_are_written_are_whole(individual
 
         assert publish(write) == number
     assert len(read) == 8
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize(("num_workers", "num_slots", "num_spare"), [(1, 1, 0), (2, 2, 0), (9, 3, 0), (2, 1, 3)])
-def test_the_parts_of_a_slab_lie_aligned_one_after_the_other(stacked, num_workers, num_slots, num_spare):
-    spec = replace(batch_spec(num_workers, num_slots, 100), stacked=stacked, num_spare=num_spare)
-    layout = SlabLayout(spec)
-    page = mmap.PAGESIZE if num_spare else 64
-    # A pointer for each worker and one for all; two flags; the counters of each worker; two buffers of weights for all
-    # and for each; regions.
-    assert layout.pointers_nbytes == (64 if num_workers < 8 else 128)
-    assert layout.progress_start == layout.pointers_nbytes + 64
-    assert layout.weights_start == layout.progress_start + 64 * num_workers
-    assert layout.weights_nbytes == 128
-    assert layout.regions_start == -(-(layout.weights_start + 256 * (1 + num_workers)) // page) * page
-    assert layout.region.nbytes == spec.layout(num_workers if stacked else 1).nbytes
-    assert layout.region_nbytes == -(-layout.region.nbytes // page) * page
-    assert layout.num_regions == (num_slots if stacked else num_slots * num_workers) + num_spare
-    assert layout.nbytes == layout.regions_start + layout.num_regions * layout.region_nbytes
-    slab = Slab(spec, shared=False)
-    for worker in range(num_workers):
-        for slot in range(num_slots):
-            region = slab.region_of(worker, slot)
-            assert slab.slot_in(worker, region) == slot
-            slab.slot(worker, region).tensors[NUMBER].fill_(10 * worker + slot)
-            slab.progress(worker)[1] = worker + 1
-    for worker in range(num_workers):
-        assert list(slab.progress(worker)) == [0, worker + 1, 0]
-        for slot in range(num_slots):
-            assert slab.slot(worker, slab.region_of(worker, slot)).tensors[NUMBER].eq(10 * worker + slot).all()
-    assert (slab.version, slab.stop[0], slab.preempted[0]) == (-1, 0, 0)
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_whole_region_is_gathered_without_a_copy_unless_one_is_asked_for(stacked):
-    slab = Slab(replace(batch_spec(), stacked=stacked), shared=False)
-    whole = [(0, 1), (1, 1)] if stacked else [(1, 1)]
-    for worker, slot in ((0, 1), (1, 1)):
-        slab.slot(worker, slab.region_of(worker, slot)).tensors[NUMBER].fill_(worker + 5)
-    region = slab.region(slab.region_of(*whole[0]))
-    assert slab.gather(whole, copy=False).data_ptr() == region.data_ptr()
-    copied = slab.gather(whole, copy=True)
-    assert copied.data_ptr() != region.data_ptr()
-    assert torch.equal(copied, region)
-    parts = whole[:1] if stacked else [(0, 1), (1, 1)]
-    assert slab.lease(parts) is None
-    some = slab.gather(parts, copy=False)
-    layout = slab.spec.layout(len(parts))
-    numbers = layout.slot(some).tensors[NUMBER]
-    assert numbers.reshape(len(parts), -1).float().mean(1).tolist() == [5.0, 6.0][: len(parts)]
-
-
-def test_granted_weights_are_read_once_and_kept_until_newer_ones_are_granted():
-    slab, seen = Slab(replace(batch_spec(weights_nbytes=8), grants_name_version=True), shared=False), []
-    read = lambda buffer: seen.append(int(buffer[0]))  # noqa: E731
-    nothing = slab.pointer_to(-1)
-    assert (slab.read_granted(read, -1, nothing), slab.read_granted(read, 7, nothing)) == (-1, 7)
-    slab.publish({None: writer(10)})
-    first = slab.pointer_to(0)
-    slab.publish({None: writer(11)})
-    slab.publish({None: writer(12)})
-    # The version that was granted last is kept; the one after it was overwritten.
-    assert slab.read_granted(read, -1, first) == 0
-    second = slab.pointer_to(2)
-    assert [slab.read_granted(read, version, second) for version in (0, 2)] == [2, 2]
-    assert seen == [10, 12]
-    assert slab.newest_weights().tolist()[0] == 12
 
 
 @pytest.mark.parametrize("has_memfd", [True, False])
@@ -227,16 +124,3 @@ def test_a_walk_of_leased_batches(stacked, shared):
             assert torch.equal(kept[each][0], kept.pop(each)[2])
     assert len(lacks) == 1
     slab.close_descriptor()
-
-
-def test_the_flags_of_a_slab_are_seen_at_the_other_end():
-    transport = SlabTransport(batch_spec(), shared=False)
-    link = SlabLink(transport.slab, 1)
-    flags = lambda: (link.stop[0], link.preempted[0])  # noqa: E731
-    assert flags() == (0, 0)
-    transport.preempt(True)
-    assert flags() == (0, 1)
-    transport.preempt(False)
-    transport.interrupt()
-    assert flags() == (1, 0)
-    assert (transport.carries_objects, transport.expect(0, dict), link.pointer) == (True, None, -2)

@@ -17,7 +17,7 @@ from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
 from collectx.transport.peer import JoinState, Peer, death_error
 from collectx.transport.shared_memory import SharedMemoryTransport
-from collectx.transport.supervisor import PeerTimers, Supervisor
+from collectx.transport.supervisor import Supervisor
 
 
 class Job:
@@ -44,7 +44,8 @@ class Job:
 
 
 class ManualSupervisor(Supervisor):
-    """With a manual clock, `now`. Its methods take indices. `stack` closes it, the workers' ends and jobs."""
+    """A supervisor with a manual clock, `now`, whose methods take indices. `stack` closes it, the workers' ends, and
+    jobs."""
 
     def __init__(self, stack, join_timeout=None):
         self.now, self.ends, self._stack = 100.0, {}, stack
@@ -100,7 +101,7 @@ class ManualSupervisor(Supervisor):
         return job
 
     def poll(self):
-        """The events, without blocking."""
+        """Returns the events, without blocking."""
         return [(worker.index, message) for worker, message in self.events(0.0)]
 
 
@@ -242,17 +243,6 @@ def test_what_a_process_sent_before_its_end_is_read_first(supervisor, is_closed)
     assert supervisor.poll() == []
 
 
-def test_a_worker_owes_what_was_granted_until_it_has_delivered_or_replied(supervisor):
-    supervisor = supervisor()
-    supervisor.connect(0)
-    owed = [supervisor.has_outstanding]
-    for step in ("granted", "granted", "delivered", "reply"):
-        getattr(supervisor, step)(0)
-        owed.append(supervisor.has_outstanding)
-    assert owed == [False, True, True, True, False]
-    assert (supervisor.worker(0).num_outstanding, supervisor.worker(0).has_delivered) == (0, True)
-
-
 def test_a_message_to_a_dead_worker_is_no_error(supervisor):
     supervisor = supervisor()
     supervisor.connect(0)
@@ -340,21 +330,18 @@ def test_workers_that_step_are_counted_wherever_their_counters_are():
     supervisor.close()
 
 
-@pytest.mark.parametrize(("steps", "times"), [(12, "12 of 256"), (300, "300")])
-def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
-    peer = Peer(0, progress=(steps, 0, 0), began_s=10.0, progressed_s=10.0 + steps)
-    assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"
-
-
-@pytest.mark.parametrize(("elapsed_s", "rate"), [(4.9, ""), (5.0, ", 0.25 s a step")])
-def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, rate):
-    peer = Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=10.0 + elapsed_s)
-    assert peer.describe_progress(256) == f"It stepped 20 of 256 times{rate}"
+BETWEEN_BATCHES = Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0, 0])), progress=(256, 3, 0))
 
 
 @pytest.mark.parametrize(
     ("peer", "text"),
     [
+        (Peer(0, progress=(12, 0, 0), began_s=10.0, progressed_s=22.0), "It stepped 12 of 256 times, 1 s a step"),
+        # More steps than a batch has.
+        (Peer(0, progress=(300, 0, 0), began_s=10.0, progressed_s=310.0), "It stepped 300 times, 1 s a step"),
+        # The rate is told if the counts were read often enough for it.
+        (Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=14.9), "It stepped 20 of 256 times"),
+        (Peer(0, progress=(20, 0, 0), began_s=10.0, progressed_s=15.0), "It stepped 20 of 256 times, 0.25 s a step"),
         (Peer(0), "It has delivered no batch, and finished no step of its envs"),
         (Peer(0, progress=(0, 0, 3), progressed_s=1.0), "It was importing modules, or making its first env"),
         (
@@ -362,13 +349,10 @@ def test_a_rate_is_told_if_the_counts_were_read_often_enough_for_it(elapsed_s, r
             "It has made or reset envs 3 times, but has not stepped them yet",
         ),
         (Peer(0, has_delivered=True), "It has reported no step of its envs since its last batch"),
-        (
-            Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0, 0])), progress=(256, 3, 0)),
-            "It has finished no step of its envs since its last batch",
-        ),
+        (BETWEEN_BATCHES, "It has finished no step of its envs since its last batch"),
     ],
 )
-def test_a_worker_without_a_step_is_told_by_what_it_did_before(peer, text):
+def test_what_a_worker_did_before_it_was_late_is_told(peer, text):
     assert peer.describe_progress(256) == text
 
 
@@ -398,43 +382,6 @@ def test_a_worker_is_named_with_its_host_once(described, host, text):
         assert supervisor.describe(peer) == text
 
 
-def test_a_handle_without_a_sentinel_is_not_watched(supervisor):
-    made, handle = supervisor(), SimpleNamespace(sentinel=-1)
-    made.attach(made.worker(0), handle)
-    assert made.worker(0).handle is handle
-    assert made.poll() == []
-    made.worker(0).handle = None
-
-
-@pytest.mark.parametrize(
-    ("elapsed_s", "timeout_s", "waits_s"),
-    [
-        # Seconds since a grant, None without one; the argument; how long the selector may wait.
-        (None, None, 86400.0),
-        (None, 3.0, 3.0),
-        (None, 1e9, 86400.0),
-        (0.0, None, 1.0),
-        (0.0, 0.25, 0.25),
-        (59.25, None, 0.75),
-        (60.0, None, 0.0),
-        (64.0, 3.0, 0.0),
-    ],
-)
-def test_how_long_events_are_waited_for(supervisor, monkeypatch, elapsed_s, timeout_s, waits_s):
-    supervisor, waited = supervisor(), []
-    supervisor.connect(0)
-    if elapsed_s is not None:
-        supervisor.granted(0)
-        for _ in range(59):  # as otherwise the rest would not count
-            supervisor.now = min(supervisor.now + 1.0, 100.0 + elapsed_s)
-            supervisor.poll()
-        supervisor.now = 100.0 + elapsed_s
-    monkeypatch.setattr(selectors.DefaultSelector, "select", lambda selector, limit: waited.append(limit) or [])
-    errors = list(supervisor.events(timeout_s))
-    assert waited == [waits_s]
-    assert len(errors) == (elapsed_s is not None and elapsed_s >= 60.0)
-
-
 def test_the_time_that_events_wait_counts(supervisor, monkeypatch):
     supervisor = supervisor()
     supervisor.connect(0)
@@ -447,80 +394,6 @@ def test_the_time_that_events_wait_counts(supervisor, monkeypatch):
     monkeypatch.setattr(selectors.DefaultSelector, "select", select)
     found = [len(list(supervisor.events())) for _ in range(61)]
     assert found == [0] * 59 + [1, 1]
-
-
-def test_counters_are_read_once_a_second(supervisor):
-    supervisor = supervisor()
-    supervisor.connect(0)
-    peer, looks = supervisor.worker(0), []
-    peer.read_counts = lambda: looks.append(supervisor.now - 100.0) or (0, len(looks), 0)
-    supervisor.granted(0)
-    looks.clear()
-    for now in (0.5, 0.9, 1.0, 1.5, 2.0, 3.5, 4.4, 4.5):
-        supervisor.now = 100.0 + now
-        supervisor.poll()
-    assert sorted(set(looks)) == [1.0, 2.0, 3.5, 4.5]
-    assert supervisor.has_outstanding
-    supervisor.reply(0)
-    assert not supervisor.has_outstanding
-
-
-def test_what_is_known_of_a_task_is_that_of_the_newest(supervisor):
-    supervisor = supervisor()
-    supervisor.connect(0)
-    peer = supervisor.worker(0)
-
-    def known():
-        return peer.num_outstanding, peer.limit, peer.began_s, peer.progressed_s, peer.progress
-
-    found = [known()]
-    for now, step in (
-        (2.0, "granted"),
-        (3.0, "step"),
-        (4.0, "granted"),
-        (5.0, "delivered"),
-        (6.0, "reply"),
-        (7.0, "step"),
-    ):
-        supervisor.now = 100.0 + now
-        getattr(supervisor, step)(0)
-        found.append(known())
-    start, late = ("collector.start_timeout_s", 60.0), ("collector.worker_timeout_s", 20.0)
-    assert found == [
-        (0, None, 0.0, None, None),
-        (1, start, 2.0, None, None),
-        (1, late, 2.0, 2.0, (1, 0, 0)),
-        (2, late, 2.0, 2.0, (1, 0, 0)),
-        (1, late, 5.0, None, None),
-        (0, None, 5.0, None, None),
-        (0, None, 5.0, None, None),
-    ]
-    supervisor.granted(0)
-    supervisor.progressed(peer, (0, 1, 0))
-    assert (peer.began_s, peer.progressed_s) == (7.0, 7.0)
-    supervisor.now = 108.0
-    supervisor.poll()
-    assert not supervisor.progressed(peer, (0, 1, 0))
-    assert not supervisor.progressed(peer, None)
-    assert supervisor.progressed(peer, (0, 2, 0))  # it has reset an env, and not stepped yet
-    assert (peer.began_s, peer.progressed_s) == (8.0, 8.0)
-
-
-def test_a_removed_worker_leaves_nothing_behind(supervisor):
-    supervisor = supervisor()
-    supervisor.connect(3)
-    job, peer = supervisor.run(3), supervisor.worker(3)
-    supervisor.granted(3)
-    waits = []
-    job.join = waits.append
-    supervisor.remove(peer)
-    job.end()
-    assert supervisor.poll() == []
-    assert (peer.state, peer.connection, peer.reader, peer.handle) == (JoinState.GONE, None, None, None)
-    assert not supervisor.has_outstanding
-    assert 0.19 < waits[0] <= 0.2
-    assert supervisor.ends[3].poll(5)
-    supervisor.remove(peer)
 
 
 def test_a_closed_supervisor_ends_all_and_gives_them_time(supervisor):
@@ -590,22 +463,3 @@ def test_how_a_worker_ended(handle, has_joined, error, text):
     found = death_error("w", has_joined, handle, 5.0, error)
     assert text in f"{type(found).__name__}: {found}"
     assert joined == ([5.0] if handle and handle.pid else [])
-
-
-def test_the_clock_of_timers_stands_still_while_nobody_looks():
-    now = [10.0]
-    timers = PeerTimers(5.0, lambda: now[0])
-    peers = [Peer(index) for index in range(3)]
-    for peer, limit_s in zip(peers, (60.0, 20.0, 60.0), strict=True):
-        now[0] += 1.0
-        timers.start(peer, (f"option {limit_s:g}", limit_s))
-    assert (timers.now_s, timers.next()) == (3.0, (22.0, peers[1]))
-    now[0] += 100.0
-    timers.advance()
-    assert timers.now_s == 8.0
-    timers.stop(peers[1])
-    timers.stop(peers[1])
-    assert (timers.next(), timers.are_running) == ((61.0, peers[0]), True)
-    for peer in (peers[0], peers[2]):
-        timers.stop(peer)
-    assert (timers.next(), timers.are_running, peers[0].limit) == (None, False, None)

@@ -85,16 +85,6 @@ def test_a_worker_that_sees_one_gpu_calls_it_the_first(calls, monkeypatch, visib
     assert spec.policy_device == expected
 
 
-def test_workers_of_this_machine_run_at_once(calls, monkeypatch):
-    spec = SpecMaker(config(), (), 1).make(0, ProcessHistory())
-    link = SimpleNamespace(report_progress=lambda: calls.append("progress"), put_back="put back")
-    monkeypatch.setattr(entry, "run_until_stopped", lambda there, make: make())
-    monkeypatch.setattr(entry, "run_worker_loop", lambda there, make, put_back: (there is link, make(), put_back))
-    entry.run_worker(Sealed.of(spec), link)
-    assert entry.inline_worker(spec, link) == (True, None, "put back")
-    assert calls == ["progress", *[("RolloutSource", spec, link, is_inline) for is_inline in (False, True)]]
-
-
 @pytest.mark.parametrize(
     ("device", "present", "expected"),
     [

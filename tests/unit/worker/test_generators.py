@@ -1,7 +1,6 @@
 """The global random generators of a worker: what the policy draws does not depend on what the envs seed."""
 
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,12 +122,3 @@ def test_a_state_continues_both(has_envs):
     random.seed(1)
     other.after_reset(again)
     assert drawn("python") == of_seed(policy_seed(5, PLACE, True), "python")
-
-
-def test_the_rollout_gets_what_it_holds_once():
-    calls = []
-    generators = ProcessGenerators(5, PLACE)
-    for _ in range(2):
-        torch.manual_seed(1)
-        generators.after_batch(SimpleNamespace(hold=calls.append))
-    assert len(calls) == 1

@@ -21,8 +21,8 @@ def members(num_workers, num_groups):
 
 
 def calls(num_workers, num_groups, seed, batches=3, steps=4):
-    """The calls of the policy where the members step at random speeds: each posts the next step when it was acted for,
-    and the next batch at once."""
+    """Returns the calls of the policy where the members step at random speeds: each posts the next step when it was
+    acted for, and the next batch at once."""
     draw, order, found = random.Random(seed), FixedOrder(members(num_workers, num_groups)), []
     script = [*range(steps), NO_STEP] * batches
     scripts = {member: iter(script) for member in members(num_workers, num_groups)}

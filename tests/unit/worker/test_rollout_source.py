@@ -1,7 +1,6 @@
 """The batches of workers, as a whole: which frames are where, with which versions and ids, and how each batch began."""
 
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +11,10 @@ from collectx import env as envs
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.collector import slot_spec_of
 from collectx.collector.compose import SpecMaker
-from collectx.errors import ShapeError
 from collectx.policy.flat_weights import FlatWeights
-from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill, Request, Reset
 from collectx.transport.inline import InlineTransport
-from collectx.user_objects import Hooks, UserPolicyConfig
-from collectx.worker import rollout_source
+from collectx.user_objects import UserPolicyConfig
 from collectx.worker.inference.rollout import split
 from collectx.worker.rollout_source import RolloutSource
 from collectx.worker.spec import ConfigOverrides, ProcessHistory
@@ -60,14 +56,14 @@ CASES = {
 class Made:
     """A worker in this process, and lines about its batches."""
 
-    def __init__(self, knobs, worker=0, incarnation=0, should_end=False, is_inline=True, hooks=None, **overrides):
+    def __init__(self, knobs, worker=0, incarnation=0, should_end=False, is_inline=True, **overrides):
         cfg = config("multi_sync", **knobs)
         spec = envs.read_spec(cfg.env, isinstance(cfg.policy, UserPolicyConfig))
         policy = cfg.policy.policy or cfg.policy.factory() if isinstance(cfg.policy, UserPolicyConfig) else None
         self.transport, self.lines = InlineTransport(slot_spec_of(cfg, policy, spec)), []
         self.end = self.left = 3
         overrides |= {"should_end": self.should_end} if should_end else {}
-        maker = SpecMaker(cfg, [ConfigOverrides(hooks=hooks or Hooks(), **overrides)] * 2, spec.num_envs)
+        maker = SpecMaker(cfg, [ConfigOverrides(**overrides)] * 2, spec.num_envs)
         self.spec, self.link = maker.make(worker, ProcessHistory(incarnation)), self.transport.link(worker)
         self.source = RolloutSource(self.spec, self.link, is_inline)
 
@@ -79,17 +75,6 @@ class Made:
         write = FlatWeights(Constant(value)).write if self.transport.spec.weights_nbytes else lambda buffer: None
         self.transport.publish({None: write})
         self.source.refresh()
-
-    def answer(self, name, *arguments):
-        """Returns what the worker replies to a request."""
-
-        def worker():
-            self.source.reply(self.link.acquire())
-            yield
-
-        self.transport.attach(self.link.worker, worker())
-        self.transport.send_request(self.link.worker, Request(name, arguments))
-        return self.transport.receive()
 
     def fill(self, reset=None):
         self.left = self.end
@@ -134,29 +119,6 @@ def test_the_batches_of_workers(expected):
     expected("batches", "\n".join(lines))
 
 
-def test_a_worker_calls_hooks_and_tells_what_was_added():
-    calls = []
-    after = lambda batch: calls.append([*batch.shape]) or batch.set("score", torch.ones(2, batch.shape[-1]))  # noqa: E731
-    hooks = Hooks(
-        init_fn=lambda: calls.append("init"), pre_collect_hook=lambda: calls.append("before"), post_collect_hook=after
-    )
-    made = Made(ENVS, hooks=hooks, should_end=True)
-    with closing(made.source):
-        made.publish(0.0)
-        report = made.source.fill(Fill(0))
-        made.left = 100
-        whole = made.source.fill(Fill(0))
-        assert calls == ["init", "before", [2, report.frames // 2], "before", [2, 5]]
-        assert [each.added["score",].shape[1] for each in (report, whole)] == [report.frames // 2, 5]
-        assert report.metrics.shape == (2, 0)
-        replies = [made.answer(*request) for request in (("ready",), ("get_attr", "spec"), ("state",))]
-        assert [type(reply.error).__name__ for reply in replies] == ["NoneType", "TypeError", "NoneType"]
-        assert sorted(replies[2].value) == ["generators", "rollout"]
-        made.transport.interrupt()
-        with pytest.raises(RolloutStopped):
-            made.source.fill(Fill(0))
-
-
 @pytest.mark.parametrize("is_inline", [False, True])
 def test_an_inline_worker_leaves_the_generators_of_the_trainer_alone(is_inline):
     before = torch.random.get_rng_state()
@@ -168,55 +130,9 @@ def test_an_inline_worker_leaves_the_generators_of_the_trainer_alone(is_inline):
     assert torch.equal(torch.random.get_rng_state(), before) is is_inline
 
 
-def test_a_worker_whose_envs_do_not_fit_is_refused():
-    made = Made(ENVS)
-    made.source.close()
-    for changes, words in (
-        ({"env": counting(3, 3, 3)}, "worker 0 made 3 envs, but worker 0 made 2"),
-        (
-            {"env": counting(2, 3, 4)},
-            r"worker 0 writes 'observation' with shape \[4\], torch.int64, but .* with shape \[3\], torch.int64",
-        ),
-    ):
-        spec = replace(made.spec, cfg=replace(made.spec.cfg, **changes))
-        with pytest.raises(ShapeError, match=words):
-            RolloutSource(spec, made.transport.link(0), True)
-
-
-def test_the_weights_of_a_worker_are_a_copy():
-    made = Made({**ENVS, "policy": UserPolicyConfig(kind="python", factory=Constant)})
-    with closing(made.source):
-        made.publish(7.0)
-        weights = made.answer("weights").value
-        assert {name: value.item() for name, value in weights.items()} == {"weight": 7.0}
-        weights["weight"].fill_(1.0)
-        assert made.answer("weights").value["weight"].item() == 7.0
-    made = Made(ENVS)
-    with closing(made.source):
-        assert made.answer("weights").value == {}
-
-
 @pytest.mark.parametrize(
     ("num_envs", "num_groups", "bounds"),
     [(1, 1, [(0, 1)]), (4, 2, [(0, 2), (2, 4)]), (5, 2, [(0, 2), (2, 5)]), (3, 3, [(0, 1), (1, 2), (2, 3)])],
 )
 def test_envs_are_split_into_groups(num_envs, num_groups, bounds):
     assert [(rows.start, rows.stop) for rows in split(num_envs, num_groups)] == bounds
-
-
-def test_groups_of_separate_envs_take_turns():
-    for num_envs, count in ((1, 1), (2, 2), (3, 2)):
-        spec = SpecMaker(config(env=counting(num_envs)), (), num_envs).make(0, ProcessHistory())
-        assert len(spec.groups) == (count if spec.cfg.env.are_separate else 1)
-
-
-@pytest.mark.parametrize("is_here", [True, False])
-def test_an_inline_policy_on_another_device_is_copied(is_here, monkeypatch):
-    monkeypatch.setattr(rollout_source, "is_on_device", lambda policy, device: is_here)
-    policy = Constant(0.0)
-    made = Made({**ENVS, "policy": UserPolicyConfig(kind="python", policy=policy)})
-    with closing(made.source):
-        made.publish(1.0)
-        made.fill()
-    assert made.lines[-1] == f"    actions {[0] if is_here else [1]}"
-    assert policy.weight.item() == 0.0

@@ -20,10 +20,9 @@ from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Arrival, Fill, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.inline import InlineTransport
 from collectx.user_objects import Hooks, UserCollector, UserEnvConfig, UserPolicyConfig
-from collectx.worker import profiling
-from collectx.worker.profiling import ProfileConfig, Profiling
+from collectx.worker.nested import NestedSource, nested_options
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessHistory, env_seed, env_seeds, policy_seed
-from collectx.worker.user_collector import NestedSource, UserCollectorSource, nested_options
+from collectx.worker.user_collector import UserCollectorSource
 
 PLACEMENTS = [Placement(0, 0, 2), Placement(1, 1, 2), Placement(0, 0, 2, 1), Placement(2, 1, 2, 7)]
 
@@ -102,7 +101,7 @@ class Mine:
 
 
 def frames(done, number, versions=None, ids=None):
-    """A batch of two rows and three steps, with these ends of episodes."""
+    """Returns a batch of two rows and three steps, with these ends of episodes."""
     ends = torch.tensor(done, dtype=torch.bool)[..., None]
     values = {
         "observation": torch.full((2, 3, 2), float(number)),
@@ -159,6 +158,8 @@ def test_the_batches_of_a_users_collector(expected):
         frames([[0, 1, 0], [0, 0, 0]], 1),
         frames([[0, 0, 1], [1, 0, 0]], 2, [[0] * 3, [10] * 3]),
         frames([[0, 0, 0], [0, 0, 1]], 3, [[20] * 3] * 2, ids),
+        # Padding, in no trajectory.
+        frames([[0, 1, 0], [0, 0, 0]], 8, None, [[7, 7, -1], [8, 8, 8]]),
         frames([[1, 0, 0], [0, 0, 0]], 4, [[77, 10, 20], [0, 0, 0]]),
         TensorDict({"observation": torch.zeros(6, 2)}, [6]),
         TensorDict({"observation": torch.zeros(2, 3, 3), "own": torch.zeros(2, 3)}, [2, 3]),
@@ -173,46 +174,13 @@ def test_the_batches_of_a_users_collector(expected):
     fill(0, Reset())
     fill(1, Reset(7))
     fill(1, Reset(8, True))
+    fill(0)
     for _ in range(3):
         fill(0)
     for name in ("state", "get_attr"):
         source.reply(Request(name))
     source.close()
     expected("user-collector", "\n".join([*lines, *map(str, mine.calls), *map(str, link.replies)]))
-
-
-@pytest.mark.parametrize(
-    ("methods", "calls"), [("shutdown close", ["shutdown"]), ("close", ["close"]), ("", [])], ids=str
-)
-def test_a_users_collector_is_closed_by_what_it_has(methods, calls):
-    called = []
-    mine = SimpleNamespace(**{name: lambda name=name: called.append(name) for name in methods.split()})
-    UserCollectorSource.close(SimpleNamespace(_collector=mine))
-    assert called == calls
-
-
-def test_a_reset_that_a_users_collector_lacks_is_refused():
-    made_with = []
-
-    class Plain:
-        def __init__(self, env, policy, **keywords):
-            made_with.append((env, policy, keywords))
-
-        def __iter__(self):
-            return iter(())
-
-    link, made = Link(), UserCollector(Plain)
-    env = UserEnvConfig(kind="python", create=dict)
-    spec = SpecMaker(config("distributed", env=env), [ConfigOverrides(user_collector=made)] * 2, 2).make(
-        0, ProcessHistory()
-    )
-    source = UserCollectorSource(spec, made, link)
-    assert made_with == [(dict, None, {"frames_per_batch": 6, "total_frames": -1})]
-    for reset, name in ((Reset(), "reset"), (Reset(3), "set_seed")):
-        with pytest.raises(NotImplementedError, match=rf"Plain of worker 0 has no method {name}\(\)"):
-            source.fill(Fill(0, reset))
-    with pytest.raises(WorkerError, match="Plain of worker 0 ended, although"):
-        source.fill(Fill(0))
 
 
 # --- a collector in a worker ---
@@ -332,53 +300,3 @@ def test_a_worker_that_is_a_collector(expected, monkeypatch):
 
 
 # --- profiles ---
-
-
-def test_the_arguments_of_a_profile(expected, monkeypatch):
-    supported = {profiling.ProfilerActivity.CPU}
-    monkeypatch.setattr(profiling, "supported_activities", lambda: supported)
-    lines = []
-    for arguments in ({}, {"workers": [2, 1], "save_path": "/a/{worker_idx}.json", "activities": ["cpu"]}):
-        made = ProfileConfig(**arguments)
-        whole = made.complete(3)
-        whole = replace(whole, save_path=whole.save_path.rpartition("/")[2])
-        lines += [f"{whole}", f"{made.get_save_path(2)} {made.get_activities()}"]
-        lines += [
-            f"{[worker for worker in range(4) if made.should_profile_worker(worker)]}",
-            f"{made.problems([0, 1])}",
-        ]
-    lines += ProfileConfig(workers=[5, 3], activities=["gpu", "disk"]).problems([0, 3, 4])
-    for warmup, number in ((0, 1), (1, 2), (1, 1), (-1, 1), (0, 0)):
-        try:
-            ProfileConfig(num_rollouts=number, warmup_rollouts=warmup)
-            lines.append(f"{warmup} of {number}")
-        except ValueError as error:
-            lines.append(str(error))
-    expected("profiles", "\n".join(lines))
-
-
-@pytest.mark.parametrize("has_callback", [False, True])
-def test_a_profile_covers_its_batches_and_is_written_once(has_callback, monkeypatch):
-    calls, profiles = [], []
-
-    class Profile:
-        def __init__(self, **keywords):
-            profiles.append(self)
-            self.keywords = keywords
-
-        def __getattr__(self, name):
-            return lambda *arguments: calls.append((name, *arguments))
-
-    monkeypatch.setattr(profiling, "profile", Profile)
-    monkeypatch.setattr(profiling, "schedule", lambda **keywords: keywords)
-    config = ProfileConfig(num_rollouts=3, on_trace_ready=calls.append if has_callback else None)
-    made = Profiling(4, config)
-    assert [made.step() for _ in range(3)] == [True, True, False]
-    assert calls == [("start",), *[("step",)] * 3, ("stop",)]
-    (profile,) = profiles
-    keywords = profile.keywords
-    assert keywords["schedule"] == {"wait": 0, "warmup": 1, "active": 2, "repeat": 1}
-    flags = [keywords[name] for name in ("record_shapes", "profile_memory", "with_stack", "with_flops")]
-    assert flags == [True, False, True, False]
-    keywords["on_trace_ready"](profile)
-    assert calls[5:] == ([profile] if has_callback else [("export_chrome_trace", "collector_profile_4.json")])

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import select
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,7 @@ from user_code.toyworker import SECRET, Toys, batch_spec
 from collectx import state as states
 from collectx.errors import NotRestorableError, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Departure, Fill, Joined, Request, Reset, SlotReport
-from collectx.transport.network import link as network_link
+from collectx.transport.base import Arrival, Departure, Fill, Joined, Request, SlotReport
 from collectx.transport.network.link import NetworkLink, join_trainer
 
 CASES = pytest.mark.parametrize(
@@ -149,16 +147,9 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
     check()
 
 
-def test_what_a_hook_has_added_travels_with_the_report():
-    report = SlotReport(3, 6, 0.1, 0.2, np.array([1.5]), np.array([6]), added={("deep.key", "x"): torch.ones(1, 6)})
-    slot, same = messages.unpack_full(messages.pack_full(2, report))
-    assert (slot, same.policy_version, same.returns.tolist(), same.lengths.tolist()) == (2, 3, [1.5], [6])
-    assert torch.equal(same.added["deep.key", "x"], report.added["deep.key", "x"])
-
-
 @pytest.fixture
 def ends():
-    """The link of a worker, and the trainer's end of its connection."""
+    """Yields the link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
     with trainers, workers:
         yield NetworkLink(0, workers, Mock(), batch_spec(1), SECRET, 60.0), trainers
@@ -175,7 +166,7 @@ class _Making:
 
 
 def _load_request(path, secret):
-    """A request to load a state of envs whose pickle makes the folder."""
+    """Returns a request to load a state of envs whose pickle makes the folder."""
     envs = torch.frombuffer(bytearray(zlib.compress(pickle.dumps(_Making(path)))), dtype=torch.uint8)
     return messages.pack_signed(messages.REQUEST, ("load", ({"rollout": {"envs": envs}},)), secret)
 
@@ -208,29 +199,3 @@ def test_a_worker_unpickles_a_state_that_the_trainer_has_signed(ends, tmp_path):
     trainers.send_bytes(_load_request(tmp_path / "executed", SECRET))
     _acquire_and_unpickle(link)
     assert (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize("reset", [None, Reset(), Reset(0), Reset(2**31 - 1, True)])
-def test_a_grant_travels_with_its_reset(reset):
-    assert messages.unpack_grant(messages.pack_grant(3, reset, 7)) == (Fill(3, reset), 7)
-
-
-def test_a_worker_without_a_grant_sleeps_until_the_trainer_writes(within):
-    limits, real = [], select.poll
-
-    class Poller:
-        def __init__(self):
-            self.inner = real()
-            self.register = self.inner.register
-
-        def poll(self, limit):
-            limits.append(limit)
-            if len(limits) == 1:
-                trainers.send_bytes(messages.pack_grant(0, None))
-            return self.inner.poll(limit)
-
-    within(network_link, "select", poll=Poller)
-    trainers, workers = Pipe()
-    with trainers, workers:
-        assert NetworkLink(0, workers, Mock(), batch_spec(1), SECRET, 60.0).acquire() == Fill(0)
-    assert limits[0] is None

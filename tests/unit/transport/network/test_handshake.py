@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from user_code.toyworker import SECRET, Toys, batch_spec
 
 from collectx.errors import ConfigError, RendezvousError
-from collectx.transport.connections import enable_keepalive
 from collectx.transport.network import addresses, handshake
 from collectx.transport.network.addresses import local_addresses
 from collectx.transport.network.handshake import PROTOCOL, Endpoint, Listener, connect
@@ -301,40 +300,7 @@ def test_an_answer_is_refused_the_second_time(listen, wait_until):
     assert len(listener.greeted) == 1
 
 
-@pytest.mark.parametrize(
-    ("answers", "words", "message"),
-    [
-        (False, b"", "it knows the secret, but sent nothing for 10 s"),
-        (True, BlockingIOError(), "but its first message was not complete after 10 s"),
-        (True, EOFError(), r"is not a collectx worker \(EOFError\(\)\)"),
-        (True, b"[1]", "is not a collectx worker$"),
-        (True, b"{", r"is not a collectx worker \(JSONDecodeError"),
-    ],
-)
-def test_what_a_peer_says_first_is_an_object_within_ten_seconds(monkeypatch, answers, words, message):
-    limits = []
-
-    def recv_bytes(limit):
-        if isinstance(words, Exception):
-            raise words
-        return words
-
-    peer = SimpleNamespace(poll=lambda seconds: limits.append(seconds) or answers, recv_bytes=recv_bytes)
-    monkeypatch.setattr(handshake, "set_receive_timeout", lambda connection, seconds: limits.append(seconds))
-    with pytest.raises(RendezvousError, match=message):
-        handshake.receive_hello(peer)
-    assert limits == [10.0, 10.0]
-
-
 # --- the network ---
-
-
-def test_a_connection_can_be_kept_alive_for_any_time(listen):
-    connection, _ = connect(listen().endpoint, 60.0, "knob=7")
-    with connection:
-        for notice_s in (0.001, 60.0, 1e6, 1e12, float("inf")):
-            enable_keepalive(connection, notice_s)
-        connection.send_bytes(b"hello")
 
 
 def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(listen):

@@ -228,7 +228,6 @@ def _check_resume(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> Resul
         return None
     if not (trusted or cfg.run.trust):
         foreign_code.check_checkpoints(run_folder)
-    cfg = saved_config.with_old_scale(run_folder, cfg)
     if (done := saved_config.completed_result(run_folder, cfg)) is None and (
         problems := saved_config.problems(run_folder, cfg)
     ):

@@ -29,7 +29,8 @@ from collectx.errors import DamagedFileError
 # The prefix of files and folders that are being written, and that a killed process leaves behind.
 INCOMPLETE = ".new-"
 STATE = "state.pt"
-_FORMAT = 3
+FORMAT = 3
+"""The format of run folders and checkpoints: file names and fields. A new optional field does not change it."""
 _MANIFEST = "manifest.json"
 _Loaded = TypeVar("_Loaded")
 
@@ -63,7 +64,7 @@ class Checkpoints:
         temporary = Path(tempfile.mkdtemp(prefix=INCOMPLETE + self._prefix, dir=self.path))
         try:
             files = {name: _save(temporary / name, state) for name, state in states.items()}
-            manifest = {"format": _FORMAT, "time": time.time(), **facts, "files": files}
+            manifest = {"format": FORMAT, "time": time.time(), **facts, "files": files}
             (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=2))
             sync(temporary / _MANIFEST)
             with suppress(PermissionError):  # the file system has no permissions
@@ -141,8 +142,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
         raise DamagedFileError(f"{file} is damaged: it is not a checkpoint manifest")
-    if manifest["format"] != _FORMAT:
-        rule = f"uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
+    if manifest["format"] != FORMAT:
+        rule = f"uses format {manifest['format']}, but this version of collectx reads format {FORMAT}"
         version = "packages.collectx in the newest snapshot/meta*.json"
         advice = f"Use the version that wrote it ({version}), or start a new run"
         raise DamagedFileError(f"{file}: {rule}. {advice}.")

@@ -196,7 +196,7 @@ class Assembler:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores the result of `state`."""
-        self._dropped = set(state.get("dropped", ()))  # older states lack it
+        self._dropped = set(state["dropped"])
         self._unfinished = {
             index: [_restored(each) for each in pieces] for index, pieces in state["unfinished"].items()
         }

@@ -33,6 +33,7 @@ from collectx.errors import ConfigError
 from collectx.fork_server.descendants import end_with_parent
 from collectx.place import place_of
 from collectx.run import RunFolder, cores
+from collectx.run.folder.batch_line import BatchLine
 
 # Values by the options, or groups, that they are for.
 Values = dict[str, Any]
@@ -330,10 +331,10 @@ class RunMeasure:
         )
 
 
-def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:
+def window_rate(lines: Iterable[BatchLine], warmup_s: float, seconds: float) -> float | None:
     """Returns frames/s between the last line of `metrics.jsonl` and the first one at least `warmup_s` after the first
     batch; None while these are not `seconds` and two batches apart."""
-    rows = [(line["time"], line["frames"]) for line in lines]
+    rows = [(line.time, line.frames) for line in lines]
     measured = [row for row in rows if row[0] >= rows[0][0] + warmup_s]
     if len(measured) < 3 or (passed_s := measured[-1][0] - measured[0][0]) < seconds:
         return None

@@ -450,7 +450,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._schedule.changed(self.settings.version)
         for number, saved in enumerate(state["undelivered"], start=1):
             parts, memory = saved_state.load_batch(saved, -number)
-            versions = zip(parts, saved.get("settings", ()), strict=False)
+            versions = zip(parts, saved["settings"], strict=True)
             self._settings_of_slots |= {(part.worker, part.slot): version for part, version in versions}
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)

@@ -27,12 +27,12 @@ class SavedRecords(TypedDict):
     Attributes:
         incarnations: the workers' incarnations, by index; see `Placement`.
         workers: the results of `RequestHandler.state`, by worker.
-        restart_counts: number of earlier processes of each worker, by index; older states lack it.
+        restart_counts: number of earlier processes of each worker, by index.
     """
 
     incarnations: dict[int, int]
     workers: dict[int, dict[str, Any]]
-    restart_counts: NotRequired[dict[int, int]]
+    restart_counts: dict[int, int]
 
 
 class CollectorState(SavedRecords):
@@ -43,7 +43,7 @@ class CollectorState(SavedRecords):
         version, weights: the version and the bytes of the newest weights that were published for all workers.
             `CollectorCore.load` needs neither.
         undelivered: the complete batches that were not delivered, see `save_batch`.
-        settings: see `Settings.state`; older states lack it.
+        settings: see `Settings.state`; `CollectorCore.load` keeps those of the collector without it.
     """
 
     frames: int
@@ -53,6 +53,17 @@ class CollectorState(SavedRecords):
     weights: NotRequired[torch.Tensor]
     undelivered: list[dict[str, Any]]
     settings: NotRequired[dict[str, Any]]
+
+
+class StreamState(TypedDict):
+    """The state of a `Stream`: of its collector, and of its `Assembler`, None without one."""
+
+    collector: CollectorState
+    assembler: dict[str, Any] | None
+
+
+# The state of an `Assembler` without frames.
+_NO_FRAMES: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": []}
 
 
 def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
@@ -68,21 +79,56 @@ def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) ->
     return {"incarnations": incarnations, "workers": workers | kept, "restart_counts": restart_counts}
 
 
-def num_workers_in(state_dict: Mapping[str, Any]) -> int:
-    """Returns the number of workers of a result of `BaseCollector.state_dict`: of those that were ever started, if each
-    has delivered frames or was ready."""
-    entries = ((re.fullmatch(r"worker(\d+)", name), entry) for name, entry in state_dict.items())
+def to_state_dict(state: StreamState, version_offset: int) -> dict[str, Any]:
+    """Returns a state under the keys of a `state_dict`: `frames`, `iter` and `worker0`, `worker1`, ... are those of
+    TorchRL. The numbers of policy versions in `state` are `version_offset` lower than those that the user sees."""
+    saved = state["collector"]
+    return {
+        "frames": saved["frames"],
+        "iter": saved["batches"],
+        "frames_by_worker": saved["frames_by_worker"],
+        "policy_version": saved["version"] + version_offset,
+        "settings": saved["settings"],
+        "stream": {
+            "assembler": state["assembler"],
+            "undelivered": saved["undelivered"],
+            "version_offset": version_offset,
+        },
+        **{f"worker{index}": entry for index, entry in saved["workers"].items()},
+    }
+
+
+def of_state_dict(state_dict: Mapping[str, Any]) -> tuple[StreamState, int]:
+    """Returns the state and `version_offset` that `to_state_dict` got, without incarnations and weights: running
+    workers load it. A state that has `frames` but no workers, as a script may write it, has no envs and no undelivered
+    frames. Raises `ValueError` for a state of an earlier version of collectx."""
+    names = {name: re.fullmatch(r"worker(\d+)", name) for name in state_dict}
+    workers = {int(match[1]): state_dict[name] for name, match in names.items() if match}
+    if workers and "stream" not in state_dict:
+        raise ValueError(
+            "an earlier version of collectx saved this state. Load it with that version, or load only its "
+            "'policy_state_dict' into the policy."
+        )
+    stream = state_dict.get("stream", {"assembler": _NO_FRAMES, "undelivered": [], "version_offset": 0})
+    state: CollectorState = {
+        "frames": state_dict["frames"],
+        "batches": state_dict.get("iter", 0),
+        "frames_by_worker": state_dict.get("frames_by_worker", {}),
+        "undelivered": stream["undelivered"],
+        "incarnations": {},
+        "restart_counts": {},
+        "workers": workers,
+    }
+    if "settings" in state_dict:
+        state["settings"] = state_dict["settings"]
+    return {"collector": state, "assembler": stream["assembler"]}, stream["version_offset"]
+
+
+def num_workers_in(state: CollectorState) -> int:
+    """Returns the number of workers that were ever started, if each has delivered frames or was ready."""
     # The rollout of the inference server is empty.
-    workers = {int(match[1]) for match, entry in entries if match and isinstance(entry, Mapping) and entry["rollout"]}
-    return max(workers | {*state_dict.get("frames_by_worker", ())}, default=-1) + 1
-
-
-def unfinished_trajectories(states: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Returns the ids of the trajectories that are unfinished in these states of workers."""
-    # With central inference, a worker's rollout consists of groups, and that of the server is empty.
-    rollouts = (part for state in states for part in state["rollout"].get("groups", [state["rollout"]]))
-    episodes = (rollout["episodes"] for rollout in rollouts if rollout)
-    return [index for each in episodes for index in each["traj_ids"][each["lengths"] > 0].tolist()]
+    workers = {index for index, entry in state["workers"].items() if entry["rollout"]}
+    return max(workers | {*state["frames_by_worker"]}, default=-1) + 1
 
 
 def next_histories(state: CollectorState) -> dict[int, ProcessHistory]:
@@ -93,7 +139,7 @@ def next_histories(state: CollectorState) -> dict[int, ProcessHistory]:
             incarnation=last[worker] + (worker not in state["workers"]) if worker in last else 0,
             restart_count=earlier + 1,
         )
-        for worker, earlier in state.get("restart_counts", last).items()
+        for worker, earlier in state["restart_counts"].items()
     }
 
 
@@ -121,8 +167,6 @@ def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...]
     """Returns the parts and the bytes of a result of `save_batch`; `slot` becomes the slot of the parts."""
     arrivals = []
     for part in saved["parts"]:
-        arrays = {
-            name: part["report"][name].numpy() for name in ("returns", "lengths", "metrics") if name in part["report"]
-        }
+        arrays = {name: part["report"][name].numpy() for name in ("returns", "lengths", "metrics")}
         arrivals.append(Arrival(part["worker"], slot, SlotReport(**{**part["report"], **arrays})))
     return tuple(arrivals), saved["memory"]

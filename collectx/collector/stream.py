@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from collectx.batch import POLICY_VERSION, SETTINGS_VERSION
 from collectx.collector.batch_info import WrittenBatch
 from collectx.collector.collector import CollectorCore
+from collectx.collector.saved_state import StreamState
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
@@ -85,12 +86,17 @@ class Stream:
         if self.assembler is not None:
             self.assembler.forget()
 
-    def state(self, wait_for_workers: bool = True) -> dict[str, Any]:
+    @property
+    def policy_version(self) -> int:
+        """The version of the newest published weights, as batches name it."""
+        return self.core.policy_version + self.version_offset
+
+    def state(self, wait_for_workers: bool = True) -> StreamState:
         """Returns the state for `load`; see `CollectorCore.state`."""
         assembler = None if self.assembler is None else self.assembler.state()
         return {"collector": self.core.state(wait_for_workers), "assembler": assembler}
 
-    def load(self, state: dict[str, Any], seed: int) -> dict[int, str]:
+    def load(self, state: StreamState, seed: int) -> dict[int, str]:
         reasons = self.core.load(state["collector"], seed)
         if self.assembler is not None and state["assembler"] is not None:
             self.assembler.load(state["assembler"])

@@ -22,7 +22,7 @@ from collectx.config.schema.run import SECTIONS, RunConfig
 GROUPS = ("env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer")
 # All options of these groups are fixed on resume; of other groups, only the marked ones.
 KEPT_GROUPS = ("env", "policy")
-# The choices of groups that a configuration may lack, as saved ones of earlier versions do.
+# The choices of groups that a configuration of the user may lack.
 DEFAULTS = {"inference": "local"}
 
 

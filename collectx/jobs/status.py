@@ -155,8 +155,7 @@ def query_workers(run_folder: RunFolder) -> JobStates:
 def _worker_jobs(run_folder: RunFolder) -> dict[str, str]:
     lines = run_folder.worker_jobs.read_text().splitlines() if run_folder.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
-    # Files of earlier versions lack the worker: its index is that of the array's task.
-    return {job: worker or job.rpartition("_")[2] for job, _, worker in jobs}
+    return {job: worker for job, _, worker in jobs}
 
 
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:

@@ -355,7 +355,7 @@ class ReadableCollector(EnvMethods):
     def policy_version(self) -> int:
         """The version of the newest published weights. The first version is 0; `load_state_dict` restores a saved
         one."""
-        return self._core.policy_version + self._stream.version_offset
+        return self._stream.policy_version
 
     def get_policy_version(self) -> int:
         """Returns `policy_version`."""

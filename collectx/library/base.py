@@ -30,7 +30,7 @@ from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import start_collector
-from collectx.collector.saved_state import CollectorState, num_workers_in, unfinished_trajectories
+from collectx.collector.saved_state import num_workers_in, of_state_dict, to_state_dict
 from collectx.collector.stream import Stream, workers_write
 from collectx.config.derived import surplus_note
 from collectx.config.problem import counted
@@ -636,28 +636,15 @@ class BaseCollector(ReadableCollector):
         with self._exclusive():
             if workers_write(self._overrides):
                 self._core.wait_until_idle()  # the replay buffer has these batches
-            stream_state = self._stream.state()
-        saved = stream_state["collector"]
-        state: dict[str, Any] = {
-            "policy_state_dict": {name: value.clone() for name, value in weights.items()},
-            "frames": saved["frames"],
-            "iter": saved["batches"],
-            "frames_by_worker": saved["frames_by_worker"],
-            "policy_version": saved["version"] + self._stream.version_offset,
-            "settings": saved["settings"],
-            "stream": {
-                "assembler": stream_state["assembler"],
-                "undelivered": saved["undelivered"],
-                "version_offset": self._stream.version_offset,
-            },
-            **{f"worker{index}": each for index, each in saved["workers"].items()},
-        }
+            saved = self._stream.state()
+        copied = {name: value.clone() for name, value in weights.items()}
+        state = {"policy_state_dict": copied, **to_state_dict(saved, self._stream.version_offset)}
         if self._core.can_ask("weights"):
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
             versions = self._weights.versions
             # The entry of a worker that is starting is that of a loaded state, with its individual weights.
-            for index in saved["workers"].keys() - (self._weights.individual - per_worker.keys()):
+            for index in saved["collector"]["workers"].keys() - (self._weights.individual - per_worker.keys()):
                 state[f"worker{index}"] = state[f"worker{index}"] | {
                     "policy_state_dict": individual.get(index, state["policy_state_dict"]),
                     "is_individual": index in individual,
@@ -696,16 +683,15 @@ class BaseCollector(ReadableCollector):
                 f"this is not the state of a collector: it lacks {' and '.join(map(repr, missing))}. Pass the dict "
                 "that state_dict() returned."
             )
-        num_saved, num_started = num_workers_in(state_dict), self._core.pool.num_started
+        state, version_offset = of_state_dict(state_dict)
+        collector = state["collector"]
+        num_saved, num_started = num_workers_in(collector), self._core.pool.num_started
         if num_saved > num_started:
             raise ValueError(
                 f"the state dict has {counted(num_saved, 'worker')}, but this collector has {num_started}. Load it "
                 f"into a collector with {num_saved} workers"
             )
-        # States of earlier versions lack it, or have it by its earlier name.
-        stream = state_dict.get("stream", state_dict.get("trajectories"))
-        undelivered = [] if stream is None else stream["undelivered"]
-        if not all(map(self._core.fits, undelivered)):
+        if not all(map(self._core.fits, collector["undelivered"])):
             raise ValueError(
                 "the state has batches of another size than those of this collector. Load it into a collector with the "
                 "same arguments."
@@ -713,36 +699,22 @@ class BaseCollector(ReadableCollector):
         with self._exclusive():
             # The inference server too, whose state has its generators only.
             loading = self._core.pool.askable | self._core.pool.starting
-            saved = {index: state_dict[f"worker{index}"] for index in loading if f"worker{index}" in state_dict}
+            collector["workers"] = {index: each for index, each in collector["workers"].items() if index in loading}
             if isinstance(self.policy, nn.Module):
                 before = copy.deepcopy(self.policy.state_dict())
                 try:
                     self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-                    self._publish_loaded(saved)
+                    self._publish_loaded(collector["workers"])
                 except BaseException:
                     self.policy.load_state_dict(before)
                     raise
             self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
             # Frames from before the load may have the trajectory ids of later ones.
             self._core.wait_until_idle()
-            if stream is None:
-                dropped = unfinished_trajectories(saved.values())
-                assembler: dict[str, Any] = {"unfinished": {}, "ended": [], "dropped": dropped}
-            else:
-                assembler = stream["assembler"]
-                change = stream["version_offset"] - self._stream.version_offset
-                undelivered = [self._core.with_versions(each, change) for each in undelivered]
-            saved_state: CollectorState = {
-                "frames": state_dict["frames"],
-                "batches": state_dict.get("iter", 0),
-                "frames_by_worker": state_dict.get("frames_by_worker", {}),
-                "undelivered": undelivered,
-                "incarnations": {worker.index: worker.history.incarnation for worker in self._core.pool.records},
-                "workers": saved,
-            }
-            if (settings := state_dict.get("settings")) is not None:  # states of earlier versions lack it
-                saved_state["settings"] = settings
-            reasons = self._stream.load({"collector": saved_state, "assembler": assembler}, self._cfg.seed)
+            change = version_offset - self._stream.version_offset
+            collector["undelivered"] = [self._core.with_versions(each, change) for each in collector["undelivered"]]
+            collector["incarnations"] = {worker.index: worker.history.incarnation for worker in self._core.pool.records}
+            reasons = self._stream.load(state, self._cfg.seed)
             self._has_ended = False
         self._warn_of_new_episodes(reasons)
 

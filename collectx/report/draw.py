@@ -30,9 +30,9 @@ from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import ConfigError
 from collectx.report.read import Group, Run, Span, centre, common, differences, groups_of, interval, name_of
 from collectx.run import Status
+from collectx.run.folder.batch_line import TIMES
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
-from collectx.run.statistics import TIMES
 from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
 
 # The colour of texts and axes in PNGs; in the page they take the colour of the page's text.
@@ -300,7 +300,7 @@ def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str, env: str |
             places, values = together
             axes.plot(places, centre(values), lw=1.6, label=group.name, **style)
             axes.fill_between(places, *interval(values), color=colour, alpha=0.2, lw=0)
-        for curve in group.curves("return", over) if has_batches else ():
+        for curve in group.curves("batch_return", over) if has_batches else ():
             axes.plot(*curve, ".", color=colour, alpha=0.35, ms=3, label="episodes of one batch")
     return bool(axes.lines)
 

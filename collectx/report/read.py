@@ -21,10 +21,11 @@ from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder import snapshot
+from collectx.run.folder.batch_line import PartTotals
 from collectx.run.folder.events import format_event
 from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import flat, read_config
-from collectx.run.statistics import TIMES, better_return, bootstrap_interval
+from collectx.run.statistics import better_return, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 """The places and the values of a curve, `[points]` float64 each; places ascend."""
@@ -229,45 +230,44 @@ def _interruptions(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str
     return [(float(each["time"]), str(each["reason"])) for each in before if each["event"] == "interrupted"]
 
 
-# The columns that a report draws, by the keys of a line.
-_COLUMNS = ("time", "frames", "waited_s", "version", "lag", "return", "mean_return", "num_episodes")
+# The columns that a report draws.
+_COLUMNS = ("time", "frames", "waited_s", "version", "lag", "batch_return", "mean_return", "num_episodes")
 
 
 def _read_metrics(run: Run) -> None:
-    columns: dict[str, list[float]] = {name: [] for name in ("elapsed_s", *_COLUMNS)}
+    columns: dict[str, list[Any]] = {name: [] for name in ("elapsed_s", *_COLUMNS)}
     scalars: dict[str, list[float]] = {}
     starts = [event["time"] for event in run.events if event["event"] == "workers_started"]
     known: list[float] = []  # times since 1970
     passed: list[float] = []  # and what has passed by then
-    entries: dict[int, list[tuple[float, dict[str, Any]]]] = {}  # of each worker, with their times
+    entries: dict[int, list[tuple[float, PartTotals]]] = {}  # of each worker, with their times
     for index, line in enumerate(run.run_folder.read_metrics()):
-        time = line["time"]
-        if not known or line.get("resumed"):
-            begin = max((start for start in starts if start <= time), default=time)
+        if not known or line.resumed:
+            begin = max((start for start in starts if start <= line.time), default=line.time)
             known.append(max([*known[-1:], begin]))
             passed.append(passed[-1] if passed else 0.0)
-        known.append(max(known[-1], time))
+        known.append(max(known[-1], line.time))
         passed.append(passed[-1] + known[-1] - known[-2])
         for name in _COLUMNS:
-            columns[name].append(_number(line.get(name)))
+            columns[name].append(getattr(line, name))
         columns["elapsed_s"].append(passed[-1])
-        for name, value in line.get("scalars", {}).items():
+        for name, value in line.scalars.items():
             column = scalars.setdefault(name, [])
-            column += [np.nan] * (index - len(column)) + [_number(value)]
-        for part in line.get("workers", ()):
-            if "frames" in part:  # complete, with the sums since the last complete one
-                entries.setdefault(part["worker"], []).append((passed[-1], part))
+            column += [np.nan] * (index - len(column)) + [value]
+        for entry in line.workers:
+            if entry.totals is not None:
+                entries.setdefault(entry.worker, []).append((passed[-1], entry.totals))
     if known:
         run._clock = np.array(known), np.array(passed)
     elif starts:
         run._clock = starts[0] + np.array([0.0, 1e9]), np.array([0.0, 1e9])
     run.spans = [span for worker, each in entries.items() for span in _spans(run, worker, each)]
-    run.columns = {name: np.array(column) for name, column in columns.items()}
+    run.columns = {name: np.array(column, float) for name, column in columns.items()}
     count = len(columns["time"])
     run.scalars = {name: np.array(column + [np.nan] * (count - len(column))) for name, column in scalars.items()}
 
 
-def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:
+def _spans(run: Run, worker: int, entries: Iterable[tuple[float, PartTotals]]) -> Iterator[Span]:
     """Yields the time of a worker between its entries. A restart leaves a gap as long as the time that was not
     measured."""
     kinds = "worker_failed", "workers_started"
@@ -277,20 +277,15 @@ def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, An
         if each["event"] in kinds and each.get("worker", worker) == worker
     ]
     begin_s: float | None = None
-    for end_s, part in entries:
-        spent_s = [part[name] for name in TIMES]
-        shares = tuple(each / (sum(spent_s) or 1.0) for each in spent_s)
-        begin_s = max(0.0, end_s - sum(spent_s)) if begin_s is None else begin_s
+    for end_s, totals in entries:
+        measured_s, shares = sum(totals.spent_s), totals.shares()
+        begin_s = max(0.0, end_s - measured_s) if begin_s is None else begin_s
         for at_s in lost_s:
             if begin_s < at_s < end_s:
                 yield Span(worker, begin_s, at_s, shares)
-                begin_s = min(end_s, at_s + max(0.0, end_s - begin_s - sum(spent_s)))
+                begin_s = min(end_s, at_s + max(0.0, end_s - begin_s - measured_s))
         yield Span(worker, begin_s, end_s, shares)
         begin_s = end_s
-
-
-def _number(value: Any) -> float:
-    return np.nan if value is None else float(value)
 
 
 def objective_of(run: Run) -> str:

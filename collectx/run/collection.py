@@ -17,9 +17,10 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from collectx.collector.env_methods import EnvMethods
+from collectx.run.folder.batch_line import BatchLine, PartTotals, WorkerEntry
 from collectx.run.folder.files import JsonLines
 from collectx.run.folder.layout import RunFolder
-from collectx.run.statistics import TIMES, PartTotals, Statistics
+from collectx.run.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,7 +105,7 @@ class RunCollection(EnvMethods):
         # The scalars whose NaN or infinity was reported.
         self._said: set[str] = set()
         self._has_said_missing = False
-        self._line: dict[str, Any] | None = None
+        self._line: BatchLine | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = self.is_exhausted = self.is_late = False
 
@@ -147,16 +148,28 @@ class RunCollection(EnvMethods):
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
-            self._line = _line(info, statistics, self._core.settings.version)
             self._logged.update(statistics.metrics)
-            if is_resumed:
-                self._line["resumed"] = True
-            if entries := self._worker_entries(info, now_s):
-                self._line["workers"] = entries
-            if statistics.taking_part is not None:
-                self._line["taking_part"] = statistics.taking_part
-            if self._digest is not None:
-                self._line["digest"] = self._digest.add(batch)
+            reports = [part.report for part in info.parts]
+            episodes = sum(len(report.returns) for report in reports)
+            self._line = BatchLine(
+                batch=info.index,
+                time=time.time(),
+                frames=statistics.frames,
+                frames_per_s=statistics.rate,
+                waited_s=info.waited_s,
+                version=info.version,
+                lag=statistics.lag,
+                settings=self._core.settings.version or None,
+                episodes=episodes or None,
+                num_episodes=statistics.num_episodes if episodes else None,
+                batch_return=sum(float(report.returns.sum()) for report in reports) / episodes if episodes else None,
+                batch_length=sum(int(report.lengths.sum()) for report in reports) / episodes if episodes else None,
+                mean_return=statistics.mean_return if statistics.num_episodes else None,
+                resumed=is_resumed,
+                workers=self._worker_entries(info, now_s),
+                taking_part=statistics.taking_part,
+                digest=None if self._digest is None else self._digest.add(batch),
+            )
         self._say_missing(_FIRST_EPISODES)
         return batch
 
@@ -198,20 +211,19 @@ class RunCollection(EnvMethods):
         self._has_said_missing = True
         self._events("metrics_missing", names=statistics.missing_metrics, num_episodes=statistics.num_episodes)
 
-    def _worker_entries(self, info: BatchInfo, now_s: float) -> list[dict[str, Any]]:
+    def _worker_entries(self, info: BatchInfo, now_s: float) -> list[WorkerEntry]:
         """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A one-worker batch always
         names its worker and policy version, which `collectx.run.resume.order_of` reads."""
         entries = []
         for number, part in enumerate(info.parts):
-            entry = {"worker": part.worker, "policy_version": part.report.policy_version}
-            if info.settings:
-                entry["settings"] = info.settings[number]
+            settings = info.settings[number] if info.settings else None
+            entry = WorkerEntry(part.worker, part.report.policy_version, settings)
             written_s, before = self._written.get(part.worker) or (-math.inf, PartTotals())
             if now_s - written_s >= _ENTRY_INTERVAL_S:
                 totals = copy(self.statistics.workers[part.worker])
                 self._written[part.worker] = now_s, totals
-                entries.append(entry | _sums(before, totals))
-            elif len(info.parts) == 1:
+                entry.totals = totals.since(before)
+            if entry.totals is not None or len(info.parts) == 1:
                 entries.append(entry)
         return entries
 
@@ -220,52 +232,12 @@ class RunCollection(EnvMethods):
             if self._line is None:
                 return
             line, self._line = self._line, None
-            if self._logged:
-                line["scalars"] = {name: _short(value) for name, value in self._logged.items()}
-                self._logged = {}
-            if self._evaluator is not None and (result := self._evaluator.result()) is not None:
-                line["eval"] = result
-            self._lines.append(line)
-            self._loggers(line)
-
-
-def _line(info: BatchInfo, statistics: Statistics, settings_version: int) -> dict[str, Any]:
-    """Returns a batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. Returns and
-    lengths are missing if no episode ended in the batch, `mean_return` until the first episode ended, and `settings`,
-    their version, until the first setting."""
-    line = {
-        "batch": info.index,
-        "time": round(time.time(), 3),
-        "frames": statistics.frames,
-        "frames_per_s": None if statistics.rate is None else round(statistics.rate, 1),
-        "waited_s": round(info.waited_s, 6),
-        "version": info.version,
-        "lag": round(statistics.lag, 3),
-    }
-    if settings_version:
-        line["settings"] = settings_version
-    if episodes := sum(len(part.report.returns) for part in info.parts):
-        line |= {
-            "episodes": episodes,
-            "num_episodes": statistics.num_episodes,
-            "return": _short(sum(float(part.report.returns.sum()) for part in info.parts) / episodes),
-            "length": _short(sum(int(part.report.lengths.sum()) for part in info.parts) / episodes),
-        }
-    if statistics.num_episodes:
-        line["mean_return"] = _short(statistics.mean_return)
-    return line
-
-
-def _sums(before: PartTotals, now: PartTotals) -> dict[str, Any]:
-    """Returns the sums of a complete worker entry, over the parts since the previous one."""
-    episodes = now.episodes - before.episodes
-    return {
-        "lag": now.lag,
-        "frames": now.frames - before.frames,
-        **{name: round(spent_s, 6) for name, spent_s in zip(TIMES, now.spent_since(before), strict=True)},
-        "episodes": episodes,
-        "return": _short((now.total_return - before.total_return) / episodes) if episodes else None,
-    }
+            line.scalars, self._logged = self._logged, {}
+            if self._evaluator is not None:
+                line.eval = self._evaluator.result()
+            content = line.to_json()
+            self._lines.append(content)
+            self._loggers(content)
 
 
 def _number(name: str, value: Any) -> float:
@@ -276,8 +248,3 @@ def _number(name: str, value: Any) -> float:
             f"collection.log({name}={value!r:.100}) got an object of type {type(value).__name__}. Pass a number, or a "
             "tensor or array with one element."
         ) from error
-
-
-def _short(value: float) -> float:
-    """Rounds to seven significant digits; whole numbers are left as they are."""
-    return value if not math.isfinite(value) or value.is_integer() else float(f"{value:.7g}")

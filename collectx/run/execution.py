@@ -40,6 +40,7 @@ from collectx.run.terminal import display, printing
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
+    from collectx.collector.saved_state import StreamState
     from collectx.collector.stream import Stream
     from collectx.env.base import Env
     from collectx.loggers import Logger
@@ -77,8 +78,6 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     is_job = place_of(cfg).is_job
     resumes = cfg.run.resume == "auto" and run_folder.has_run
     with locked(run_folder, cfg.run.overwrite or resumes, force=is_job):
-        if resumes:
-            cfg = saved_config.with_old_scale(run_folder, cfg)
         if resumes and (done := saved_config.completed_result(run_folder, cfg)) is not None:
             display.print_completed(done)
             return done
@@ -388,9 +387,10 @@ class _Execution:
         return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason
 
     def _resume(self, point: ResumePoint, stream: Stream) -> None:
-        reasons = stream.load(point.state, self._cfg.seed)
+        state: StreamState = {"collector": point.collector, "assembler": point.state["assembler"]}
+        reasons = stream.load(state, self._cfg.seed)
         if self._evaluator is not None:
-            self._evaluator.load(point.state.get("evaluations", ()))
+            self._evaluator.load(point.state["evaluations"])
         statistics = self._record.statistics
         empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
         counts = {"batches": statistics.batches, "frames": statistics.frames}

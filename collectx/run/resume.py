@@ -23,6 +23,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
+from collectx.run.folder.batch_line import BatchLine
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import LOSSES, ResultBuilder
 
@@ -45,7 +46,7 @@ class ResumePoint:
 
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
-        state: the content of `state.pt`, which `Stream.load` takes.
+        state: the content of `state.pt`.
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.resume.recorded_order`. Empty if it cannot be repeated.
@@ -56,7 +57,7 @@ class ResumePoint:
     def __init__(self, run_folder: RunFolder, cfg: RunConfig):
         checkpoints = Checkpoints(run_folder.checkpoints)
 
-        def load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any], Digest, Iterator[dict[str, Any]]]:
+        def load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any], Digest, Iterator[BatchLine]]:
             lines = run_folder.read_metrics()
             return *_load(checkpoint), _digest(checkpoint, run_folder.metrics, lines), lines
 
@@ -90,7 +91,7 @@ class ResumePoint:
         if problems:
             raise ConfigError(*problems)
 
-    def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
+    def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[BatchLine]) -> list[tuple[int, ...]]:
         if cfg.collector.schedule != "async":
             return []
         if is_elastic(cfg.collector) or not saved_config.is_equal_run(run_folder.newest_config, cfg):
@@ -174,8 +175,6 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
-        if "lives" in state["collector"]:  # the word of older checkpoints
-            state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
         raise DamagedFileError(f"{checkpoint.path} is not the checkpoint of a run: {error!r}") from error
@@ -185,18 +184,18 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     return checkpoint, state
 
 
-def _digest(checkpoint: Checkpoint, metrics: Path, lines: Iterator[dict[str, Any]]) -> Digest:
+def _digest(checkpoint: Checkpoint, metrics: Path, lines: Iterator[BatchLine]) -> Digest:
     """Returns the digest of a checkpoint's batches. Consumes their lines, and raises `DamagedFileError` if one is
     missing or damaged."""
     batches, all_frames = checkpoint.manifest["batches"], checkpoint.manifest["frames"]
     # The file may be larger than the memory.
     digest, count, frames = Digest(), 0, 0
     for count, line in enumerate(islice(lines, batches), start=1):
-        frames = line.get("frames", 0)
+        frames = line.frames
         try:
-            digest.resume([line["digest"]] if "digest" in line else [])
-        except (AttributeError, ValueError) as error:
-            raise DamagedFileError(f"{metrics}: line {count}: its digest is {line['digest']!r}") from error
+            digest.resume([] if line.digest is None else [line.digest])
+        except ValueError as error:
+            raise DamagedFileError(f"{metrics}: line {count}: its digest is {line.digest!r}") from error
     if (count, frames) != (batches, all_frames):
         found = f"{counted(count, 'batch', 'batches')} ({frames} frames)"
         expected = f"{counted(batches, 'batch', 'batches')} ({all_frames} frames)"
@@ -233,21 +232,18 @@ def has_losses(events: Iterable[dict[str, Any]], after: int = 0) -> bool:
     return num_losses > at_checkpoint.get(after, 0)
 
 
-def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...]]:
+def order_of(path: Path, lines: Iterable[BatchLine]) -> list[tuple[int, ...]]:
     """Returns the same as `recorded_order`, from lines of `metrics.jsonl`; `path` names the file in errors."""
     batches: list[tuple[int, ...]] = []
     for line in lines:
-        parts = line.get("workers", ())
-        try:
-            if len(parts) != 1:
-                raise ValueError(
-                    f"{path} belongs to a sync run ({len(parts)} workers per batch), and only an async run has an "
-                    "order to repeat"
-                )
-            settings = parts[0].get("settings", 0), line.get("settings", 0)
-            batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise DamagedFileError(f"{path} is damaged: a line does not describe a batch: {error!r}") from error
+        if len(line.workers) != 1:
+            raise ValueError(
+                f"{path} belongs to a sync run ({len(line.workers)} workers per batch), and only an async run has an "
+                "order to repeat"
+            )
+        (entry,) = line.workers
+        settings = entry.settings or 0, line.settings or 0
+        batches.append((entry.worker, entry.policy_version, line.version, *settings))
     return batches
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.trainer import RETURN_WINDOW
-from collectx.errors import DamagedFileError
+from collectx.run.folder.batch_line import TIMES, BatchLine, PartTotals
 from collectx.run.folder.files import JsonLinesTail
 
 if TYPE_CHECKING:
@@ -26,41 +26,6 @@ if TYPE_CHECKING:
 
 RATE_WINDOW_S = 5.0
 """Seconds over which the current rates are averaged."""
-
-
-TIMES = ("env_s", "policy_s", "wait_s", "send_s")
-"""The measured times of a worker's part of a batch, as `SlotReport` and `metrics.jsonl` name them."""
-
-
-@dataclass(slots=True)
-class PartTotals:
-    """One worker's sums since the start: seconds of each of `TIMES`, frames, ended episodes and their returns. `lag` is
-    the number of versions that its last part was behind the newest."""
-
-    spent_s: tuple[float, ...] = (0.0,) * len(TIMES)
-    frames: int = 0
-    lag: int = 0
-    episodes: int = 0
-    total_return: float = 0.0
-
-    def add(self, spent_s: Iterable[float], frames: int, lag: int, episodes: int, total_return: float) -> None:
-        self.spent_s = tuple(map(sum, zip(self.spent_s, spent_s, strict=True)))
-        self.frames += frames
-        self.lag = lag
-        self.episodes += episodes
-        self.total_return += total_return
-
-    def spent_since(self, earlier: PartTotals) -> list[float]:
-        """Returns the seconds of each of `TIMES` since an earlier copy."""
-        return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
-
-    def shares(self, since: PartTotals) -> tuple[float, ...]:
-        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without
-        measurements."""
-        spent_s = self.spent_since(since)
-        total_s = sum(spent_s)
-        return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
-
 
 # The sums, the newest values, and where counting started, by their names in a checkpoint.
 _SUMS = (
@@ -160,8 +125,8 @@ class Statistics:
             report = part.report
             lag, returns = info.version - report.policy_version, report.returns
             total_lag += lag * report.frames
-            spent_s, total_return = [getattr(report, name) for name in TIMES], float(returns.sum())
-            self._totals(part.worker).add(spent_s, report.frames, lag, len(returns), total_return)
+            spent_s, total_return = tuple(getattr(report, name) for name in TIMES), float(returns.sum())
+            self._totals(part.worker).add(PartTotals(spent_s, report.frames, lag, len(returns), total_return))
             self.num_episodes += len(returns)
             self._returns.extend(returns[-RETURN_WINDOW:].tolist())
         if self._recent:
@@ -206,8 +171,7 @@ class Statistics:
             self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
         self.scalars = state["scalars"]
         self._returns.extend(state["returns"])
-        # Older versions saved "metrics", which are means over steps.
-        for name, recent in state.get("episode_metrics", {}).items():
+        for name, recent in state["episode_metrics"].items():
             if name in self._recent:
                 self._recent[name].extend(map(tuple, recent))
         self.metrics = {name: self.scalars[name] for name, recent in self._recent.items() if recent}
@@ -272,45 +236,36 @@ class MetricsTail(Statistics):
             if not lines:
                 return has_lines
             has_lines = True
-            try:
-                for line in lines:
-                    self._add_line(line)
-            except (KeyError, TypeError) as error:
-                what = f"has no {error}" if isinstance(error, KeyError) else f"does not describe a batch: {error}"
-                raise DamagedFileError(f"{self._lines.path} is damaged: a line {what}") from error
+            for line in lines:
+                self._add_line(BatchLine.of(line, self._lines.path))
 
-    def _add_line(self, line: dict[str, Any]) -> None:
-        batch_frames = line["frames"] - self.frames
-        self.rate = line["frames_per_s"]
+    def _add_line(self, line: BatchLine) -> None:
+        batch_frames = line.frames - self.frames
+        self.rate = line.frames_per_s
         if self.last_s is None or self.first_s is None:
-            self.first_s = self.last_s = line["time"]
+            self.first_s = self.last_s = line.time
             self._first_frames = batch_frames
         elif self.rate:
             self.last_s += batch_frames / self.rate
-        self.frames = line["frames"]
-        self.batches = line["batch"] + 1
-        self.waited_s += line["waited_s"]
-        if line.get("resumed"):
+        self.frames = line.frames
+        self.batches = line.batch + 1
+        self.waited_s += line.waited_s
+        if line.resumed:
             self._first_frames += batch_frames
-        if self.started is None or line.get("resumed"):
+        if self.started is None or line.resumed:
             self.started = self.last_s, self.waited_s
-        self.version = line["version"]
-        self.lag = line["lag"]
-        episodes = self.num_episodes
-        self.num_episodes = line.get("num_episodes", episodes + line.get("episodes", 0))
-        mean_return = line.get("mean_return", self.mean_return)
-        if mean_return is not None and mean_return == mean_return:
-            self._add_mean(mean_return, episodes)
+        self.version = line.version
+        self.lag = line.lag
+        if line.mean_return is not None:
+            self._add_mean(line.mean_return, self.num_episodes)
+        if line.num_episodes is not None:
+            self.num_episodes = line.num_episodes
         self.curve.add(self)
-        # JSON lacks NaN: a scalar that was one is null.
-        logged = line.get("scalars", {}).items()
-        self.scalars = self.scalars | {name: math.nan if value is None else value for name, value in logged}
-        self.taking_part = line.get("taking_part")
-        for part in line.get("workers", ()):
-            if "frames" in part:  # complete, with the sums since the last complete one
-                spent_s, episodes = [part[name] for name in TIMES], part["episodes"]
-                total_return = episodes * (part["return"] or 0.0)
-                self._totals(part["worker"]).add(spent_s, part["frames"], part["lag"], episodes, total_return)
+        self.scalars = {**self.scalars, **line.scalars}
+        self.taking_part = line.taking_part
+        for entry in line.workers:
+            if entry.totals is not None:
+                self._totals(entry.worker).add(entry.totals)
 
 
 @dataclass(frozen=True)
@@ -397,7 +352,7 @@ def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator
             before = PartTotals()  # no frames in the last seconds: shares since the start
         elif passed_s > 0:
             rate = (totals.frames - before.frames) / passed_s
-        yield PartRates(worker, rate, totals.shares(before), totals.lag)
+        yield PartRates(worker, rate, totals.since(before).shares(), totals.lag)
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:

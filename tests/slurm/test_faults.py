@@ -143,7 +143,7 @@ def test_a_run_begins_while_a_job_waits_and_its_worker_joins(cluster, run):
 
     def taking_part():
         """Returns how many of the five workers took part in each batch; None: all of them did."""
-        return [line.get("taking_part") for line in started.files.read_metrics()]
+        return [line.taking_part for line in started.files.read_metrics()]
 
     started.wait_until(lambda: [4, 5] in taking_part(), "a batch of four workers")
     assert len(started.events("worker_joined")) == 4

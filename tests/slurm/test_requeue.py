@@ -53,7 +53,7 @@ def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher
     assert started.events("resumed")
     if node := {_crash: "n1", _crash_worker: "n3"}.get(cut):
         assert started.events("requeued")[0]["reason"].startswith(f"{node}, the node of ")
-    assert [line["batch"] for line in started.files.read_metrics()] == list(range(started.result["batches"]))
+    assert [line.batch for line in started.files.read_metrics()] == list(range(started.result["batches"]))
     assert started.result["frames"] == 10_000
     if "collector=multi_async" not in more:
         assert started.result["digest"] == digest
@@ -106,7 +106,7 @@ def test_a_preempted_point_of_a_sweep_continues_in_its_folder(run):
     assert finish_requeued(started) == 0, started.output
     assert started.status() == ["completed"] * 2
     for files, num_resumed in ((first, 1), (second, 0)):
-        assert [line["batch"] for line in files.read_metrics()] == list(range(20))
+        assert [line.batch for line in files.read_metrics()] == list(range(20))
         assert sum(event["event"] == "resumed" for event in files.read_events()) == num_resumed
 
 

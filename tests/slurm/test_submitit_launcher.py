@@ -123,7 +123,7 @@ def test_a_requeued_point_delivers_every_batch_once(run, digest, cut):
     assert finish_requeued(started) == 0, started.output
     (resumed,) = _events(files, "resumed")
     assert 0 < resumed["batches"] < 10
-    assert [line["batch"] for line in files.read_metrics()] == list(range(10))
+    assert [line.batch for line in files.read_metrics()] == list(range(10))
     assert files.read_result()["digest"] == digest
     assert [job.rpartition(",")[2] for job in _jobs(started)] == ["COMPLETED"]
 

@@ -26,7 +26,7 @@ def test_a_course_is_followed_in_jobs(run, tmp_path, launcher):
     shutil.copy(WORLDS / "levels.py", tmp_path)
     started = run(*RUN, *COURSE, *LAUNCHERS[launcher])
     assert started.finish() == 0, started.output
-    levels = [line["scalars"]["level"] for line in started.files.read_metrics()]
+    levels = [line.scalars["level"] for line in started.files.read_metrics()]
     assert levels == [0] * 3 + [11] * 3 + [12] * 3 + [13] * 3
     assert len(started.events("setting")) == 8
 
@@ -101,7 +101,7 @@ def test_metrics_masks_statistics_and_the_best_checkpoint_are_those_of_a_local_r
     assert started.finish() == 0, started.output
     collectx("run", *words, "hydra.run.dir=local", cwd=tmp_path)
     in_jobs, local = started.files, RunFolder(tmp_path / "local")
-    successes = [[line["scalars"].get("is_success") for line in files.read_metrics()] for files in (in_jobs, local)]
+    successes = [[line.scalars.get("is_success") for line in files.read_metrics()] for files in (in_jobs, local)]
     assert successes[0] == successes[1]
     assert any(successes[0])
     kept = [sorted(path.name for path in files.checkpoints.iterdir()) for files in (in_jobs, local)]

@@ -31,7 +31,7 @@ def test_the_command_ignores_variables_that_bind_threads(tmp_path, monkeypatch, 
     done = collectx("run", *words, cwd=tmp_path)
     assert f"note: {name} is ignored: it would bind trainer and workers to one core. " in done.stderr
     *_, last = RunFolder(tmp_path / "run").read_metrics()
-    assert last["scalars"]["cores"] == CORES
+    assert last.scalars["cores"] == CORES
 
 
 @pytest.mark.skipif(CORES == 1, reason="one core")

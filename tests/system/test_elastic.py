@@ -42,7 +42,7 @@ def test_members_of_the_moment(tmp_path, monkeypatch, wait_until):
 
     def sizes():
         """The frames of each batch."""
-        return [after - before for before, after in pairwise([0, *(line["frames"] for line in lines())])]
+        return [after - before for before, after in pairwise([0, *(line.frames for line in lines())])]
 
     def wait(command, frames, more=5):
         """Until so many batches of that size are there."""
@@ -69,11 +69,11 @@ def test_members_of_the_moment(tmp_path, monkeypatch, wait_until):
     gates.open(0)
     assert resumed.wait(200) == 0, (tmp_path / "said.txt").read_text()
     # The two runs are one. A worker that is ready in the middle of a batch has no part in it.
-    assert [line["batch"] for line in lines()] == list(range(len(lines())))
-    ready = [line.get("taking_part", [2, 2])[0] - size // 64 for line, size in zip(lines(), sizes(), strict=True)]
+    assert [line.batch for line in lines()] == list(range(len(lines())))
+    ready = [(line.taking_part or [2, 2])[0] - size // 64 for line, size in zip(lines(), sizes(), strict=True)]
     assert set(ready) <= {0, 1}
     assert sum(ready) <= 2
-    assert lines()[-1]["frames"] == result(files.path)["frames"] >= 40000
+    assert lines()[-1].frames == result(files.path)["frames"] >= 40000
     ready = [each for each in files.read_events() if each["event"] == "worker_ready"]
     assert [each["worker"] for each in ready] == [0, 1, 1, 0]
     assert all(each["new_episodes"] is None for each in ready)

@@ -83,5 +83,5 @@ def test_async_workers_of_this_machine_write_to_the_buffer_of_the_trainer(run, t
     assert (result.digest is not None) == (are_delivered and ("custom" in line or "digest=true" in line))
     assert sharing.shared_replay.write_count == 400
     lines = list(RunFolder(tmp_path).read_metrics())
-    assert [line["frames"] for line in lines] == [*range(20, 401, 20)]
-    assert sum(part["frames"] for part in lines[0]["workers"]) == 20
+    assert [line.frames for line in lines] == [*range(20, 401, 20)]
+    assert sum(entry.totals.frames for entry in lines[0].workers) == 20

@@ -1,8 +1,7 @@
-"""The scale of images in [0, 1], which follows their space, unless a run began with another one."""
+"""The scale of images in [0, 1], which follows their space."""
 
 import pytest
-from commands import collectx, forked, result
-from omegaconf import OmegaConf
+from commands import collectx
 
 import collectx as library
 
@@ -35,20 +34,3 @@ def factor(folder, monkeypatch):
 def test_images_in_0_to_1_are_not_divided(folder, monkeypatch):
     collectx("run", *RUN, cwd=folder)
     assert factor(folder, monkeypatch) == 1
-
-
-def test_a_run_that_began_with_255_keeps_it(folder, monkeypatch):
-    """As earlier versions wrote it where the user had set nothing."""
-    forked("run", *RUN, "policy.scale=255.0", cwd=folder)
-    done = forked("run", *RUN, cwd=folder)
-    assert "this run is already complete" in done.stderr
-    forked("run", *RUN, "collector.total_frames=256", cwd=folder)
-    assert result(folder / "run")["frames"] == 256
-    assert factor(folder, monkeypatch) == 1 / 255
-    configs = sorted((folder / "run/snapshot").glob("config*.yaml"))
-    assert [OmegaConf.load(path).policy.scale for path in configs] == [255.0, 255.0]
-    # What the user sets is another run.
-    assert (
-        "policy.scale (was 255, now 2) cannot change"
-        in forked("run", *RUN, "policy.scale=2", cwd=folder, status=2).stderr
-    )

@@ -19,7 +19,7 @@ PPO = ["trainer=ppo", "collector=multi_sync", *BOTH, "trainer.digest=true"]
 
 
 def digests(folder):
-    return [line["digest"] for line in RunFolder(folder).read_metrics()]
+    return [line.digest for line in RunFolder(folder).read_metrics()]
 
 
 @pytest.mark.ci

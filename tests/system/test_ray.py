@@ -146,7 +146,7 @@ def test_a_course_is_followed_by_actors(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     course = ["env.entry_point=worlds.levels:LevelEnv", "trainer=custom", "trainer.target=worlds.levels:Course"]
     collectx("run", *RUN, *course, cwd=tmp_path)
-    levels = [line["scalars"]["level"] for line in RunFolder(tmp_path / "run").read_metrics()]
+    levels = [line.scalars["level"] for line in RunFolder(tmp_path / "run").read_metrics()]
     assert levels == [0] * 3 + [11] * 3 + [12] * 3 + [13] * 3
 
 

@@ -18,8 +18,8 @@ ASYNC = [*COUNTING, "collector=multi_async", "collector.total_frames=200000", *O
 
 def digests(folder):
     lines = list(RunFolder(folder).read_metrics())
-    assert [line["batch"] for line in lines] == list(range(len(lines)))
-    return [line["digest"] for line in lines]
+    assert [line.batch for line in lines] == list(range(len(lines)))
+    return [line.digest for line in lines]
 
 
 def cut(words, num_batches, number, tmp_path, wait_until):
@@ -201,7 +201,7 @@ def test_a_checkpoint_without_the_replay_buffer_fills_a_new_one_before_it_learns
     assert {path.name for path in saved.iterdir()} == {"manifest.json", "state.pt"}
     resumed = forked("resume", "run", "run.max_batches=8", cwd=tmp_path)
     assert "the replay buffer replay is empty, as the checkpoint does not contain it" in resumed.stdout
-    learned = ["loss" in line["scalars"] for line in RunFolder(tmp_path / "run").read_metrics()]
+    learned = ["loss" in line.scalars for line in RunFolder(tmp_path / "run").read_metrics()]
     # Two batches are the warm-up.
     assert learned == [False, True, True, True, False, True, True, True]
     repeated = forked("reproduce", "run", cwd=tmp_path)

@@ -138,8 +138,7 @@ def resume(folder, lines):
 def outcome(folder):
     """The batches after the resume, and what the trainer has made of them."""
     files = RunFolder(folder)
-    keys = ("frames", "version", "digest", "scalars")
-    lines = [{key: line.get(key) for key in keys} for line in files.read_metrics()][BATCHES:]
+    lines = [(line.frames, line.version, line.digest, line.scalars) for line in files.read_metrics()][BATCHES:]
     written = [path for path in (files.policy, *sorted((folder / "data").rglob("*"))) if path.is_file()]
     return lines, [hash(path.read_bytes().replace(str(folder).encode(), b"")) for path in written]
 
@@ -167,7 +166,7 @@ def test_a_run_that_repeats_the_order_of_another_one_is_resumed_in_this_order(tm
     forked("run", *words, *order, cwd=tmp_path)
     forked("resume", "second", "run.max_batches=40", cwd=tmp_path)
     first, second = (
-        [line["digest"] for line in RunFolder(tmp_path / name).read_metrics()] for name in ("first", "second")
+        [line.digest for line in RunFolder(tmp_path / name).read_metrics()] for name in ("first", "second")
     )
     assert first == second
 

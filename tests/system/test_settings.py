@@ -39,13 +39,13 @@ def lines(folder):
 
 
 def digests(folder):
-    return [line["digest"] for line in lines(folder)]
+    return [line.digest for line in lines(folder)]
 
 
 def levels(folder):
     """The level of each batch, which is the one of its settings in every frame: a call and options of resets for each
     level. The batches of async workers may come in another order than their settings."""
-    found = [line["scalars"] for line in lines(folder)]
+    found = [line.scalars for line in lines(folder)]
     expected = [each["settings"] and 10 + (each["settings"] + 1) // 2 for each in found]
     assert [each["level"] for each in found] == [each["lowest"] for each in found] == expected
     return expected
@@ -67,7 +67,7 @@ def test_a_course_is_followed_and_reproduced(tmp_path, way):
     found = levels(tmp_path / "run")
     assert found[0] == 0
     assert found[-1] >= 11
-    versions = [line.get("settings", 0) for line in lines(tmp_path / "run")]
+    versions = [line.settings or 0 for line in lines(tmp_path / "run")]
     assert versions[:3] == [0] * 3
     assert versions[-1] == 6
     assert [(each["kind"], each["of"]) for each in made(tmp_path / "run")[:2]] == [
@@ -189,7 +189,7 @@ def test_envs_that_reset_themselves_follow_a_course_through_a_resume(tmp_path):
     forked("resume", "half", "run.max_batches=null", cwd=tmp_path)
     assert digests(tmp_path / "half") == digests(tmp_path / "run")
     # Episodes of five frames, in parts of ten.
-    assert [line["scalars"]["speed"] for line in lines(tmp_path / "half")] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert [line.scalars["speed"] for line in lines(tmp_path / "half")] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
 
 
 REFUSING = {

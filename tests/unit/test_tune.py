@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from batch_lines import batch_line
 from composed_overrides import composed
 
 from collectx import tune
@@ -191,7 +192,7 @@ def test_what_the_user_gives_is_not_searched():
 
 
 def test_the_window_of_a_measurement():
-    lines = [{"time": 100 + 0.5 * index, "frames": 64 * (index + 1) + 1000 * (index > 1)} for index in range(8)]
+    lines = [batch_line(time=100 + 0.5 * index, frames=64 * (index + 1) + 1000 * (index > 1)) for index in range(8)]
     assert tune.window_rate(lines, 1.0, 2.0) == 128.0
     assert tune.window_rate(lines, 1.0, 2.6) is None
     assert tune.window_rate(lines[:4], 1.0, 0.0) is None  # only one batch later
@@ -302,5 +303,5 @@ def test_whole_searches(expected):
     ],
 )
 def test_rates_at_the_limits_of_the_window(times, warmup_s, seconds, rate):
-    lines = [{"time": time, "frames": 10 * (index + 3)} for index, time in enumerate(times)]
+    lines = [batch_line(time=time, frames=10 * (index + 3)) for index, time in enumerate(times)]
     assert tune.window_rate(lines, warmup_s, seconds) == (rate and pytest.approx(rate))

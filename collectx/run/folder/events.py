@@ -167,13 +167,11 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         left = counted(fields["num_workers"], "worker")
         return f"the run continues with {left}, without worker {worker} (collector.on_worker_failure=drop)."
     if name == "worker_restarted":
-        # Folders of earlier versions have `life`, the incarnation, alone.
-        number = fields["restarts"] if "restarts" in fields else fields["life"]
         after = fields.get("after")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         lost = " and ".join(fields.get("normalizers", ()))
         begins = f"; the statistics of {lost} in its envs start from scratch" if lost else ""
-        return f"worker {worker} was restarted (restart {number}) {why}{begins}"
+        return f"worker {worker} was restarted (restart {fields['restarts']}) {why}{begins}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"

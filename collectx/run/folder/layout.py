@@ -43,11 +43,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.place.slurm import JobFiles
+from collectx.run.folder.batch_line import BatchLine
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status
 
@@ -253,17 +252,15 @@ class RunFolder(JobFiles):
     def run_id(self) -> str | None:
         """The id of the run, which names the run in data sets. A resume keeps it, and so does a run that replaces the
         one in the folder, because the user says so. None without a run."""
-        if meta := self.read_meta():
-            # Older versions did not save an id: they named a run by the path of its folder.
-            return meta.get("id") or xxhash.xxh3_64_hexdigest(str(self.path.resolve()).encode())
-        return None
+        return self.read_meta().get("id")
 
-    def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if lines are missing:
-        each line contains its batch number."""
-        for index, line in enumerate(read_lines(self.metrics)):
-            if (batch := line.get("batch", index)) != index:
-                problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
+    def read_metrics(self) -> Iterator[BatchLine]:
+        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFileError` also if one is not a
+        `BatchLine`, or if lines are missing: each line contains its batch number."""
+        for index, content in enumerate(read_lines(self.metrics)):
+            line = BatchLine.of(content, self.metrics, f"line {index + 1}")
+            if line.batch != index:
+                problem = f"line {index + 1} belongs to batch {line.batch}, not {index}: lines are missing"
                 raise DamagedFileError(f"{self.metrics}: {problem}")
             yield line
 

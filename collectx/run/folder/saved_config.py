@@ -13,23 +13,20 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from collectx.config.check import check_config, check_group
 from collectx.config.interpolation import as_written, resolved
 from collectx.config.problem import YAML, Problem
-from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, field_of, marked, schemas
+from collectx.config.registry import GROUPS, KEPT_GROUPS, field_of, marked, schemas
 from collectx.config.schema.fields import default_of
-from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, locked, runs_below
 from collectx.run.folder.result import Result, Status
-
-_OLD_SCALE: Any = 255.0
 
 
 def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batches: int) -> None:
@@ -117,15 +114,6 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
         raise DamagedFileError(f"{run_folder.result} is damaged: it does not describe a result: {error!r}") from error
 
 
-def with_old_scale(run_folder: RunFolder, cfg: RunConfig) -> RunConfig:
-    """Returns the configuration with which a run in a folder continues: `policy.scale` follows the space where the
-    user does not set it, but was 255 in earlier versions."""
-    if not run_folder.config.is_file() or not isinstance(cfg.policy, CnnPolicyConfig) or cfg.policy.scale is not None:
-        return cfg
-    saved = read_config(run_folder.newest_config).get("policy") or {}
-    return replace(cfg, policy=replace(cfg.policy, scale=_OLD_SCALE)) if saved.get("scale") == _OLD_SCALE else cfg
-
-
 def moved(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a clause for each text of `cfg` that names another place than in the newest configuration of a folder."""
     saved = _comparable_file(run_folder.newest_config)
@@ -136,9 +124,11 @@ def moved(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
 
 
 def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
-    """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
+    """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder. Raises
+    `ConfigError` if the folder has another format."""
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
+    snapshot.check_format(run_folder)
     saved = _comparable_file(run_folder.newest_config)
     now = _comparable(cfg, saved)
     found = _fixed(saved, _back(saved, now, cfg.run.moved))
@@ -212,8 +202,6 @@ def read_config(path: Path) -> dict[str, Any]:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not content:
         raise DamagedFileError(f"{path} is damaged: it contains no configuration")
-    if isinstance(content.get("launcher"), dict):
-        content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items() if key != "hydra"}
 
 
@@ -226,8 +214,6 @@ def config_text(cfg: RunConfig) -> str:
     content = _relevant(as_written(cfg))
     del content["checkpoint"], content["logger"], content["eval"]
     content["launcher"] = cfg.launcher.kind
-    if content["policy"].get("scale") == _OLD_SCALE:  # a point of an earlier version's sweep; see `with_old_scale`
-        content["policy"]["scale"] = None
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
@@ -270,8 +256,8 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
 
 def check_folder(run_folder: RunFolder) -> None:
     """Checks that a folder named by the user contains a run that this version of collectx can read. Restores the run
-    first if a start that would have replaced it was killed. Raises `ConfigError` if there is no run, or a newer version
-    wrote it."""
+    first if a start that would have replaced it was killed. Raises `ConfigError` if there is no run, or it has another
+    format."""
     if run_folder.has_replaced:
         with suppress(ConfigError), locked(run_folder, replace=True):  # otherwise, the start is not over
             pass
@@ -342,7 +328,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _comparable_file(config: Path) -> dict[str, Any]:
     """Returns a saved configuration for comparison, with defaults for options that are newer than the file."""
-    content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
+    content = read_config(config)
     complete = {
         group: vars(check_group(group, {"kind": section.get("kind")}, [])) | section
         for group in GROUPS

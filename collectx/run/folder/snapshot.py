@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from collectx.checkpoints import FORMAT
 from collectx.config.interpolation import as_written, written_values
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import RunConfig
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# The format of run folders: file names and fields. Format 1 (collectx 0.1) is not recorded in `meta.json`. A new
-# optional field does not change the format.
-FORMAT = 2
 _GIT_TIMEOUT_S = 5
 # The largest patch that is saved, in bytes.
 _MAX_PATCH = 1_000_000
@@ -129,13 +127,15 @@ def differences(old: RunFolder, new: RunFolder, batches: int) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Raises `ConfigError` if a later version of collectx wrote the run folder in a format that this version cannot
+    """Raises `ConfigError` if another version of collectx wrote the run folder in a format that this version does not
     read."""
     meta = folder.read_meta()
-    if (found := meta.get("format", 1)) > FORMAT:
-        version = (meta.get("packages") or {}).get("collectx", "or a newer one")
-        reads = f"collectx {sys.modules['collectx'].__version__} only reads formats up to {FORMAT}"
-        advice = f"Use the version of collectx that wrote it, {version}."
+    # Format 2 is the same: run folders had a number of their own. Before their runs had an id, their files differ.
+    found = meta.get("format") if "id" in meta else 1
+    if meta and found not in (2, FORMAT):
+        version = (meta.get("packages") or {}).get("collectx", "or another one")
+        reads = f"collectx {sys.modules['collectx'].__version__} reads format {FORMAT}"
+        advice = f"Use the version that wrote it, {version} (its commit is in snapshot/meta.json), or start a new run."
         raise ConfigError(f"{folder.path} has format {found}, but {reads}. {advice}")
 
 

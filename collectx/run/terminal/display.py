@@ -31,9 +31,10 @@ from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, printable, summary_of, text_of, traceback_of
 from collectx.process import is_debugging
+from collectx.run.folder.batch_line import TIMES
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
-from collectx.run.statistics import TIMES, Curve, RateWindow, Statistics, View
+from collectx.run.statistics import Curve, RateWindow, Statistics, View
 from collectx.run.terminal import printing
 from collectx.run.terminal.printing import clock, number, print_line, scalar
 

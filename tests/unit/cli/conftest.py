@@ -6,12 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from batch_lines import batch_line, write_lines
 from stand_in_slurm import write_result
 
 import collectx.run
+from collectx.checkpoints import FORMAT
 from collectx.config.schema.run import RunConfig
 from collectx.run import RunFolder
 from collectx.run.folder import snapshot
+from collectx.run.folder.batch_line import WorkerEntry
 
 
 class Stub:
@@ -29,11 +32,11 @@ class Stub:
         status, files = self.status(cfg), RunFolder(folder)
         files.begin()
         snapshot.write_config(cfg, files.config)
-        files.meta.write_text(json.dumps({"numerics": {"torch threads of the trainer": len(self.calls)}}))
+        numerics = {"torch threads of the trainer": len(self.calls)}
+        files.meta.write_text(json.dumps({"format": FORMAT, "id": "0", "numerics": numerics}))
         for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
-            line = {"version": index, "workers": [{"worker": worker, "policy_version": index}]}
-            with open(files.metrics, "a") as file:
-                file.write(json.dumps(line | ({"digest": digest} if cfg.trainer.digest else {})) + "\n")
+            values = {"digest": digest} if cfg.trainer.digest else {}
+            write_lines(files.metrics, [batch_line(index, workers=[WorkerEntry(worker, index)], **values)], "a")
         fields = {"digest": "d" if cfg.trainer.digest else None, "mean_return": self.mean_return(cfg)}
         write_result(folder, status, **fields)
         return SimpleNamespace(status=collectx.run.Status(status), folder=folder)

@@ -1,9 +1,11 @@
 """What whole command lines print, and how they end, where they start no run; and the tables that they are read by."""
 
+import json
 import re
 import shlex
 
 import pytest
+from batch_lines import batch_line
 
 from collectx import tune
 from collectx.cli import arguments, completion, main, overrides, sweep
@@ -139,7 +141,7 @@ def folders(tmp_path, monkeypatch):
         "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",
-        "finished/metrics.jsonl": '{"digest": "0"}\n',
+        "finished/metrics.jsonl": json.dumps(batch_line(digest="0").to_json()) + "\n",
         "finished/result.json": '{"status": "completed"}',
         "finished/checkpoints/000000002/manifest.json": "{}",
     }.items():

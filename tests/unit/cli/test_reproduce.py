@@ -7,6 +7,7 @@ import re
 from contextlib import nullcontext
 
 import pytest
+from batch_lines import batch_line, write_lines
 from composed_overrides import composed
 from omegaconf import OmegaConf
 
@@ -14,7 +15,10 @@ from collectx.cli import reproduce, run
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import snapshot
+from collectx.run.folder.batch_line import WorkerEntry
 from collectx.run.resume import recorded_order
+
+LINE = json.dumps(batch_line(digest="0").to_json())
 
 
 @pytest.fixture
@@ -228,8 +232,7 @@ def test_a_snapshot_without_an_option_of_a_newer_version_is_read(stub, old, caps
 def test_why_batches_may_differ(tmp_path, collector, typed, reason):
     files = RunFolder(tmp_path)
     files.begin()
-    line = {"digest": "0", "workers": [{"worker": 0, "policy_version": 0}], "version": 0}
-    files.metrics.write_text(json.dumps(line) + "\n")
+    write_lines(files.metrics, [batch_line(digest="0", workers=[WorkerEntry(0, 0)])])
     said = reproduce._order_problem(files, {"collector": collector}, typed)
     assert said == reason or (reason and reason in said)
 
@@ -296,11 +299,11 @@ def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_o
     [
         ("snapshot/config.yaml", "env: {", "cannot be read"),
         ("snapshot/config.yaml", "", "is damaged: it contains no configuration"),
-        ("metrics.jsonl", "{}\n\0\n", "is damaged: line 2 is not JSON"),
+        ("metrics.jsonl", f"{LINE}\n\0\n", "is damaged: line 2 is not JSON"),
         (
             "metrics.jsonl",
-            '{"digest": "0", "workers": [[]], "version": 0}\n',
-            "is damaged: a line does not describe a batch",
+            json.dumps(json.loads(LINE) | {"workers": [[]]}) + "\n",
+            "is damaged: line 1 does not describe a batch",
         ),
         ("events.jsonl", "[]\n", "is damaged: line 1 is not a JSON object"),
         ("result.json", '{"status": 3}', "is damaged: its status is 3"),
@@ -369,7 +372,7 @@ def test_a_module_of_the_folder_in_which_the_run_began_is_missed_with_that_folde
         ("/proj", ". The run began in /proj: start from there, or add it to PYTHONPATH."),
         (os.getcwd(), ""),
     ):
-        files.meta.write_text(json.dumps({"cwd": cwd}))
+        files.meta.write_text(json.dumps({"format": 2, "id": "0", "cwd": cwd}))
         reproduce.main(["old"])
         missing = "note: env.entry_point=not_here.envs:make names the package 'not_here', which is not installed here"
         assert missing + advice in capsys.readouterr().err.splitlines()

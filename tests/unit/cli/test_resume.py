@@ -61,7 +61,7 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
     files = old()
     files.result.unlink()
     shutil.rmtree(files.checkpoints)
-    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    files.meta.write_text(json.dumps({"format": 2, "id": "0", "host": socket.gethostname()}))
     with locked(files, replace=True):
         assert resume.main([str(files.path)]) == 2
     told = (

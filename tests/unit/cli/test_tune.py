@@ -1,10 +1,12 @@
 """`collectx tune` around its search, with rates by a function. The search: tests/unit/test_tune.py."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from batch_lines import batch_line, write_lines
 from composed_overrides import composed
 
 from collectx import tune
@@ -179,7 +181,7 @@ class Process:
 )
 @pytest.mark.parametrize("is_deaf", [False, True])
 def test_a_run_is_measured_and_ended(within, tmp_path, ends_s, frames_per_s, said, result, is_deaf):
-    now, killed, made = [0.0], [], []
+    now, killed, made, batches = [0.0], [], [], itertools.count()
     cfg = composed("trainer=ppo collector.start_timeout_s=100")
     measure = tune.RunMeasure(
         cfg, ["seed=3"], tune.TuneConfig(minutes=5.0, seconds=2.0, warmup_s=4.0, exact=None), tmp_path
@@ -195,8 +197,8 @@ def test_a_run_is_measured_and_ended(within, tmp_path, ends_s, frames_per_s, sai
     def sleep(seconds):
         now[0] += seconds
         if frames_per_s and now[0] > 1:
-            with open(tmp_path / "0" / "metrics.jsonl", "a") as file:
-                file.write(f'{{"time": {now[0]}, "frames": {int(frames_per_s * 2 * now[0])}}}\n')
+            line = batch_line(next(batches), time=now[0], frames=int(frames_per_s * 2 * now[0]))
+            write_lines(tmp_path / "0" / "metrics.jsonl", [line], "a")
             now[0] += 0.45
 
     within(tune, "time", monotonic=lambda: now[0], sleep=sleep)

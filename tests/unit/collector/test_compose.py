@@ -22,6 +22,7 @@ from collectx.worker.spec import ConfigOverrides
 
 RECORD = [RecordedBatch(0, 0, 0), RecordedBatch(1, 0, 1), RecordedBatch(1, 0, 1)]
 RESUME = {"version": 7, "weights": torch.zeros(0, dtype=torch.uint8), "incarnations": {0: 2, 1: 0}, "workers": {0: {}}}
+RESUME |= {"restart_counts": {0: 2, 1: 0}}
 WRITES = [ConfigOverrides(hooks=Hooks(write_batch=print))] * 2
 CASES = {
     "sync": ({}, {}),

@@ -91,7 +91,7 @@ def test_a_damaged_run_without_a_result_is_shown_without_numbers(queue, monkeypa
     monkeypatch.setattr(watcher, "_SETTLE_S", 0.0)
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
     assert [ended.status for ended in start("").results] == ["interrupted"]
-    assert "a line has no 'frames'; collectx keeps following the run" in capsys.readouterr().out
+    assert "a line has no 'batch'; collectx keeps following the run" in capsys.readouterr().out
 
 
 def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):

@@ -47,7 +47,15 @@ def line(batch, time, **fields):
 
 def entry(worker, measured_s):
     sums = {"lag": 0, "frames": 10, "episodes": 0, "return": None}
-    return {"worker": worker, **sums, "env_s": measured_s, "policy_s": 0.0, "wait_s": 0.0, "send_s": 0.0}
+    return {
+        "worker": worker,
+        "policy_version": 0,
+        **sums,
+        "env_s": measured_s,
+        "policy_s": 0.0,
+        "wait_s": 0.0,
+        "send_s": 0.0,
+    }
 
 
 @pytest.mark.sample(3)
@@ -227,7 +235,7 @@ def test_rates_are_between_batches(tmp_path):
 
 
 def test_lines_become_columns_scalars_and_the_times_of_each_worker(tmp_path):
-    parts = [[entry(0, 1.0), entry(1, 0.5)], [{"worker": 0}], [entry(0, 2.0), entry(1, 2.5)]]
+    parts = [[entry(0, 1.0), entry(1, 0.5)], [{"worker": 0, "policy_version": 0}], [entry(0, 2.0), entry(1, 2.5)]]
     scalars = [{}, {"scalars": {"loss": 3.0}}, {}, {"scalars": {"loss": None, "entropy": 1.0}}]
     lines = [line(0, 101.0, workers=parts[0]), line(1, 102.0, workers=parts[1], mean_return=5.0)]
     lines = [
@@ -328,7 +336,14 @@ LINES = [
     line(0, 100.0, num_episodes=0, scalars={"loss": 4.0}, workers=[entry(0, 1.0), entry(1, 0.5)]),
     line(1, 101.0, num_episodes=60, mean_return=5.0, waited_s=0.25),
     line(2, 102.0, num_episodes=120, mean_return=4.0, scalars={"loss": 2.0, "kl": 0.5}, workers=[entry(0, 2.0)]),
-    line(3, 104.0, num_episodes=240, mean_return=3.0, lag=1.5, workers=[entry(1, 0.0), {"worker": 0}]),
+    line(
+        3,
+        104.0,
+        num_episodes=240,
+        mean_return=3.0,
+        lag=1.5,
+        workers=[entry(1, 0.0), {"worker": 0, "policy_version": 0}],
+    ),
     line(4, 203.0, num_episodes=250, mean_return=None, resumed=True, workers=[entry(0, 1.0), entry(1, 1.0)]),
     line(5, 204.0, num_episodes=260, mean_return=6.0, scalars={"kl": 0.25}),
 ]

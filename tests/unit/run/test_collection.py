@@ -19,19 +19,20 @@ from collectx.collector.worker_record import Settings
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
-from collectx.run.statistics import MetricsTail, PartTotals, RateWindow, Statistics
+from collectx.run.folder.batch_line import PartTotals
+from collectx.run.statistics import MetricsTail, RateWindow, Statistics
 
 
 def test_the_totals_of_a_worker():
     totals = PartTotals()
     assert (totals.frames, totals.lag, totals.episodes, totals.total_return) == (0, 0, 0, 0.0)
-    assert totals.shares(PartTotals()) == (0.0,) * 4
-    totals.add((1.0, 2.0, 0.0, 0.5), 10, 3, 2, 5.0)
+    assert totals.shares() == (0.0,) * 4
+    totals.add(PartTotals((1.0, 2.0, 0.0, 0.5), 10, 3, 2, 5.0))
     before = replace(totals)
-    totals.add((2.0, 0.0, 1.0, 1.0), 20, 1, 0, 0.0)
+    totals.add(PartTotals((2.0, 0.0, 1.0, 1.0), 20, 1, 0, 0.0))
     assert totals == PartTotals((3.0, 2.0, 1.0, 1.5), 30, 1, 2, 5.0)
-    assert totals.spent_since(before) == [2.0, 0.0, 1.0, 1.0]
-    assert totals.shares(before) == (0.5, 0.0, 0.25, 0.25)
+    assert totals.since(before) == PartTotals((2.0, 0.0, 1.0, 1.0), 20, 1, 0, 0.0)
+    assert totals.since(before).shares() == (0.5, 0.0, 0.25, 0.25)
 
 
 class FakeCollector:
@@ -88,6 +89,7 @@ def test_batches_lines_and_sums(folder, batch_info):
     # After the first batch.
     assert (statistics.frames_per_s, statistics.first_s, statistics.last_s) == (40.0, 100, 101)
     first, second = folder.read_metrics()
+    first, second = first.to_json(), second.to_json()
     assert (first.get("taking_part"), second["taking_part"]) == (None, [2, 4])
     assert first["return"] == first["mean_return"] == 4.0
     assert second["mean_return"] == 4.0
@@ -131,7 +133,7 @@ def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(f
     list(collected)
     replay.update()
     assert read.view(220.0).trainer_share == 0.9
-    assert [line.get("resumed") for line in folder.read_metrics()] == [None, None, True, None, None]
+    assert [line.resumed for line in folder.read_metrics()] == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("value", ["hello", [1, 2], torch.zeros(2), None])
@@ -148,10 +150,10 @@ def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder
     deliveries = [batch_info(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]
     with closing(taken(FakeCollector(*deliveries), folder, statistics, clock=clock.__next__)) as collection:
         list(collection)
-    entries = [line["workers"][0] for line in folder.read_metrics()]
-    assert [(entry["worker"], entry["policy_version"]) for entry in entries] == [(3, index) for index in range(7)]
-    sums = [(entry.get("frames"), entry.get("return")) for entry in entries[:4]]
-    assert sums == [(10, 0), (None, None), (None, None), (30, 2)]
+    entries = [line.workers[0] for line in folder.read_metrics()]
+    assert [(entry.worker, entry.policy_version) for entry in entries] == [(3, index) for index in range(7)]
+    sums = [entry.totals and (entry.totals.frames, entry.totals.total_return) for entry in entries[:4]]
+    assert sums == [(10, 0), None, None, (30, 6)]
     replay = MetricsTail(folder.metrics, -1)
     replay.update()
     assert replay.workers == statistics.workers

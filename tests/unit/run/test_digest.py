@@ -1,8 +1,8 @@
-import json
 import re
 
 import pytest
 import torch
+from batch_lines import batch_line, write_lines
 from configurations import digest_of
 from tensordict import TensorDict
 
@@ -71,9 +71,9 @@ def test_the_total_knows_the_order():
 )
 def test_compare(tmp_path, old, new, verdict, first):
     for name, digests in {"old": old, "new": new}.items():
-        lines = [{} if text == " " else {"digest": text} for text in digests]
+        lines = (batch_line(index, digest=text.strip()) for index, text in enumerate(digests))
         (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(tmp_path / name / "metrics.jsonl", lines)
     found = compare(tmp_path / "old", tmp_path / "new")
     assert (found.verdict, found.first_different) == (verdict, first)
     assert found.identical == (verdict is Verdict.IDENTICAL)

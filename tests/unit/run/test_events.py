@@ -68,7 +68,7 @@ EVENTS = [
     ("worker_failed", FAILURE),
     ("worker_dropped", {"worker": 1, "num_workers": 3}),
     *[("worker_restarted", RESTART | {"restarts": each}) for each in (1, 2, 3, 4, 11, 12, 13, 21, 111, 113, 122)],
-    ("worker_restarted", {"worker": 1, "life": 2, "after": "ValueError"}),
+    ("worker_restarted", {"worker": 1, "restarts": 2, "after": "ValueError"}),
     ("worker_restarted", RESTART | {"after": "JobEnded", "normalizers": ["NormalizeReward"]}),
     ("worker_restarted", RESTART | {"normalizers": ["NormalizeReward", "NormalizeObservation"]}),
     ("worker_ready", JOIN | {"batches": 0}),

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from collectx.checkpoints import Checkpoints
 from collectx.errors import DamagedFileError
@@ -38,14 +37,12 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     assert list(folder.read_metrics()) == list(folder.read_events()) == []
 
 
-def test_a_run_has_an_id_which_earlier_versions_made_from_its_path(tmp_path):
+def test_a_run_has_an_id(tmp_path):
     folder = RunFolder(tmp_path)
     folder.begin()
     assert folder.run_id is None
-    write_json(folder.meta, {"format": 2})
-    assert folder.run_id == xxhash.xxh3_64_hexdigest(str(tmp_path.resolve()).encode())
-    write_json(folder.meta, {"format": 2, "id": "0123456789abcdef"})
-    write_json(folder.resumed(folder.meta, 7), {"format": 2, "id": "0123456789abcdef"})
+    write_json(folder.meta, {"id": "0123456789abcdef"})
+    write_json(folder.resumed(folder.meta, 7), {"id": "0123456789abcdef"})
     assert folder.run_id == "0123456789abcdef"
 
 

@@ -26,7 +26,6 @@ from collectx.errors import ConfigError, SpaceError
 from collectx.fork_server import start
 from collectx.run import RunFolder, Status, cores, execute, execution
 from collectx.run.folder.layout import locked
-from collectx.run.statistics import TIMES
 
 
 def read(folder):
@@ -44,8 +43,8 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert 0 < saved["start_s"] < saved["wall_s"]
     assert saved["frames_per_s"] > 0
     assert len(saved["digest"]) == 37
-    assert [line["frames"] for line in lines] == [line["scalars"]["frames"] for line in lines] == [20, 40, 60, 80, 100]
-    assert saved["num_episodes"] == sum(line.get("episodes", 0) for line in lines) > 0
+    assert [line.frames for line in lines] == [line.scalars["frames"] for line in lines] == [20, 40, 60, 80, 100]
+    assert saved["num_episodes"] == sum(line.episodes or 0 for line in lines) > 0
     assert torch.load(files.final_checkpoint)["batches"] == 5
     assert OmegaConf.to_container(OmegaConf.load(files.config)) == as_written(cfg)
     meta = json.loads(files.meta.read_text())
@@ -66,7 +65,7 @@ def facts_of(files, said):
     ended["digest"] = len(ended["digest"])
     events = [event | {"time": 0, "seconds": 0} for event in files.read_events()]
     lines = []
-    for line in files.read_metrics():
+    for line in (each.to_json() for each in files.read_metrics()):
         assert len(line.pop("digest")) == ended["digest"]
         assert min(line.pop(name) or 0 for name in ("time", "frames_per_s", "waited_s")) >= 0
         # Once a second, they are complete.
@@ -131,8 +130,8 @@ def test_times_are_parts_of_the_time_that_passed(cfg, tmp_path):
     execute(replace(cfg, checkpoint=replace(cfg.checkpoint, every_min=0.0)), tmp_path, [])
     passed_s = time.monotonic() - began_s
     files, saved, lines = read(tmp_path)
-    workers = [worker for line in lines for worker in line["workers"]]
-    times = [line["waited_s"] for line in lines], *([each.get(name, 0) for each in workers] for name in TIMES)
+    spent_s = [entry.totals.spent_s for line in lines for entry in line.workers if entry.totals is not None]
+    times = [line.waited_s for line in lines], *zip(*spent_s, strict=True)
     assert all(value >= 0 for values in times for value in values)
     assert all(sum(values) <= passed_s for values in times)
     assert 0 < sum(sum(values) for values in times[1:]) <= passed_s
@@ -283,7 +282,7 @@ def test_a_run_ends_after_so_many_batches_as_it_would_have_gone_on(cfg, tmp_path
     result = execute(replace(cfg, run=RunOptions(max_batches=3)), tmp_path / "part", [])
     assert (result.status, result.frames) == (Status.COMPLETED, 60)
     assert result.exit_reason == "3 batches delivered (run.max_batches=3)"
-    whole, part = ([line["digest"] for line in read(tmp_path / name)[2]] for name in ("whole", "part"))
+    whole, part = ([line.digest for line in read(tmp_path / name)[2]] for name in ("whole", "part"))
     assert part == whole[:3]
 
 
@@ -294,7 +293,7 @@ def test_the_order_of_a_recorded_run_is_followed_also_by_a_resumed_run(cfg, tmp_
         return replace(made, trainer=cfg.trainer), tmp_path / name
 
     def digests(name):
-        return [line["digest"] for line in read(tmp_path / name)[2]]
+        return [line.digest for line in read(tmp_path / name)[2]]
 
     made, folder = start("recorded")
     execute(made, folder, [])

@@ -9,12 +9,10 @@ import torch
 from composed_overrides import composed
 from omegaconf import OmegaConf
 
-from collectx.checkpoints import Checkpoints
 from collectx.cli import resume, run
 from collectx.jobs import entry
 from collectx.jobs.worker_jobs import JobSpec
 from collectx.run import RunFolder, execute
-from collectx.run.resume import _load
 
 _LINE = (
     "env=cartpole env.num_envs=2 policy=mlp policy.hidden_sizes=[8] trainer=custom trainer.digest=true "
@@ -27,7 +25,7 @@ _STOPPED = "trainer.kwargs.stop_at=3"
 def check_equal(*folders):
     """Asserts that two completed runs have equal digests, logged values and last states."""
     files = [RunFolder(folder) for folder in folders]
-    one, other = ([(each["batch"], each["digest"], each.get("scalars")) for each in it.read_metrics()] for it in files)
+    one, other = ([(each.batch, each.digest, each.scalars) for each in it.read_metrics()] for it in files)
     assert one == other
     assert len(one) > 3
     one, other = (it.read_result()["digest"] for it in files)
@@ -92,11 +90,3 @@ def test_a_requeued_job_resumes_its_run(tmp_path, job):
     assert job(restarts=1) == 0
     execute(composed(_JOB.replace("slurm launcher.requeue=false", "inline")), tmp_path / "uncut", [])
     check_equal(tmp_path / "run", tmp_path / "uncut")
-
-
-def test_checkpoints_of_earlier_versions_call_incarnations_lives(tmp_path):
-    state = {"statistics": {"sums": {"batches": 4, "frames": 8}}, "collector": {"lives": {1: 2}}}
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.write(4, {"batches": 4, "frames": 8}, {"state.pt": state})
-    (_, read), _ = checkpoints.newest(_load)
-    assert read["collector"] == {"incarnations": {1: 2}}

@@ -114,7 +114,7 @@ def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kin
     assert resume.main([str(folder.path), "run.max_batches=5"]) == 0
     result = folder.read_result()
     assert (result["status"], result["batches"]) == (Status.COMPLETED, 5)
-    assert [line["batch"] for line in folder.read_metrics()] == [*range(5)]
+    assert [line.batch for line in folder.read_metrics()] == [*range(5)]
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-30], lambda text: text.replace(b'"batch":4', b'"batch":5')])
@@ -127,7 +127,7 @@ def test_a_damaged_line_falls_back_to_the_checkpoint_before_it(cfg, ended, capsy
         f"but the checkpoint {ended.checkpoints}/000000005 counts 5" in said.err
         or "line 5 belongs to batch 5" in said.err
     )
-    assert [line["batch"] for line in ended.read_metrics()] == [*range(5)]
+    assert [line.batch for line in ended.read_metrics()] == [*range(5)]
 
 
 @pytest.mark.sample(1)

@@ -55,5 +55,5 @@ def test_batches_are_those_of_the_python_classes(run, way, size, keywords):
         assert {*mine.keys(True, True)} == {*other.keys(True, True)}
         assert (mine == other).all()
     # What is counted are the collector's batches.
-    assert [line["frames"] for line in lines] == list(range(size, lines[-1]["frames"] + 1, size))
-    assert 400 <= lines[-1]["frames"] < 400 + size
+    assert [line.frames for line in lines] == list(range(size, lines[-1].frames + 1, size))
+    assert 400 <= lines[-1].frames < 400 + size

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from collectx.run import statistics
-from collectx.run.statistics import Curve, MetricsTail, PartTotals, RateWindow, Statistics, View, bootstrap_interval
+from collectx.run.folder.batch_line import PartTotals
+from collectx.run.statistics import Curve, MetricsTail, RateWindow, Statistics, View, bootstrap_interval
 
 
 def part(worker=0, frames=4, version=0, returns=(), times=(1.0, 2.0, 3.0, 4.0), metrics=None):
@@ -82,14 +83,20 @@ TIMES = {"env_s": 1.0, "policy_s": 2.0, "wait_s": 3.0, "send_s": 4.0}
 LINES = [
     LINE,
     LINE | {"batch": 1, "frames": 80, "frames_per_s": 10.0, "version": 2, "lag": 0.25, "scalars": {"loss": 0.5}},
-    # A file of an earlier version, without `num_episodes`.
-    LINE | {"batch": 2, "frames": 100, "frames_per_s": 20.0, "episodes": 3, "return": 4.0, "mean_return": 4.0},
+    LINE
+    | {"batch": 2, "frames": 100, "frames_per_s": 20.0, "episodes": 3, "num_episodes": 3}
+    | {"return": 4.0, "mean_return": 4.0},
     LINE
     | {"batch": 3, "frames": 140, "frames_per_s": 20.0, "num_episodes": 120, "mean_return": 3.0}
-    | {"workers": [{"worker": 1, "lag": 2, "frames": 60, **TIMES, "episodes": 4, "return": 2.5}, {"worker": 0}]},
+    | {
+        "workers": [
+            {"worker": 1, "policy_version": 0, "lag": 2, "frames": 60, **TIMES, "episodes": 4, "return": 2.5},
+            {"worker": 0, "policy_version": 0},
+        ]
+    },
     LINE
     | {"batch": 4, "frames": 180, "frames_per_s": None, "num_episodes": 120, "mean_return": None, "resumed": True}
-    | {"workers": [{"worker": 1, "lag": 1, "frames": 20, **TIMES, "episodes": 0, "return": None}]},
+    | {"workers": [{"worker": 1, "policy_version": 0, "lag": 1, "frames": 20, **TIMES, "episodes": 0, "return": None}]},
     LINE | {"batch": 5, "frames": 220, "frames_per_s": 40.0, "num_episodes": 220, "mean_return": 2.0},
     LINE | {"batch": 6, "frames": 260, "frames_per_s": 40.0, "taking_part": [2, 3], "scalars": {"kl": 1.0}},
 ]
@@ -141,9 +148,9 @@ def test_lags_times_and_returns_are_summed_by_worker():
         1: PartTotals((2.0, 3.0, 4.0, 5.0), 12, 0, 2, 6.0),
         0: PartTotals((1.0, 2.0, 3.0, 4.0), 2, 4),
     }
-    assert one.workers[1].shares(PartTotals()) == tuple(each / 14 for each in (2, 3, 4, 5))
-    assert one.workers[1].spent_since(one.workers[0]) == [1.0, 1.0, 1.0, 1.0]
-    assert PartTotals().shares(PartTotals()) == (0.0,) * 4
+    assert one.workers[1].shares() == tuple(each / 14 for each in (2, 3, 4, 5))
+    assert one.workers[1].since(one.workers[0]).spent_s == (1.0, 1.0, 1.0, 1.0)
+    assert PartTotals().shares() == (0.0,) * 4
     one.add(batch_info(part(1, 0)), 2.0)
     assert one.lag == 0.0
 

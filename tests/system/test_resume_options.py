@@ -328,6 +328,12 @@ EFFECTS = {
     "eval.exploration_type": Effect(
         "evaluated", "eval.exploration_type=random", lambda seen, same: seen.returns != same.returns, "exploration"
     ),
+    "eval.env": Effect(
+        "evaluated",
+        "eval.env.wrappers=[{TimeLimit:{max_episode_steps:2}}]",
+        lambda seen, same: seen.returns != same.returns,
+        "env",
+    ),
     "eval.seed": Effect("evaluated", "eval.seed=5", lambda seen, same: seen.returns != same.returns, "seed"),
     "eval.max_frames_per_episode": Effect(
         "evaluated",
@@ -335,6 +341,7 @@ EFFECTS = {
         lambda seen, same: seen.has("events.jsonl", "evaluation_failed"),
         "frames",
     ),
+    "run.max_log_bytes": "limits a log; test_log_limit.py",
     "run.moved": "allows changes; test_interpolations.py",
     "run.trust": "allows a resume; test_folders.py",
     "eval.video": "is of `collectx eval`",

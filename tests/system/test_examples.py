@@ -110,9 +110,10 @@ def test_a_new_project_runs_as_its_readme_says(tmp_path):
     _, _, command = said.strip().splitlines()
     (block,) = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     assert command.strip() == block.splitlines()[0]
-    for line in block.splitlines():
-        short = ["collector.total_frames=1600"] if "collectx" in line else ["-p", "no:cacheprovider"]
-        run([*shlex.split(line), *short], project)
+    *commands, test = map(shlex.split, block.splitlines())
+    for _, *words in commands:
+        forked(*words, "collector.total_frames=1600", cwd=project)
+    run([*test, "-p", "no:cacheprovider"], project)
     refused = collectx("init", "mine", cwd=tmp_path, status=2).stderr
     assert "init: mine exists and is not an empty folder. Name a new one: collectx init DIR" in refused
     (tmp_path / "file").touch()

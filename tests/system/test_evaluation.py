@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+from importlib.util import find_spec
 
 import pytest
 from commands import collectx, forked, result, start
@@ -179,6 +180,11 @@ class Walk(gym.Env):
         self.t += 1
         return np.zeros(self.observation_space.shape, np.float32), 5.0, self.t >= self.length, False, {}
 """
+ONE = """
+from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+def make(skip=1):
+    return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=20 // skip))
+"""
 CLIPPED = [
     *("env=gym", "env.entry_point=walk:Walk", "env.wrappers=[{ClipReward:{min_reward:-1,max_reward:1}}]"),
     *("debug=tiny", "eval.every_batches=1", "eval.episodes=2", "hydra.run.dir=run"),
@@ -229,6 +235,33 @@ def test_the_spaces_of_evaluations_are_those_of_the_policy(tmp_path):
     forked("run", *CLIPPED, cwd=tmp_path)
     done = forked("eval", "run", "eval.env.kwargs.size=4", cwd=tmp_path, status=2)
     assert "for other observations" in done.stderr
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("env", "changes", "returned"),
+    [
+        (["env=torchrl", "env.target=one:make"], ["eval.env.kwargs.skip=4"], 5),
+        (["env=gym_vector", "env.id=CartPole-v1"], ["eval.env.kwargs.max_episode_steps=5"], 5),
+        (["env=counting"], ["eval.env.episode_length=3", "eval.env.num_envs=2"], None),
+        pytest.param(
+            ["env=envpool", "env.id=CartPole-v1"],
+            ["eval.env={kind: gym, id: CartPole-v1, kwargs: {max_episode_steps: 5}}"],
+            5,
+            marks=pytest.mark.skipif(find_spec("envpool") is None, reason="envpool is not installed"),
+        ),
+    ],
+)
+def test_every_kind_of_env_can_change(tmp_path, env, changes, returned):
+    """One-hot actions, which TorchRL has, are the same in both."""
+    (tmp_path / "one.py").write_text(ONE)
+    words = ["debug=tiny", "trainer=meter", "policy=random", "eval.every_batches=1", "eval.episodes=2"]
+    forked("run", *env, *changes, *words, "hydra.run.dir=run", cwd=tmp_path)
+    first = events(tmp_path / "run", "evaluated")[0]
+    if returned is None:
+        assert first["mean_length"] == 3.5
+    else:
+        assert first["mean_return"] <= returned
 
 
 @pytest.mark.ci

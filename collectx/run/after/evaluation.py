@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Space
 from torch import nn
 
 from collectx import collector as collectors
@@ -174,12 +175,21 @@ def in_envs(
         ("observations", spec.observation_space, found.observation_space),
         ("actions", spec.action_space, found.action_space),
     ):
-        if ours != theirs:
+        if not _is_same(ours, theirs):
             raise ConfigError(
                 f"eval.env={YAML.show(cfg.eval.env)} cannot be used, because the policy was made for other {name}: "
                 f"{ours} in training, {theirs} in evaluations. Keep the wrappers that define the space."
             )
     return changed, found
+
+
+def _is_same(ours: Space, theirs: Space) -> bool:
+    """Whether two spaces are equal. For one-hot leaves of TorchRL, a bare `Space` has the shape and dtype alone."""
+    if type(ours) is type(theirs) is Space:
+        return (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    if isinstance(ours, Dict) and isinstance(theirs, Dict):
+        return ours.keys() == theirs.keys() and all(_is_same(ours[key], theirs[key]) for key in ours)
+    return ours == theirs
 
 
 def with_normalizers(cfg: RunConfig, statistics: Sequence[dict[str, Any]]) -> RunConfig:

@@ -264,9 +264,8 @@ class Seen:
 
     @property
     def due(self):
-        """The batches before which an evaluation was due, in the resumed run; one may have been left out."""
-        events = RunFolder(self.folder).read_events()
-        return {each["batches"] for each in events if each["event"].startswith("evaluat") and each["batches"] > BATCHES}
+        """The batches before which an evaluation was due, in the resumed run."""
+        return {each["batches"] for each in self.evaluations if each["batches"] > BATCHES}
 
     @property
     def returns(self):

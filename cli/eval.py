@@ -11,7 +11,7 @@ from dataclasses import fields
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder
-from collectx.config.problem import YAML
+from collectx.config.interpolation import as_written
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
@@ -52,7 +52,7 @@ def _eval(arguments: Arguments) -> int:
     policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
     recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
     if cfg.eval.env:
-        printing.note(f"evaluates with eval.env={YAML.show(cfg.eval.env)}")
+        printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
     if cfg.eval.video:
         recording = evaluation.with_video(recording, run_folder.videos)
     trained.load_weights(run_folder, policy, cfg.eval.weights)
@@ -75,7 +75,7 @@ def _eval(arguments: Arguments) -> int:
         "exploration_type": cfg.eval.exploration_type,
         "seed": cfg.eval.seed,
         "weights": cfg.eval.weights,
-        "env": cfg.eval.env,
+        "env": as_written(cfg, is_escaped=False)["eval"]["env"],
         "overrides": overrides,
     }
     write_json(run_folder.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})

@@ -35,7 +35,7 @@ def evaluated(cfg: RunConfig) -> RunConfig:
 def evaluation_env(cfg: RunConfig) -> Iterator[Problem]:
     """The types and ranges of `env`, and `gym_envs`, hold with the changes of `eval.env`."""
     base, changes = _base(cfg), cfg.eval.env
-    if not changes:
+    if not changes or not (base or "kind" in changes):  # the choice of `env` is wrong
         return
     found: list[Problem] = []
     env = check_group("env", _merged(base, changes), found)

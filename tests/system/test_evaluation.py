@@ -170,7 +170,7 @@ WALK = """
 import gymnasium as gym, numpy as np
 class Walk(gym.Env):
     action_space = gym.spaces.Discrete(2)
-    def __init__(self, size=3, length=20):
+    def __init__(self, size=3, length=20, token=None):
         self.observation_space, self.length = gym.spaces.Box(-1, 1, (size,), np.float32), length
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -207,6 +207,9 @@ def test_evaluations_in_another_env(tmp_path):
     forked("eval", "run", "eval.env.kwargs.length=30", cwd=tmp_path)
     found = json.loads((folder / "eval.json").read_text())
     assert (found["returns"], found["env"]) == ([150, 150], {"wrappers": [], "kwargs": {"length": 30}})
+    done = forked("eval", "run", "eval.env.kwargs.token=${oc.env:USER_TOKEN,secret}", cwd=tmp_path)
+    assert "kwargs:{token:${oc.env:USER_TOKEN,secret}}" in done.stderr
+    assert '"token": "${oc.env:USER_TOKEN,secret}"' in (folder / "eval.json").read_text()
     forked("resume", "run", "collector.total_frames=192", "eval.env.kwargs.length=4", cwd=tmp_path)
     assert events(folder, "evaluated")[-1]["mean_return"] == 20
     done = forked("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)

@@ -25,6 +25,7 @@ from torch import nn
 
 from collectx import collector as collectors
 from collectx import env as envs
+from collectx.config.interpolation import as_written
 from collectx.config.problem import YAML
 from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
@@ -177,10 +178,15 @@ def in_envs(
     ):
         if not _is_same(ours, theirs):
             raise ConfigError(
-                f"eval.env={YAML.show(cfg.eval.env)} cannot be used, because the policy was made for other {name}: "
+                f"eval.env={shown_changes(cfg)} cannot be used, because the policy was made for other {name}: "
                 f"{ours} in training, {theirs} in evaluations. Keep the wrappers that define the space."
             )
     return changed, found
+
+
+def shown_changes(cfg: RunConfig) -> str:
+    """Returns the value of `eval.env`, with `${oc.env:NAME}` as written."""
+    return YAML.show(as_written(cfg, is_escaped=False)["eval"]["env"])
 
 
 def _is_same(ours: Space, theirs: Space) -> bool:

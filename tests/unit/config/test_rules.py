@@ -58,6 +58,7 @@ LINES = {
         "eval.env.wrapers=[] eval.env.num_envs=zero env.num_envs=-1",
         "eval.env.entry_point=a:B",
         "eval.env.kind=gymm",
+        "env.kind=gymm eval.env.num_envs=2",
         "eval.env.kind=envpool",
         "eval.env=pendulum",
         "env.id= eval.env.num_envs=2",

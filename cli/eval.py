@@ -11,6 +11,7 @@ from dataclasses import fields
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.config.interpolation import as_written
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
@@ -26,13 +27,14 @@ collectx eval RUN_DIR [episodes=10] [video=true] [weights=best] [exploration_typ
 evaluate the newest policy of the run in RUN_DIR, in separate envs with separate seeds, and write RUN_DIR/eval.json.
 
 episodes=10 is short for eval.episodes=10, and so on for every option of `eval` (to list them: collectx list eval). To
-evaluate in a different env, override it: env.kwargs.gravity=5. video=true saves a video of each episode in
+evaluate in a different env, override it: eval.env.kwargs.gravity=5. video=true saves a video of each episode in
 RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
 eval first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
 
-_SHORT = {field.name for field in fields(EvalOptions)}
+# `env=NAME` is the group.
+_SHORT = {field.name for field in fields(EvalOptions)} - {"env"}
 
 
 def _eval(arguments: Arguments) -> int:
@@ -47,8 +49,12 @@ def _eval(arguments: Arguments) -> int:
     from collectx.policy.exploration import ExplorationType
     from collectx.run.after import evaluation, trained
 
-    recording = evaluation.with_video(cfg, run_folder.videos) if cfg.eval.video else cfg
     policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
+    recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
+    if cfg.eval.env:
+        printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
+    if cfg.eval.video:
+        recording = evaluation.with_video(recording, run_folder.videos)
     trained.load_weights(run_folder, policy, cfg.eval.weights)
     if spec.normalizers:
         recording = _with_normalizers(recording, run_folder, spec.normalizers)
@@ -69,6 +75,7 @@ def _eval(arguments: Arguments) -> int:
         "exploration_type": cfg.eval.exploration_type,
         "seed": cfg.eval.seed,
         "weights": cfg.eval.weights,
+        "env": as_written(cfg, is_escaped=False)["eval"]["env"],
         "overrides": overrides,
     }
     write_json(run_folder.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
@@ -93,6 +100,7 @@ def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str
     from collectx.run.after import evaluation, trained
 
     found = trained.statistics_of_normalizers(run_folder, cfg.eval.weights)
+    found = [each for each in found if each["wrapper"] in names]  # eval.env may leave out others
     if not isinstance(cfg.env, GymnasiumConfig) or {each["wrapper"] for each in found} != set(names):
         for name in names:
             printing.note(note_of(name, of_run=False))

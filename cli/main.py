@@ -19,6 +19,7 @@ from collectx.progress import telling_imports
 
 # The name of each subcommand, and one line about it. The module of that name contains `main(argv) -> exit status`.
 SUBCOMMANDS = {
+    "init": "write a project with an env, a policy and a trainer of your own: collectx init DIR",
     "run": "collect and train: collectx run [overrides] [-m] [flags]",
     "reproduce": "repeat a run and compare the batches: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",

@@ -26,6 +26,7 @@ from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.place import place_of
+from collectx.rules.evaluation_env import also_evaluated
 from collectx.run.folder.snapshot import Target, targets
 from collectx.user_objects import HYDRA_KEYS, resolve
 
@@ -199,6 +200,10 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 def argument_problems(cfg: RunConfig) -> list[str]:
     """Returns a message for each argument that its target does not take; none for a job, whose nodes may use other
     packages than this machine."""
+    return also_evaluated(_argument_problems, cfg)
+
+
+def _argument_problems(cfg: RunConfig) -> list[str]:
     messages: list[str] = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):

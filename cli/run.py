@@ -33,6 +33,7 @@ from collectx.errors import CollectxError, ConfigError, DamagedFileError, summar
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
 from collectx.progress import telling_imports
+from collectx.rules.evaluation_env import also_evaluated
 from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, preflight
 from collectx.run.after import foreign_code
@@ -280,7 +281,8 @@ def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     place = place_of(cfg)
     problems = [YAML.words(text) for text in place.missing()]
     if not place.is_job:
-        problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *place.unreachable()]
+        problems += also_evaluated(preflight.env_problems, cfg)
+        problems += [*preflight.device_problems(cfg), *place.unreachable()]
     copies, is_refused = preflight.copies()
     problems += [copies] * is_refused
     if not problems and shows_warnings:

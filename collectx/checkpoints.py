@@ -44,7 +44,13 @@ class Checkpoints:
         self._keep = keep
         self._prefix = prefix
 
-    def write(self, number: int, facts: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> Path:
+    def write(
+        self,
+        number: int,
+        facts: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, Any]],
+        unranked: Collection[int] = (),
+    ) -> Path:
         """Writes a checkpoint, and removes the oldest ones and those that killed processes left incomplete; blocks
         until it is on the disk. Does nothing if there is a checkpoint of this number. Only the owner may write to the
         files, whatever the umask. Returns the checkpoint's folder. Raises `OSError` if the checkpoint could not be
@@ -53,6 +59,7 @@ class Checkpoints:
         Args:
             facts: plain data for the manifest. If they contain a `score`, the checkpoint with the greatest one is kept,
                 too.
+            unranked: the numbers of checkpoints that are kept because their scores will come, see `rank`.
             states: tensors and plain data, by file name. Tensors are not copied: do not change them meanwhile.
         """
         target = self.folder(number)
@@ -77,10 +84,23 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        best, incomplete = self.best(), self.path.glob(f"{INCOMPLETE}{self._prefix}*")
-        for old in (*(path for path in self.all()[: -self._keep] if path != best), *incomplete):
+        kept, incomplete = {self.best(), *map(self.folder, unranked)}, self.path.glob(f"{INCOMPLETE}{self._prefix}*")
+        for old in (*(path for path in self.all()[: -self._keep] if path not in kept), *incomplete):
             shutil.rmtree(old, ignore_errors=True)
         return target
+
+    def rank(self, number: int, score: float) -> None:
+        """Writes the score of a checkpoint to its manifest; blocks until it is on the disk. Does nothing without such a
+        checkpoint. Raises `OSError` if it could not be written."""
+        with suppress(DamagedFileError):
+            file = self.folder(number) / _MANIFEST
+            content = json.dumps(read_manifest(file.parent) | {"score": score}, indent=2)
+            new = file.with_name(INCOMPLETE + file.name)
+            new.write_text(content)
+            with suppress(PermissionError):
+                new.chmod(file.stat().st_mode)
+            sync(new)
+            os.replace(new, file)
 
     def folder(self, number: int) -> Path:
         """Returns the folder of the checkpoint with this number, whether it exists or not."""

@@ -32,6 +32,7 @@ from collectx.jobs.submit import headers
 from collectx.place import place_of
 from collectx.rollout.inference import RandomInference
 from collectx.run import RunFolder, cores
+from collectx.run.after.evaluation import in_envs
 from collectx.run.preflight import env_limit
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
@@ -79,11 +80,12 @@ def batch_s(cfg: RunConfig) -> float | None:
 def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict[str, Section]:
     cfg = run.cfg
     is_users = policy.is_user_policy(cfg.policy)
-    key = f"{asdict(cfg.env)} {is_users}"
+    key = f"{asdict(cfg.env)} {cfg.eval.env} {is_users}"
     if key not in specs:
         seconds: list[float | None] = []
         with env_limit(cfg):
             spec = env.read_spec(cfg.env, is_users, lambda group: seconds.append(step_s(group)))
+        in_envs(cfg, spec, env_limit(cfg))  # raises for other spaces
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collectx.config.problem import Problem, check_all
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
-from collectx.rules import collection, training
+from collectx.rules import collection, evaluation_env, training
 from collectx.transport.network import rpc_options
 
 Rule = Callable[[RunConfig], Iterator[Problem]]
@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     collection.inference_server,
     collection.served_policy,
     collection.gym_envs,
+    evaluation_env.evaluation_env,
     training.convolutions,
     training.trainable_policy,
     devices,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from collectx.config.problem import Problem, counted
 from collectx.config.schema.policy import CnnPolicyConfig
-from collectx.config.schema.run import RunConfig
+from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
+from collectx.rules.evaluation_env import evaluated
 
 
 def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
@@ -55,15 +56,21 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
-    """The metric that ranks checkpoints is one of the run."""
-    metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
-    if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
+    """The metric that ranks checkpoints is one of the run, or of its evaluations."""
+    name = cfg.checkpoint.keep_best or ""
+    prefix = OF_EVALUATION if name.startswith(OF_EVALUATION) else ""
+    if prefix and cfg.eval.every_batches is None:
+        yield Problem("checkpoint.keep_best", "needs evaluations during the run", name, "add `eval.every_batches=N`.")
+        return
+    own = getattr((evaluated(cfg) if prefix else cfg).env, "metrics", ())
+    metrics = [f"{prefix}{each}" for each in ("mean_return", *own)]
+    if name and name not in metrics:
         rule = f"is not a metric of this run. Its metrics are {' and '.join(metrics)}"
         if len(metrics) == 1:
             rule = "is not a metric of this run"
-        wanted = ",".join([*metrics[1:], str(name)])
-        advice = f"use `checkpoint.keep_best=mean_return`. If the env returns '{name}' in its info, "
-        advice += f"add `env.metrics=[{wanted}]`."
+        entry = name.removeprefix(prefix)
+        advice = f"use `checkpoint.keep_best={metrics[0]}`. If the env returns '{entry}' in its info, "
+        advice += f"add `env.metrics=[{','.join([*own, entry])}]`."
         yield Problem("checkpoint.keep_best", rule, name, advice)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from collectx import state as states
 from collectx.checkpoints import STATE, Checkpoints, sync
-from collectx.config.schema.run import CheckpointOptions, RunConfig
+from collectx.config.schema.run import OF_EVALUATION, CheckpointOptions, RunConfig
 from collectx.errors import summary_of
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
@@ -68,6 +68,11 @@ class Checkpointer:
         self._signals = signals
         self._events = events
         self._evaluator = evaluator
+        # With `checkpoint.keep_best=eval/NAME`, each evaluation ranks the checkpoint of its weights. By batches.
+        self._scores: dict[int, float] = {}
+        self._ranking = evaluator if (options.keep_best or "").startswith(OF_EVALUATION) else None
+        if self._ranking is not None:
+            self._ranking.on_result = self._rank
         self._last_batches = record.statistics.batches
         self._said_size = False
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
@@ -93,6 +98,7 @@ class Checkpointer:
             is_requested
             or (options.every_batches is not None and batches - self._last_batches >= options.every_batches)
             or time.monotonic() >= self._due_s
+            or (self._ranking is not None and self._ranking.last_batches == batches)
         )
 
     def write(self, wait_for_workers: bool = True) -> None:
@@ -127,7 +133,9 @@ class Checkpointer:
                 sync(self._metrics)
                 for name, buffer in buffers.items():
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
-                path = self._checkpoints.write(statistics.batches, facts, files)
+                open_ones = [] if self._ranking is None else self._ranking.state()
+                unranked = [each["batches"] for each in open_ones]
+                path = self._checkpoints.write(statistics.batches, facts, files, unranked)
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
                 self._tell_trainer()
@@ -155,9 +163,25 @@ class Checkpointer:
     def _score(self) -> float | None:
         """Returns the metric that chooses the best checkpoint (`checkpoint.keep_best`); None before its first value."""
         name, statistics = self._options.keep_best, self._record.statistics
+        if self._ranking is not None:
+            return self._scores.get(statistics.batches)
         metrics = {"mean_return": statistics.mean_return, **statistics.metrics}
         value = metrics.get(name or "", math.nan)
         return None if math.isnan(value) else value
+
+    def _rank(self, result: dict[str, Any]) -> None:
+        """Ranks the checkpoint of the evaluated weights, which may not be written yet, by an evaluation's result."""
+        metrics = {"mean_return": result["mean_return"], **result.get("metrics", {})}
+        score = float(metrics.get(str(self._options.keep_best).removeprefix(OF_EVALUATION), math.nan))
+        if math.isnan(score):
+            return
+        batches = result["batches"]
+        self._scores[batches] = score
+        try:
+            self._checkpoints.rank(batches, score)
+        except OSError as error:
+            message = f"its score was not written: {summary_of(error)}"
+            self._events("checkpoint_failed", batches=batches, type=type(error).__name__, message=message)
 
     def write_final(self, path: Path) -> None:
         """Writes the trainer's state alone to the file `path`; blocks until it is on the disk. Does nothing for a

@@ -31,7 +31,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import summary_of
 from collectx.place.local_launcher import LocalLauncher
 from collectx.policy.flat_weights import FlatWeights
-from collectx.run.after.evaluation import STEPS, evaluate, with_video
+from collectx.run.after.evaluation import STEPS, evaluate, in_envs, with_video
 from collectx.run.after.trained import build
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import Statistics
@@ -59,6 +59,10 @@ class Evaluator:
         events: the event log; receives every result, waits of the trainer, the evaluations that a stopped run left, and
             the first error, which ends the evaluations.
         is_stopping: whether a signal has stopped the run, which then waits for no evaluation.
+
+    Attributes:
+        last_batches: the number of batches of the newest weights that were to be evaluated.
+        on_result: called with each result, before `result` returns it.
     """
 
     def __init__(
@@ -73,7 +77,8 @@ class Evaluator:
         self._cfg, self._statistics, self._events = cfg, statistics, events
         self._newest_weights, self._is_stopping = newest_weights, is_stopping
         # A checkpoint of this batch contains its evaluation, see `state`.
-        self._last_batches = statistics.batches
+        self.last_batches = statistics.batches
+        self.on_result: Callable[[dict[str, Any]], object] = lambda result: None
         self._is_over = self._has_said_wait = False
         # The requests whose results `result` has not returned; the main thread's.
         self._pending: list[dict[str, Any]] = []
@@ -91,9 +96,9 @@ class Evaluator:
     def before_batch(self) -> None:
         """Requests an evaluation if one is due. Waits while too many are open."""
         every, batches = self._cfg.eval.every_batches, self._statistics.batches
-        if every is None or batches % every or batches == self._last_batches or self._is_over:
+        if every is None or batches % every or batches == self.last_batches or self._is_over:
             return
-        self._last_batches = batches
+        self.last_batches = batches
         self._wait(_MAX_OPEN - 1)
         self._request({"batches": batches, "frames": self._statistics.frames, "weights": self._newest_weights()})
 
@@ -113,6 +118,7 @@ class Evaluator:
             result = self._results.get_nowait()
         except queue.Empty:
             return None
+        self.on_result(result)
         del self._pending[0]
         return result
 
@@ -207,6 +213,7 @@ def run_evaluations(cfg: RunConfig, connection: Connection, videos: Path | None 
     os.nice(_NICENESS)
     try:
         policy, spec, _ = build(cfg)
+        cfg, spec = in_envs(cfg, spec)
         weights = FlatWeights(policy if isinstance(policy, nn.Module) else None)
         while True:
             frames = connection.recv()

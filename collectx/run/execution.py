@@ -34,6 +34,7 @@ from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.result import Result, ResultBuilder, type_name
+from collectx.run.log_limit import LogLimit
 from collectx.run.resume import ResumePoint, recorded_order, resume_point
 from collectx.run.signals import RunStopped, Signals
 from collectx.run.terminal import display, printing
@@ -171,6 +172,9 @@ def _run(
         run = _Execution(cfg, run_folder, record, signals, events, point)
         progress.stage = lambda: run.stage
         with progress, closing(run), ExitStack() as stack:
+            names = ("worker-*.log", "inference-server.log", "evaluator.log")
+            limited_logs = names if has_processes else names[-1:]
+            stack.enter_context(LogLimit(run_folder.logs, limited_logs, cfg.run.max_log_bytes, events))
             launcher = None
             if open_launcher is not None:
                 launcher = stack.enter_context(open_launcher(lambda text: events("jobs", message=text)))
@@ -229,10 +233,6 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
-        if cfg.eval.video and cfg.eval.every_batches is not None:
-            from collectx.run.after.evaluation import with_video
-
-            with_video(cfg, self._run_folder.videos)  # raises if it cannot
         if problems := preflight.device_problems(cfg) + self._place.unreachable():
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
@@ -244,6 +244,14 @@ class _Execution:
         self.stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
+        has_videos = cfg.eval.video and cfg.eval.every_batches is not None
+        if cfg.eval.env or has_videos:
+            from collectx.run.after.evaluation import in_envs, with_video
+
+            what = "making the env of evaluations (eval.env)"
+            evaluated, _ = in_envs(cfg, spec, self._limited(what, "start_timeout_s"))  # raises for other spaces
+            if has_videos:
+                with_video(evaluated, self._run_folder.videos)  # raises if it cannot
         self.stage = display.STARTING
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))

@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+from importlib.util import find_spec
 
 import pytest
 from commands import collectx, forked, result, start
@@ -162,3 +163,118 @@ def test_a_run_saves_videos_of_its_evaluations(tmp_path):
         "run", *video, "env=counting", "eval.every_batches=1", "run.overwrite=true", cwd=tmp_path, status=2
     )
     assert "eval.video=true cannot be used with env=counting" in refused.stderr
+
+
+# A step is worth 5. An episode has 20 steps, so its return is 100.
+WALK = """
+import gymnasium as gym, numpy as np
+class Walk(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self, size=3, length=20, token=None):
+        self.observation_space, self.length = gym.spaces.Box(-1, 1, (size,), np.float32), length
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(self.observation_space.shape, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        return np.zeros(self.observation_space.shape, np.float32), 5.0, self.t >= self.length, False, {}
+"""
+ONE = """
+from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+def make(skip=1):
+    return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=20 // skip))
+"""
+CLIPPED = [
+    *("env=gym", "env.entry_point=walk:Walk", "env.wrappers=[{ClipReward:{min_reward:-1,max_reward:1}}]"),
+    *("debug=tiny", "eval.every_batches=1", "eval.episodes=2", "hydra.run.dir=run"),
+]
+
+
+@pytest.mark.ci
+def test_evaluations_in_another_env(tmp_path):
+    (tmp_path / "walk.py").write_text(WALK)
+    best = ["checkpoint.keep_best=eval/mean_return", "checkpoint.keep=1"]
+    forked("run", *CLIPPED, *best, "eval.env.wrappers=[]", "trainer.digest=true", cwd=tmp_path)
+    folder = tmp_path / "run"
+    assert result(folder)["mean_return"] == 20
+    assert {each["mean_return"] for each in events(folder, "evaluated")} == {100}
+    scores = [json.loads(path.read_text())["score"] for path in folder.glob("checkpoints/0*/manifest.json")]
+    assert set(scores) == {100}
+    done = forked("eval", "run", "weights=best", cwd=tmp_path)
+    assert "mean return 100 " in done.stdout
+    assert "note: evaluates with eval.env={wrappers:[]}" in done.stderr
+    forked("eval", "run", "eval.env.kwargs.length=30", cwd=tmp_path)
+    found = json.loads((folder / "eval.json").read_text())
+    assert (found["returns"], found["env"]) == ([150, 150], {"wrappers": [], "kwargs": {"length": 30}})
+    done = forked("eval", "run", "eval.env.kwargs.token=${oc.env:USER_TOKEN,secret}", cwd=tmp_path)
+    assert "kwargs:{token:${oc.env:USER_TOKEN,secret}}" in done.stderr
+    assert '"token": "${oc.env:USER_TOKEN,secret}"' in (folder / "eval.json").read_text()
+    forked("resume", "run", "collector.total_frames=192", "eval.env.kwargs.length=4", cwd=tmp_path)
+    assert events(folder, "evaluated")[-1]["mean_return"] == 20
+    done = forked("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)
+    assert "identical" in done.stdout
+
+
+@pytest.mark.ci
+def test_a_sweep_over_the_envs_of_evaluations(tmp_path):
+    (tmp_path / "walk.py").write_text(WALK)
+    words = [word for word in CLIPPED if not word.startswith("hydra.")]
+    forked("run", "-m", *words, "eval.env.kwargs.length=2,3", "hydra.sweep.dir=all", cwd=tmp_path)
+    folders = sorted((tmp_path / "all").glob("*length*"))
+    assert [events(folder, "evaluated")[0]["mean_return"] for folder in folders] == [2, 3]
+
+
+@pytest.mark.ci
+def test_the_spaces_of_evaluations_are_those_of_the_policy(tmp_path):
+    (tmp_path / "walk.py").write_text(WALK)
+    for subcommand in ("plan", "run"):
+        done = forked(subcommand, *CLIPPED, "eval.env.kwargs.size=4", cwd=tmp_path, status=2)
+        assert (
+            "eval.env={kwargs:{size:4}} cannot be used, because the policy was made for other observations: "
+            "Box(-1.0, 1.0, (3,), float32) in training, Box(-1.0, 1.0, (4,), float32) in evaluations."
+        ) in done.stderr
+        assert not (tmp_path / "run").exists()
+    forked("run", *CLIPPED, cwd=tmp_path)
+    done = forked("eval", "run", "eval.env.kwargs.size=4", cwd=tmp_path, status=2)
+    assert "for other observations" in done.stderr
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("env", "changes", "returned"),
+    [
+        (["env=torchrl", "env.target=one:make"], ["eval.env.kwargs.skip=4"], 5),
+        (["env=gym_vector", "env.id=CartPole-v1"], ["eval.env.kwargs.max_episode_steps=5"], 5),
+        (["env=counting"], ["eval.env.episode_length=3", "eval.env.num_envs=2"], None),
+        pytest.param(
+            ["env=envpool", "env.id=CartPole-v1"],
+            ["eval.env={kind: gym, id: CartPole-v1, kwargs: {max_episode_steps: 5}}"],
+            5,
+            marks=pytest.mark.skipif(find_spec("envpool") is None, reason="envpool is not installed"),
+        ),
+    ],
+)
+def test_every_kind_of_env_can_change(tmp_path, env, changes, returned):
+    """One-hot actions, which TorchRL has, are the same in both."""
+    (tmp_path / "one.py").write_text(ONE)
+    words = ["debug=tiny", "trainer=meter", "policy=random", "eval.every_batches=1", "eval.episodes=2"]
+    forked("run", *env, *changes, *words, "hydra.run.dir=run", cwd=tmp_path)
+    first = events(tmp_path / "run", "evaluated")[0]
+    if returned is None:
+        assert first["mean_length"] == 3.5
+    else:
+        assert first["mean_return"] <= returned
+
+
+@pytest.mark.ci
+def test_mistakes_in_the_envs_of_evaluations_are_listed_with_all_others(tmp_path):
+    (tmp_path / "walk.py").write_text(WALK)
+    words = ["eval.env.kwargs.sise=4", "eval.env.num_envs=zero", "env.kwargs.lenght=2", "seed=-1"]
+    done = forked("run", *CLIPPED, *words, cwd=tmp_path, status=2)
+    assert "eval.env.num_envs=zero must be an integer." in done.stderr
+    assert "env.kwargs.lenght is not an argument of walk:Walk. Did you mean env.kwargs.length?" in done.stderr
+    words = ["eval.env.kwargs.sise=4", "env.kwargs.lenght=2", "seed=-1"]
+    done = forked("run", *CLIPPED, *words, cwd=tmp_path, status=2)
+    assert "3 configuration errors" in done.stderr
+    assert "eval.env.kwargs.sise is not an argument of walk:Walk. Did you mean eval.env.kwargs.size?" in done.stderr

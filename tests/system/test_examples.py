@@ -3,14 +3,13 @@
 import math
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from commands import environment, result
+from commands import collectx, environment, forked, result
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -104,10 +103,25 @@ def test_the_trainer_of_the_impala_example_is_one_of_collectx_run(tmp_path):
     assert result(tmp_path)["frames"] == 2048
 
 
-@pytest.mark.nightly
-def test_the_project_of_the_custom_trainer_passes_its_own_tests(tmp_path):
-    project = shutil.copytree(EXAMPLES / "custom_trainer_project", tmp_path / "project")
-    run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project)
+@pytest.mark.ci
+def test_a_new_project_runs_as_its_readme_says(tmp_path):
+    said = collectx("init", "mine", cwd=tmp_path).stdout
+    project = tmp_path / "mine"
+    _, _, command = said.strip().splitlines()
+    (block,) = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
+    assert command.strip() == block.splitlines()[0]
+    *commands, test = map(shlex.split, block.splitlines())
+    for _, *words in commands:
+        forked(*words, "collector.total_frames=1600", cwd=project)
+    run([*test, "-p", "no:cacheprovider"], project)
+    refused = collectx("init", "mine", cwd=tmp_path, status=2).stderr
+    assert "init: mine exists and is not an empty folder. Name a new one: collectx init DIR" in refused
+    (tmp_path / "file").touch()
+    assert "file exists and is not an empty folder" in forked("init", "file", cwd=tmp_path, status=2).stderr
+    assert "init: name one folder. Usage: collectx init DIR" in forked("init", cwd=tmp_path, status=2).stderr
+    (tmp_path / "empty").mkdir()
+    forked("init", "empty", cwd=tmp_path)
+    assert (tmp_path / "empty" / "conf" / "experiment" / "docking.yaml").is_file()
 
 
 def test_the_list_of_the_examples_has_all_of_them():

@@ -24,7 +24,7 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     source = tmp_path / "source"
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.splitlines():
-        if name.startswith(("collectx/", "cli/", "conf/")) or "/" not in name:
+        if name.startswith(("collectx/", "cli/", "conf/", "examples/custom_trainer_project/")) or "/" not in name:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     run("build", "--no-isolation", "--outdir", "dist", str(source))
@@ -38,3 +38,8 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     assert str(tmp_path / "installed") in run("pip", "show", "--files", "collectx", **installed)
     assert "cartpole" in run("collectx", "list", "env", **installed)
     assert "completed" in run("collectx", "run", "debug=tiny", "env=counting", "trainer=meter", **installed)
+    # The project is that of a checkout.
+    run("collectx", "init", "mine", **installed)
+    mine, folder = tmp_path / "mine", "examples/custom_trainer_project/"
+    files = sorted(str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file())
+    assert files == sorted(name.removeprefix(folder) for name in tracked.splitlines() if name.startswith(folder))

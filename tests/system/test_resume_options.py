@@ -263,9 +263,8 @@ class Seen:
 
     @property
     def due(self):
-        """The batches before which an evaluation was due, in the resumed run; one may have been left out."""
-        events = RunFolder(self.folder).read_events()
-        return {each["batches"] for each in events if each["event"].startswith("evaluat") and each["batches"] > BATCHES}
+        """The batches before which an evaluation was due, in the resumed run."""
+        return {each["batches"] for each in self.evaluations if each["batches"] > BATCHES}
 
     @property
     def returns(self):
@@ -327,6 +326,12 @@ EFFECTS = {
     "eval.exploration_type": Effect(
         "evaluated", "eval.exploration_type=random", lambda seen, same: seen.returns != same.returns, "exploration"
     ),
+    "eval.env": Effect(
+        "evaluated",
+        "eval.env.wrappers=[{TimeLimit:{max_episode_steps:2}}]",
+        lambda seen, same: seen.returns != same.returns,
+        "env",
+    ),
     "eval.seed": Effect("evaluated", "eval.seed=5", lambda seen, same: seen.returns != same.returns, "seed"),
     "eval.max_frames_per_episode": Effect(
         "evaluated",
@@ -334,6 +339,7 @@ EFFECTS = {
         lambda seen, same: seen.has("events.jsonl", "evaluation_failed"),
         "frames",
     ),
+    "run.max_log_bytes": "limits a log; test_log_limit.py",
     "run.moved": "allows changes; test_interpolations.py",
     "run.trust": "allows a resume; test_folders.py",
     "eval.video": "is of `collectx eval`",

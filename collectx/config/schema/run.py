@@ -40,6 +40,12 @@ class RunOptions(Section):
         a run with its saved configuration.""",
         choices=("never", "auto"),
     )
+    max_log_bytes: int | None = option(
+        10_000_000,
+        """Maximum bytes of the log of each worker on this machine. In a longer log, repeated lines are folded, and the
+        oldest lines removed. A log is looked at every second, and may be longer meanwhile. `null`: no maximum.""",
+        minimum=10_000,
+    )
     moved: bool = option(
         False,
         """`true`: a resumed run may find its data in another place: texts in env.kwargs, env.wrappers, env.dir and
@@ -51,6 +57,10 @@ class RunOptions(Section):
         """`true`: resume although other users may have written the checkpoints, whose env pickles execute code. For
         file systems without permissions. `collectx resume RUN_DIR --trust` is short for it.""",
     )
+
+
+OF_EVALUATION = "eval/"
+"""Begins the names of metrics that are results of evaluations."""
 
 
 @dataclass(kw_only=True)
@@ -74,8 +84,10 @@ class CheckpointOptions(Section):
     )
     keep_best: str | None = option(
         None,
-        """Also keep the checkpoint with the highest value of this metric: `mean_return` or an entry of env.metrics. To
-        use its weights, add weights=best to `collectx eval` or `collectx export`. `null`: keep only the newest.""",
+        """Also keep the checkpoint with the highest value of this metric: `mean_return` or an entry of env.metrics, of
+        the batches, or eval/mean_return or eval/NAME, of the evaluations (eval.every_batches), each of which then also
+        writes a checkpoint. To use its weights, add weights=best to `collectx eval` or `collectx export`. `null`: keep
+        only the newest.""",
     )
     grace_s: float = option(
         20.0,
@@ -95,6 +107,11 @@ class EvalOptions(Section):
         due while one is still running, the trainer waits. `null`: no evaluations during the run. `collectx eval
         RUN_DIR` evaluates a run that has ended.""",
         minimum=1,
+    )
+    env: dict[str, Any] = option(
+        {},
+        """Options of `env` that evaluations change: {wrappers: []} leaves out wrappers for training, and {kwargs:
+        {max_episode_steps: 1000}} changes one argument of the env. The spaces stay those of `env`.""",
     )
     episodes: int = option(10, "Complete episodes per evaluation.", minimum=1)
     max_frames_per_episode: int | None = option(

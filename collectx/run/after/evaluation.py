@@ -13,15 +13,20 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Space
 from torch import nn
 
 from collectx import collector as collectors
+from collectx import env as envs
+from collectx.config.interpolation import as_written
+from collectx.config.problem import YAML
 from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -30,8 +35,10 @@ from collectx.env.env_indices import SPACES, of_evaluation
 from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
 from collectx.env.wrappers import with_statistics
 from collectx.errors import ConfigError, EpisodeTooLongError, summary_of
+from collectx.policy import is_user_policy
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
+from collectx.rules.evaluation_env import evaluated
 from collectx.run.preflight import env_limit
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
@@ -148,6 +155,47 @@ def evaluate(
                 say(f"{_count(ended, episodes)}{others}")
     returned, counts = [returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)]
     return Evaluation(returned, counts, counted.means())
+
+
+def in_envs(
+    cfg: RunConfig, spec: EnvSpec, limit: AbstractContextManager[None] | None = None
+) -> tuple[RunConfig, EnvSpec]:
+    """Returns the configuration for `evaluate`, whose `env` has the changes of `eval.env`, and the spec of its envs. If
+    there are changes, makes and closes an env. Raises `ConfigError` if its spaces are not those of `spec`, for which
+    the policy was built.
+
+    Args:
+        limit: limits the time in which the env is made; None: no limit.
+    """
+    changed = evaluated(cfg)
+    if changed is cfg:
+        return cfg, spec
+    with limit or nullcontext():
+        found = envs.read_spec(changed.env, is_user_policy(cfg.policy))
+    for name, ours, theirs in (
+        ("observations", spec.observation_space, found.observation_space),
+        ("actions", spec.action_space, found.action_space),
+    ):
+        if not _is_same(ours, theirs):
+            raise ConfigError(
+                f"eval.env={shown_changes(cfg)} cannot be used, because the policy was made for other {name}: "
+                f"{ours} in training, {theirs} in evaluations. Keep the wrappers that define the space."
+            )
+    return changed, found
+
+
+def shown_changes(cfg: RunConfig) -> str:
+    """Returns the value of `eval.env`, with `${oc.env:NAME}` as written."""
+    return YAML.show(as_written(cfg, is_escaped=False)["eval"]["env"])
+
+
+def _is_same(ours: Space, theirs: Space) -> bool:
+    """Whether two spaces are equal. For one-hot leaves of TorchRL, a bare `Space` has the shape and dtype alone."""
+    if type(ours) is type(theirs) is Space:
+        return (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    if isinstance(ours, Dict) and isinstance(theirs, Dict):
+        return ours.keys() == theirs.keys() and all(_is_same(ours[key], theirs[key]) for key in ours)
+    return ours == theirs
 
 
 def with_normalizers(cfg: RunConfig, statistics: Sequence[dict[str, Any]]) -> RunConfig:

@@ -136,6 +136,8 @@ _MESSAGES = {
     "not_finite": "the trainer logged {scalar}={value} in batch {batch}. Further such values are not reported.",
     "requeued": "the job was requeued: {reason}",
     "cancelled": "the job was cancelled: {reason}",
+    "log_limited": "{file} exceeded run.max_log_bytes={max_bytes}: repeated lines are folded, and the oldest removed. "
+    "For all lines, raise run.max_log_bytes.",
     "jobs": "{message}",
     "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs "
     "a part of each batch, let it keep a clone of that part.",

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +30,12 @@ import xxhash
 from collectx.checkpoints import FORMAT
 from collectx.config.interpolation import as_written, written_values
 from collectx.config.schema.env import GymnasiumConfig
+from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.imports import is_installed
 from collectx.place.slurm import requeue
+from collectx.rules.evaluation_env import evaluated, in_evaluation
 from collectx.run.cores import num_cores
 from collectx.run.folder.files import write_atomically, write_json
 from collectx.run.folder.layout import RunFolder
@@ -254,8 +257,18 @@ class Target(NamedTuple):
 
 
 def targets(cfg: RunConfig) -> Iterator[Target]:
-    """Yields the classes and functions of user code and Gymnasium that a configuration names by import path. Options
-    that failed their check are left out."""
+    """Yields the classes and functions of user code and Gymnasium that a configuration names by import path, and those
+    that only evaluations use. Options that failed their check are left out."""
+    found = [*_targets(cfg)]
+    yield from found
+    with suppress(Unset):
+        names = {each.name for each in found}
+        for each in _targets(evaluated(cfg)):
+            if each.name not in names:
+                yield each._replace(key=in_evaluation(each.key), kwargs_key=in_evaluation(each.kwargs_key))
+
+
+def _targets(cfg: RunConfig) -> Iterator[Target]:
     sections = {name: getattr(cfg, name, None) for name in ("env", "policy", "trainer", "logger")}
     sections["logger.custom"] = getattr(sections.pop("logger"), "custom", None)
     for path, section in sections.items():

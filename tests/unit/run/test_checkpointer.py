@@ -23,7 +23,7 @@ from collectx.run.statistics import Statistics
 class Run:
     """A checkpointer over a collector that is idle or not; `cost_s` is what a write takes on the injected clock."""
 
-    def __init__(self, monkeypatch, cfg, folder, signals, **options):
+    def __init__(self, monkeypatch, cfg, folder, signals, evaluator=None, **options):
         self.now_s, self.cost_s, self.fill_s, self.events, self.workers = 0.0, 0.0, 0.0, [], {}
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
@@ -40,6 +40,7 @@ class Run:
             self.record,
             signals,
             lambda name, **fields: self.events.append(name),
+            evaluator,
         )
 
     def _fill(self):
@@ -151,6 +152,35 @@ def test_the_best_checkpoint_by_a_metric_is_kept(start, metric):
         run.batch()
     assert read_manifest(run.checkpoints.best())["score"] == 0.9
     assert [run.checkpoints.number(path) for path in run.checkpoints.all()] == [3, 5]
+
+
+def test_the_checkpoint_of_the_best_evaluated_weights_is_kept(start):
+    """Each evaluation is due with a checkpoint, which stays until the result is there, whatever `keep` says."""
+    evaluator = SimpleNamespace(last_batches=0, open=[])
+    evaluator.state = lambda: [{"batches": batches} for batches in evaluator.open]
+    run = start(keep_best="eval/won", keep=1, evaluator=evaluator)
+
+    def numbers():
+        return [run.checkpoints.number(path) for path in run.checkpoints.all()]
+
+    for batches in range(1, 9):
+        if batches % 2 == 0:
+            evaluator.last_batches = batches
+            evaluator.open.append(batches)
+        assert run.batch() == ["checkpoint"] * (batches % 2 == 0)
+        if batches == 5:
+            assert numbers() == [2, 4]
+            for each, score in ((2, 0.9), (4, 0.2)):
+                evaluator.on_result({"batches": each, "mean_return": 0.0, "metrics": {"won": score}})
+                evaluator.open.remove(each)
+    assert numbers() == [2, 6, 8]
+    # The evaluation of the last weights ends before their checkpoint is written.
+    evaluator.on_result({"batches": 9, "mean_return": 0.0, "metrics": {"won": 1.0}})
+    run.record.statistics.batches = run.collector.num_batches = 9
+    evaluator.open.clear()
+    run.checkpointer.write()
+    assert numbers() == [9]
+    assert read_manifest(run.checkpoints.best())["score"] == 1.0
 
 
 @pytest.mark.parametrize("presses", [1, 2])

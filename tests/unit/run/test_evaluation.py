@@ -112,6 +112,16 @@ def test_trajectories_are_cut_as_in_the_run(run, evaluate):
 
 
 @pytest.mark.ci
+def test_an_evaluation_leaves_out_one_normaliser_and_uses_the_statistics_of_the_other(run, evaluate):
+    folder = run(f"{_LINE} env.wrappers=[NormalizeObservation,NormalizeReward]")
+    both = evaluate(folder, "episodes=2")[2]
+    status, _, found = evaluate(folder, "episodes=2", "eval.env.wrappers=[NormalizeObservation]")
+    assert status == 0
+    assert found["returns"] == found["lengths"] == both["lengths"]
+    assert both["returns"] != both["lengths"]
+
+
+@pytest.mark.ci
 def test_videos(run, evaluate, tmp_path):
     folder = run(_LINE)
     _, _, result = evaluate(folder, "episodes=2", "video=true")

@@ -101,6 +101,7 @@ EVENTS = [
     ("cancelled", {"reason": "n1 is gone"}),
     ("batches_copied", {}),
     ("outputs_shared", {"count": 4, "path": "out.csv"}),
+    ("log_limited", {"file": "logs/worker-0.log", "max_bytes": 10_000_000}),
     ("peer_refused", {"address": "1.2.3.4", "reason": "a wrong secret"}),
 ]
 

@@ -355,6 +355,7 @@ class ReadableCollector(EnvMethods):
     def policy_version(self) -> int:
         """The version of the newest published weights. The first version is 0; `load_state_dict` restores a saved
         one."""
+        self._check_process()
         return self._stream.policy_version
 
     def get_policy_version(self) -> int:

@@ -365,7 +365,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
         recorder.train(Batches(batches, tmp_path))
 
 
-EMPTY = {"episodes": {"unfinished": {}, "ended": []}}
+EMPTY = {"episodes": {"unfinished": {}, "ended": [], "dropped": []}}
 
 
 def test_minari_finds_a_data_set_by_its_id(tmp_path, monkeypatch):

@@ -176,20 +176,6 @@ def test_a_loaded_collector_of_the_python_class_draws_the_same_actions():
         assert actions(iter(loaded), 6) == expected
 
 
-def test_a_state_of_an_earlier_version_without_trajectories_is_loaded():
-    def collector():
-        served = {"frames_per_batch": 16, "total_frames": -1, "trajs_per_batch": 2}
-        return AsyncBatchedCollector([cartpole] * 2, lambda observation: observation[..., 0] > 0, **served)
-
-    with collector() as saved:
-        next(iter(saved))
-        state = saved.state_dict()
-    del state["stream"]
-    with collector() as loaded:
-        loaded.load_state_dict(state)
-        assert next(iter(loaded)).shape[0] == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "place", "words", "knobs"),
     [

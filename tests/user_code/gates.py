@@ -10,7 +10,9 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx.place import workers
+from collectx.place.launcher import Entry
+from collectx.place.local_launcher import LocalLauncher
+from collectx.worker.inference.server import run_inference_server
 
 
 class Gates:
@@ -29,19 +31,15 @@ class Gates:
             (self._folder / f"gate-{worker}").unlink()
 
     def install(self, monkeypatch: Any) -> None:
-        """Until `monkeypatch` is undone."""
-        folder = self._folder
+        """Makes the workers of this process wait until `monkeypatch` is undone; the inference server does not."""
+        folder, start = self._folder, LocalLauncher.start
 
-        def late_workers(
-            launcher: Any, transport: Any, specs: Any, entry: Callable, *more: Any, **named: Any
-        ) -> workers.Workers:
-            def late(spec: Any) -> tuple[Callable, tuple]:
-                return _run, (str(folder / f"gate-{spec.worker}"), *entry(spec))
+        def start_late(launcher: LocalLauncher, worker: int, entry: Entry, *more: Any) -> Any:
+            if entry[0] is not run_inference_server:
+                entry = _run, (str(folder / f"gate-{worker}"), *entry)
+            return start(launcher, worker, entry, *more)
 
-            return make(launcher, transport, specs, late, *more, **named)
-
-        make = workers.Workers
-        monkeypatch.setattr(workers, "Workers", late_workers)
+        monkeypatch.setattr(LocalLauncher, "start", start_late)
 
 
 def _run(gate: str, function: Callable, arguments: tuple) -> None:

@@ -109,6 +109,7 @@ def test_a_worker_that_slurm_has_ended_leaves_a_note(tmp_path):
     workers = job_watcher.JobArray(slurm_resources({}, 1), JobFiles(tmp_path), [])
     failed, timeout = (JobState(word, True, True) for word in ("FAILED", "TIMEOUT"))
     assert workers.is_ended_by_slurm("17_0", timeout)
+    assert workers.is_ended_by_slurm("17_0", JobState("COMPLETING", False, True, "TimeLimit"))
     assert not workers.is_ended_by_slurm("17_0", failed)
     JobFiles(tmp_path).note_of_end("17_0").touch()
     assert workers.is_ended_by_slurm("17_0", failed)

@@ -85,8 +85,10 @@ class JobArray:
         return jobs
 
     def is_ended_by_slurm(self, job: str, state: commands.JobState) -> bool:
-        """Whether SLURM ended a job that had not failed: by preemption, or at its time limit."""
-        return state.word in ("PREEMPTED", "TIMEOUT") or self._files.note_of_end(job).exists()
+        """Whether SLURM ends or ended a job that had not failed: by preemption, or at its time limit. A job that is
+        COMPLETING has the reason TimeLimit."""
+        is_by_slurm = state.word in ("PREEMPTED", "TIMEOUT") or state.reason == "TimeLimit"
+        return is_by_slurm or self._files.note_of_end(job).exists()
 
     states = staticmethod(commands.states)
     cancel = staticmethod(commands.cancel)
@@ -297,7 +299,7 @@ class JobWatcher(Launcher):
         return any(changes)
 
     def _update(self, job: Job, state: JobState) -> bool:
-        is_ended = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        is_ended = self._scheduler.is_ended_by_slurm(str(job.id), state)
         job.handle.ended_by = "SLURM" if is_ended else None
         return job.update(state)
 

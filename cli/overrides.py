@@ -200,16 +200,26 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 def argument_problems(cfg: RunConfig) -> list[str]:
     """Returns a message for each argument that its target does not take; none for a job, whose nodes may use other
     packages than this machine."""
-    return also_evaluated(_argument_problems, cfg)
+    try:
+        place = place_of(cfg)
+    except Unset:
+        return []
+    if place.is_job:
+        return []
+    from collectx.fork_server.start import environment
+
+    # A process with threads cannot fork the fork server, which would then import everything again.
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"} if place.is_local and not place.is_inline else {}
+    with environment(**one_thread):
+        return also_evaluated(_argument_problems, cfg)
 
 
 def _argument_problems(cfg: RunConfig) -> list[str]:
     messages: list[str] = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
-        if not place_of(cfg).is_job:
-            calls += [(target, ()) for target in targets(cfg)]
-            calls += _made_by_id(cfg.env)
+        calls += [(target, ()) for target in targets(cfg)]
+        calls += _made_by_id(cfg.env)
     for target, extra in calls:
         if target.key.endswith("._target_"):
             try:

@@ -104,9 +104,15 @@ class EnvNumbers:
                 made_by = made_by.func
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
             error.add_note(f"raised while {name}() was making {which}")
+            if "HydraConfig" in str(error):
+                error.add_note(_NO_HYDRA)
             raise
 
 
+_NO_HYDRA = (
+    "Workers may run without Hydra. Pass what you need as an argument, such as "
+    "env.kwargs.folder='${hydra:runtime.output_dir}' or ${hydra:runtime.cwd}."
+)
 # The numbers of the env that is made only to read its spaces.
 SPACES = EnvNumbers(-1, -1)
 

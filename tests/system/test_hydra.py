@@ -34,6 +34,40 @@ def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     assert forked("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
 
 
+# Asks Hydra where the run is, and logs.
+_ENV = """
+import logging
+import gymnasium
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+class Env(gymnasium.Wrapper):
+    def __init__(self, folder):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        print("FOLDERS", hydra.utils.get_original_cwd(), HydraConfig.get().runtime.output_dir, folder, flush=True)
+        logging.getLogger(__name__).debug("made")
+"""
+
+
+def test_envs_of_local_workers_ask_hydra_and_log_as_the_command_says(tmp_path):
+    (tmp_path / "hyenv.py").write_text(_ENV)
+    words = ["env=gym", "env.entry_point=hyenv:Env", "env.kwargs.folder=${hydra:runtime.output_dir}"]
+    words += ["hydra/job_logging=default", "hydra.verbose=true", "collector=multi_sync", "hydra.run.dir=run"]
+    collectx("run", *TINY, *words, cwd=tmp_path)
+    run = tmp_path / "run"
+    for worker in (0, 1):
+        lines = RunFolder(run).worker_log(worker).read_text().splitlines()
+        assert f"FOLDERS {tmp_path} {run} {run}" in lines
+        assert any(line.endswith("[hyenv][DEBUG] - made") for line in lines)
+
+
+def test_an_env_that_asks_hydra_where_there_is_none_is_told_what_to_do(tmp_path):
+    (tmp_path / "hyenv.py").write_text(_ENV)
+    script = "import collectx, hyenv; collectx.Collector(lambda: hyenv.Env('x'), frames_per_batch=1)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "Workers may run without Hydra. Pass what you need as an argument, such as " in done.stderr
+
+
 def test_resolvers_of_the_working_directory_are_known_to_every_command(tmp_path):
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "resolvers.py").write_text(

@@ -5,12 +5,13 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import fields
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import print_changes
-from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.config.interpolation import as_written
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
@@ -49,27 +50,29 @@ def _eval(arguments: Arguments) -> int:
     from collectx.policy.exploration import ExplorationType
     from collectx.run.after import evaluation, trained
 
-    policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
-    recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
-    if cfg.eval.env:
-        printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
-    if cfg.eval.video:
-        recording = evaluation.with_video(recording, run_folder.videos)
-    trained.load_weights(run_folder, policy, cfg.eval.weights)
-    if spec.normalizers:
-        recording = _with_normalizers(recording, run_folder, spec.normalizers)
-    if cfg.eval.video:
-        # Not those of evaluations during the run, which have folders of their own.
-        for path in run_folder.videos.glob("*.mp4"):
-            path.unlink()
-    try:
-        result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
-    except EpisodeTooLongError as error:
-        printing.error(f"eval: {error}")
-        return 1
-    except Exception as error:
-        printing.error(f"eval: {summary_of(error)}")
-        return 1
+    # Where the envs of the run were.
+    with contextlib.chdir(run_folder.path) if working_directory(run_folder) else contextlib.nullcontext():
+        policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
+        recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
+        if cfg.eval.env:
+            printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
+        if cfg.eval.video:
+            recording = evaluation.with_video(recording, run_folder.videos)
+        trained.load_weights(run_folder, policy, cfg.eval.weights)
+        if spec.normalizers:
+            recording = _with_normalizers(recording, run_folder, spec.normalizers)
+        if cfg.eval.video:
+            # Not those of evaluations during the run, which have folders of their own.
+            for path in run_folder.videos.glob("*.mp4"):
+                path.unlink()
+        try:
+            result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
+        except EpisodeTooLongError as error:
+            printing.error(f"eval: {error}")
+            return 1
+        except Exception as error:
+            printing.error(f"eval: {summary_of(error)}")
+            return 1
     videos = [f"{path.parent.name}/{path.name}" for path in run_folder.videos.glob("*.mp4")] if cfg.eval.video else []
     how = {
         "exploration_type": cfg.eval.exploration_type,

@@ -19,7 +19,7 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch, print_changes
-from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.config.derived import READY_ORDER
 from collectx.config.problem import counted
 from collectx.config.schema.collector import SCHEDULES
@@ -142,6 +142,7 @@ def _reproduce(arguments: Arguments) -> int:
         added += [f"policy.init_from={quoted(old.initial)}", "policy.init_weights=newest"]
     # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
     first_words = ["collector.min_workers=null"] if collector.get("min_workers") is not None else []
+    first_words += working_directory(old)
     order = [f"++collector.order_of={quoted(old.path)}"] if reason is None else []
     results: list[Outcome] = []
     status = launch(composer, replace(arguments, words=(*first_words, *overrides, *added, *order)), results)

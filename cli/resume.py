@@ -10,7 +10,7 @@ from dataclasses import replace
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, find_run_folder
+from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
 from collectx.run.resume import starts_over
@@ -46,7 +46,8 @@ def _resume(arguments: Arguments) -> int:
         )
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     composer, _ = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
-    overrides = (*overrides, f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto")
+    place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"
+    overrides = (*working_directory(run_folder), *overrides, *place)
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
 
 

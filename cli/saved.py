@@ -39,6 +39,12 @@ def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tupl
     return run_folder, tuple(word for word in arguments.words if word not in folders)
 
 
+def working_directory(run_folder: RunFolder) -> tuple[str, ...]:
+    """Returns the override with which a run has the working directory of the run in `run_folder`: its own folder, or
+    the one where the command was typed."""
+    return ("hydra.job.chdir=true",) * bool(run_folder.read_meta().get("chdir"))
+
+
 def compose_saved(
     run_folder: RunFolder,
     saved: dict[str, Any],

@@ -61,6 +61,26 @@ def test_envs_of_local_workers_ask_hydra_and_log_as_the_command_says(tmp_path):
         assert any(line.endswith("[hyenv][DEBUG] - made") for line in lines)
 
 
+def test_a_run_that_is_resumed_repeated_or_evaluated_is_in_the_same_working_directory(tmp_path):
+    env = (
+        "import os, gymnasium\ndef make():\n    print('HERE', os.getcwd())\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "here.py").write_text(env)
+
+    def folders(*words):
+        lines = collectx(*words, cwd=tmp_path).stdout.splitlines()
+        return {line.removeprefix("HERE ") for line in lines if line.startswith("HERE ")}
+
+    words = ["env=gym", "env.entry_point=here:make", "collector=single", "hydra.run.dir=run"]
+    run, again = str(tmp_path / "run"), str(tmp_path / "again")
+    assert run in folders("run", *TINY, *words, "hydra.job.chdir=true", "checkpoint.every_batches=1")
+    assert folders("resume", "run", "collector.total_frames=256") == {run}
+    assert folders("reproduce", "run", "hydra.run.dir=again") == {again}
+    assert folders("eval", "run", "episodes=1") == {run}
+    meta = RunFolder(run).read_meta()
+    assert (meta["cwd"], meta["chdir"]) == (str(tmp_path), True)
+
+
 def test_an_env_that_asks_hydra_where_there_is_none_is_told_what_to_do(tmp_path):
     (tmp_path / "hyenv.py").write_text(_ENV)
     script = "import collectx, hyenv; collectx.Collector(lambda: hyenv.Env('x'), frames_per_batch=1)"

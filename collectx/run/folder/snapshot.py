@@ -73,7 +73,7 @@ def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str], batches: int 
     if batches is not None:
         meta_path, patch_path = (folder.resumed(path, batches) for path in (meta_path, patch_path))
     write_json(meta_path, {"id": folder.run_id or secrets.token_hex(8), **meta(cfg, argv)})
-    patch = _diff(Path.cwd())
+    patch = _diff(_typed_in())
     if patch and len(patch) < _MAX_PATCH:
         write_atomically(patch_path, lambda file: file.write(patch))
     else:
@@ -85,7 +85,8 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "argv": argv,
-        "cwd": os.getcwd(),
+        "cwd": str(_typed_in()),
+        "chdir": Path.cwd() != _typed_in(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         # With other launchers, a job may contain several runs.
@@ -96,9 +97,15 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "packages": packages(),
         "sources": digests(cfg),
         "values": _digests(cfg),
-        "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
+        "git": {"cwd": git_state(_typed_in()), "collectx": git_state(Path(__file__).parent)},
         "seeds": {"seed": cfg.seed},
     }
+
+
+def _typed_in() -> Path:
+    """Returns the folder where the command was typed. It is not the working directory with `hydra.job.chdir`."""
+    hydra: Any = getattr(sys.modules.get("hydra.core.hydra_config"), "HydraConfig", None)
+    return Path(hydra.get().runtime.cwd) if hydra is not None and hydra.initialized() else Path.cwd()
 
 
 def write_numerics(folder: RunFolder, device: torch.device) -> None:

@@ -77,11 +77,12 @@ def restore_handlers(maker: str) -> None:
 @contextmanager
 def handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     """Handles signals by these handlers in the block, and restores the earlier ones at its end. Has no effect outside
-    the main thread, where Python allows no handlers."""
+    the main thread, where Python allows no handlers. The handler of a C library stays, as Python cannot restore it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    earlier = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    ours = {signum: handler for signum, handler in handlers.items() if signal.getsignal(signum) is not None}
+    earlier = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
     try:
         yield
     finally:

@@ -132,8 +132,8 @@ class Evaluator:
 
     def close(self) -> None:
         """Ends the process, also while it evaluates. Idempotent."""
-        if self._num_open and not self._is_over:
-            left = self._pending[-self._num_open :]
+        if (num_open := self._num_open) and not self._is_over:
+            left = self._pending[-num_open:]
             self._events("evaluations_left", **{name: [each[name] for each in left] for name in ("batches", "frames")})
         self._is_over = True
         self._requests.put(None)
@@ -151,13 +151,14 @@ class Evaluator:
         """Waits until at most `num_open` evaluations are open, or they are over, or a signal comes; returns False after
         `timeout_s`."""
         began_s, has_said = time.monotonic(), num_open > 0 and self._has_said_wait
-        while self._num_open > num_open and not self._is_over and not self._is_stopping():
+        # Another thread counts them down.
+        while (open_now := self._num_open) > num_open and not self._is_over and not self._is_stopping():
             waited_s = time.monotonic() - began_s
             if waited_s >= timeout_s:
                 return False
             if waited_s >= _PATIENCE_S and not has_said:
                 has_said = self._has_said_wait = True
-                frames, is_end = [each["frames"] for each in self._pending[-self._num_open :]], num_open == 0
+                frames, is_end = [each["frames"] for each in self._pending[-open_now:]], num_open == 0
                 self._events("evaluation_awaited", frames=frames, timeout_s=timeout_s if is_end else None)
             with self._changed:
                 self._changed.wait(min(_LOOK_S, timeout_s))

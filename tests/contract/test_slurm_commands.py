@@ -150,7 +150,7 @@ def test_a_request_for_a_checkpoint_ends_neither_a_tasks_shell_nor_the_batch_scr
         )  # the shell and Python, which has not imported yet
         assert play(folder, 0, python) == 3
         # srun, which forwards signals to the tasks.
-        command("srun", f'trap "exit 5" {number:d}; kill -{number:d} $PPID; while :; do sleep 0.1; done')
+        command("srun", f'trap "exit 5" {number:d}; sleep 0.5; kill -{number:d} $PPID; while :; do sleep 0.1; done')
         environment = os.environ | {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
         text = script.script([folder], composed("launcher=slurm").launcher, 3, False, 1.0)
         assert subprocess.run(["bash"], input=text, env=environment, text=True, timeout=100).returncode == 5

@@ -55,7 +55,7 @@ def test_code_is_interrupted_three_times_before_it_is_given_up(monkeypatch, most
         errors.append(error)
         given_up.set()
 
-    with limited("making an env", "collector.start_timeout_s", 0.01, give_up=give_up):
+    with limited("making an env", "collector.start_timeout_s", 0.1, give_up=give_up):
         while num_caught < most and not given_up.is_set():
             try:
                 while not given_up.is_set():
@@ -67,6 +67,6 @@ def test_code_is_interrupted_three_times_before_it_is_given_up(monkeypatch, most
             thread.join()
     assert num_caught == min(most, 3)
     assert [str(error) for error in errors] == [
-        "making an env took more than 0.01 s (collector.start_timeout_s=0.01). If that is normal, raise "
+        "making an env took more than 0.1 s (collector.start_timeout_s=0.1). If that is normal, raise "
         "collector.start_timeout_s."
     ] * is_given_up

@@ -111,7 +111,7 @@ class Composer:
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
-        # By the choices of the groups, which the points of a sweep mostly share.
+        # A cache by the choices of the groups: the points of a sweep usually choose the same files.
         self._base_60: dict[str, list[str]] = {}
         self.groups = self.choices(())
 

@@ -1,4 +1,4 @@
-"""Tells code of installed packages from user code.
+"""Distinguishes installed packages from user code.
 
 Imports tensordict without torch's compiler until something compiles.
 

@@ -103,8 +103,8 @@ _fence = threading.Lock()
 
 
 def barrier() -> None:
-    """Keeps the processor from reordering memory accesses before and after this call, by taking and releasing a
-    lock."""
+    """Keeps the processor from reordering memory accesses before and after this call. A release of a lock that is
+    followed by an acquire is a full fence; taking it once would be half of one."""
     for _ in range(2):
         with _fence:
             pass

@@ -244,7 +244,7 @@ def limited(
         patience_s = min(_PATIENCE_S, timeout_s)
         if has_ended_within(0.0, patience_s):
             return
-        limit = f"it is killed after {timeout_s:g} s without progress ({option}={timeout_s:g})"
+        limit = f"it will be ended after {timeout_s:g} s without progress ({option}={timeout_s:g})"
         if say is not None and timeout_s > patience_s:
             text = stack(sys._current_frames().get(main))
             say(f"{what} has taken more than {patience_s:g} s; {limit}. It is at:\n{text}")

@@ -168,8 +168,7 @@ class WorkerPool:
         worker.state = state
 
     def family_of(self, incarnation: int) -> int:
-        """Returns which of the workers with the same envs has this incarnation: 0 for the first one, 1 for the one that
-        was added next, and so on."""
+        """Returns how many workers with the same envs were added before the one with this incarnation."""
         return incarnation // self._failure_policy.max_incarnations
 
     @property

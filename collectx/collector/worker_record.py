@@ -123,10 +123,10 @@ class WorkerRecord:
         new_episodes: the reason why the newest process begins new episodes although it loaded `saved`.
         settings_version: the newest settings version that was sent to the newest process, with all before it.
         num_settings: number of missing replies to the settings that the newest process got at its start.
-        pending: one entry for each other request without a reply: the setting that the request makes, or None. There
+        pending: the settings of the outstanding requests, oldest first; None for a request that makes no setting. There
             are several after an interrupted call.
-        num_until_reply: how many replies are missing up to the one to the last `WorkerPool.request`, that one included;
-            0 if it is not awaited.
+        num_until_reply: how many replies must arrive until the one to the last `WorkerPool.request`; 0 if nobody waits
+            for it.
         reply: the reply to the last `WorkerPool.request`; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.

@@ -179,7 +179,7 @@ UNSET = "???"
 # Numbers such as 100k, which YAML reads as texts.
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
-# What a message shows as the value of a missing option, by the last part of its name.
+# Example values for messages about missing options, by the last part of their names.
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
 # What other libraries call options.
 _OTHER_NAMES = {

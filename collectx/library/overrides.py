@@ -1,11 +1,9 @@
 """Makes, from the constructor's keywords, what may differ between workers: env, policy, device, hooks and user-defined
 collector. The run's configuration contains what they share.
 
-`auto_register_policy_transforms`: appends the transforms that a recurrent policy needs to an env of TorchRL.
-
-Imports torchrl, which the env has imported before.
-
-The keywords `collector_class` and `collector_kwargs`: which collector each worker runs, and with which arguments.
+Also appends the transforms that a recurrent policy needs to an env of TorchRL (`auto_register_policy_transforms`), and
+takes the keywords `collector_class` and `collector_kwargs`, which name the collector that each worker runs. torchrl is
+imported only if an env is one of its classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the workers of a run are, and how their batches travel to the trainer.
 
-Users choose both with four groups: `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` resolves
-the groups into one place, which all other code asks.
+Users choose both with four groups: `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` makes a
+place of them. All other code asks this object instead of reading the groups.
 """
 
 from __future__ import annotations

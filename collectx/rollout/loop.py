@@ -14,20 +14,6 @@ There is a step loop for each kind of env group (`collectx.worker.rollout_source
 
 With central inference, `ServedGroup` (`collectx/worker/inference/rollout.py`) steps the envs, and the server calls the
 policy.
-
-The rollout of a single env. The env writes into the same small arrays in every step, which are then copied into the
-slot: making views of the slot for each step, as for several envs, would take longer than the copies.
-
-    carry --> observation[t] --policy--> action[t] --env--> carry, reward, terminated, truncated
-                                                              |      |
-                                                              v      v
-                                                next.observation[t], next.reward[t], ...
-
-The policy reads and writes the slot directly, because policy and env may keep an observation or an action for the next
-step.
-
-With one CartPole-v1 and an MLP, this loop reaches 0.87 of the speed of the bare loop, and the loop for several envs
-0.75; with random actions, 0.75 and 0.57 (processor time, the loops in turn).
 """
 
 from __future__ import annotations
@@ -398,7 +384,22 @@ def is_possible(spec: EnvSpec, actor_leaves: Sequence[Leaf]) -> bool:
 
 
 class OneEnvRollout(Rollout):
-    """A rollout of one env, which gives the same batches as `Rollout`."""
+    """A rollout of one env, which gives the same batches as `Rollout`.
+
+    The env writes into the same small arrays in every step, which are then copied into the slot: making views of the
+    slot for each step, as for several envs, would take longer than the copies.
+
+        carry --> observation[t] --policy--> action[t] --env--> carry, reward, terminated, truncated
+                                                                  |      |
+                                                                  v      v
+                                                    next.observation[t], next.reward[t], ...
+
+    The policy reads and writes the slot directly, because policy and env may keep an observation or an action for the
+    next step.
+
+    With one CartPole-v1 and an MLP, this loop reaches 0.87 of the speed of the bare loop, and the loop for several envs
+    0.75; with random actions, 0.75 and 0.57 (processor time, the loops in turn).
+    """
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _ENTRY_INTERVAL_S = 1.0
 """Minimum seconds between two complete entries of a worker in `metrics.jsonl`."""
 _FIRST_EPISODES = 10
-"""From this many episodes on, a metric without a value is said."""
+"""After this many episodes, a metric that still has no value is reported."""
 
 
 class RunCollection(EnvMethods):

@@ -44,7 +44,7 @@ _NICENESS = 10
 _END_S = 2.0
 # How many evaluations may be open, the running one included, while the trainer goes on.
 _MAX_OPEN = 2
-# Shorter waits of the trainer are not said.
+# Only longer waits of the trainer are reported.
 _PATIENCE_S = 0.5
 # How often a waiting trainer looks for a signal.
 _LOOK_S = 0.1

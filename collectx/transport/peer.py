@@ -1,7 +1,7 @@
 """The trainer's record of one process of a worker, as the transport sees it.
 
-Also started worker processes: the interface of a handle, which every launcher implements; how processes are ended; and
-the errors of those that fail.
+Also defines `Handle`, the interface that every launcher's handles implement, ends processes, and makes the errors of
+workers that died or hang.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     | header: newest versions, stop, preempted | progress | shared weights | weights of worker 0 | ... | region 0 |
 
 Weights are double-buffered. The pointer is `version << 1 | buffer`. The trainer writes a newer version into the other
-buffer and then stores the pointer. A reader that finds the pointer unchanged
-after its copy has read a single version. A worker acts with the shared weights or its individual ones, whichever are
-newer. Pages that were never written take no memory.
+buffer and then stores the pointer. A reader that finds the pointer unchanged after its copy has read a single version.
+A worker acts with the shared weights or its individual ones, whichever are newer. Pages that were never written take no
+memory.
 """
 
 from __future__ import annotations

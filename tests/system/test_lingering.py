@@ -21,7 +21,7 @@ MADE = "making or resetting the trainer's own env (env.entry_point=user_code.lin
             ["collector.start_timeout_s=7"],
             1,
             [
-                f"collectx: {MADE} has taken more than 5 s; it is killed after 7 s without progress (",
+                f"collectx: {MADE} has taken more than 5 s; it will be ended after 7 s without progress (",
                 f"collectx: TimeoutError: {MADE} took more than 7 s (collector.start_timeout_s=7).",
                 "lingering.py",
             ],

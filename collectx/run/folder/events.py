@@ -139,8 +139,8 @@ _MESSAGES = {
     "log_limited": "{file} exceeded run.max_log_bytes={max_bytes}: repeated lines are folded, and the oldest removed. "
     "For all lines, raise run.max_log_bytes.",
     "jobs": "{message}",
-    "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs "
-    "a part of each batch, let it keep a clone of that part.",
+    "batches_copied": "the trainer keeps several batches, or forked while it had one, so new ones are copied, which is "
+    "slower. If it only needs a part of each batch, let it keep a clone of that part.",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
     "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "

@@ -107,7 +107,7 @@ def set_visible_device(device: str | None) -> None:
         os.environ[name] = ""
     elif present is None:
         os.environ[name] = index
-    elif int(index) < len(devices := present.split(",")):
+    elif int(index) < len(devices := [each for each in present.split(",") if each]):
         os.environ[name] = devices[int(index)]
     else:
         raise RendezvousError(

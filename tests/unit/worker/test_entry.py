@@ -94,6 +94,7 @@ def test_a_worker_that_sees_one_gpu_calls_it_the_first(calls, monkeypatch, visib
         ("cuda:1", None, "1"),
         ("cuda:0", "5", "5"),
         ("cuda:1", "5,3", "3"),
+        ("cuda:0", "", "this worker should see cuda:0 .* its host only provides CUDA_VISIBLE_DEVICES="),
         ("cuda:1", "5", "this worker should see cuda:1 .* its host only provides CUDA_VISIBLE_DEVICES=5"),
     ],
 )

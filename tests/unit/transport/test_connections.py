@@ -1,10 +1,10 @@
 """Options of connections, stacks of hanging workers, and the bytes of messages."""
 
-import faulthandler
 import os
-import signal
 import socket
 import struct
+import subprocess
+import sys
 from multiprocessing.connection import Connection, Pipe
 
 import numpy as np
@@ -22,7 +22,7 @@ from collectx.transport.connections import (
     shut_down,
     socket_of,
 )
-from collectx.transport.tracebacks import request_stacks, write_on_signal
+from collectx.transport.tracebacks import request_stacks
 
 
 @pytest.fixture
@@ -128,26 +128,36 @@ def test_what_is_no_batch_is_refused():
 # --- stacks ---
 
 
-@pytest.fixture
-def stacks(monkeypatch):
-    """Lets this process write its stacks like a worker, until the end of the test."""
-    monkeypatch.setattr(tracebacks, "_descriptor", None)
-    yield write_on_signal
-    faulthandler.unregister(signal.SIGURG)
-    if tracebacks._descriptor not in (None, 2):
-        os.close(tracebacks._descriptor)
+# Not the process of the tests: faulthandler reads the frames of threads that go on, and may crash.
+HANGING = """
+import time
+from collectx.transport.tracebacks import write_on_signal
+
+def hangs():
+    print("ready", flush=True)
+    time.sleep(600)
+
+for _ in range(2):
+    write_on_signal()
+hangs()
+"""
 
 
-def test_a_process_of_this_machine_writes_its_stacks_into_memory_and_its_log(stacks, capfd):
-    for _ in range(2):
-        stacks()
-    found = [request_stacks(os.getpid(), None) for _ in range(2)]
+def test_a_process_of_this_machine_writes_its_stacks_into_memory_and_its_log(tmp_path):
+    log = tmp_path / "worker-0.log"
+    words = [sys.executable, "-c", HANGING]
+    with open(log, "w") as output, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=output) as process:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            found = [request_stacks(process.pid, None) for _ in range(2)]
+        finally:
+            process.kill()
     for text in found:
         assert text.startswith("The stacks of its threads:\n")
-        assert text.count("test_a_process_of_this_machine_writes_its_stacks") == 1
+        assert text.count(" in hangs\n") == 1
         assert text == text.rstrip()
-    log = capfd.readouterr().err
-    assert log.count("The trainer killed this worker, because it exceeded a timeout. The stacks of its threads:\n") == 2
+    words = "The trainer killed this worker, because it exceeded a timeout. The stacks of its threads:\n"
+    assert log.read_text().count(words) == 2
 
 
 def test_a_process_that_cannot_write_its_stacks_is_told_so(monkeypatch):
@@ -177,12 +187,3 @@ class Stat:
     def iterdir(self):
         assert self.name == "/proc/5/fd"
         return []
-
-
-def test_a_worker_of_another_host_is_asked_by_urgent_data(stacks, ends):
-    ours, theirs = ends
-    stacks(theirs)
-    assert tracebacks._descriptor == 2
-    assert "Its log ends with the stacks of its threads" in request_stacks(None, ours)
-    with socket_of(theirs) as line:
-        assert line.recv(1, socket.MSG_OOB) == b"\0"

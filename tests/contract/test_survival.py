@@ -263,6 +263,38 @@ def test_a_worker_of_another_host_writes_its_stacks_to_its_log_and_goes_on(tmp_p
             assert worker.wait(60) == 0, log.read_text()
 
 
+# Not the process of the tests: faulthandler reads the frames of threads that go on, and may crash.
+HANGING = """
+import time
+from collectx.transport.tracebacks import write_on_signal
+
+def hangs():
+    print("ready", flush=True)
+    time.sleep(600)
+
+for _ in range(2):
+    write_on_signal()
+hangs()
+"""
+
+
+def test_a_worker_of_this_machine_writes_its_stacks_into_memory_and_its_log(tmp_path):
+    log = tmp_path / "worker-0.log"
+    words = [sys.executable, "-c", HANGING]
+    with open(log, "w") as output, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=output) as process:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            found = [request_stacks(process.pid, None) for _ in range(2)]
+        finally:
+            process.kill()
+    for text in found:
+        assert text.startswith("The stacks of its threads:\n")
+        assert text.count(" in hangs\n") == 1
+        assert text == text.rstrip()
+    words = "The trainer killed this worker, because it exceeded a timeout. The stacks of its threads:\n"
+    assert log.read_text().count(words) == 2
+
+
 @ways.over([ways.SINGLE, ways.SHARED_SYNC])
 def test_an_error_of_a_reset_says_so(way):
     with (

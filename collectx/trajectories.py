@@ -207,6 +207,12 @@ class Assembler:
         for index in sorted(self._dropped.union(self._unfinished)):
             self._drop_earlier(index)
 
+    def next(self, collect: Callable[[], TensorDictBase]) -> TensorDictBase:
+        """Returns the next batch of trajectories, from batches that `collect` returns."""
+        while (trajectories := self.take()) is None:
+            self.add(collect())
+        return trajectories
+
     def add(self, batch: TensorDictBase) -> None:
         """Copies the frames of a batch, `[*, time]`, without padding. The frames of an env must arrive in order of
         time."""

@@ -1,8 +1,8 @@
-"""The shapes and devices of batches, and the metadata of a delivered batch."""
+"""The shapes and devices of batches, who writes them, and the metadata of a delivered batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,11 @@ from tensordict import TensorDict
 from collectx.batch import Key, to_tensordict
 from collectx.config.derived import rows_per_env
 from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.place import place_of
 from collectx.transport.base import Arrival, SlotSpec
+from collectx.worker.spec import ConfigOverrides
 
 
 def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
@@ -31,6 +34,28 @@ class WrittenBatch:
     """
 
     frames: int
+
+
+def workers_can_write(cfg: RunConfig, needs_batches: bool, is_ordered: bool = False) -> bool:
+    """Whether the workers can write their batches to a shared replay buffer (`Hooks.write_batch`), in the order in
+    which they are ready. With `overlap`, they would write while this process samples, so samples would depend on
+    timing.
+
+    Args:
+        needs_batches: whether this process needs the batches too, or changes them.
+        is_ordered: whether the buffer must contain the batches in the order that the seed or a record fixes, if one
+            does.
+    """
+    options = cfg.collector
+    if needs_batches or options.trajs_per_batch is not None or options.overlap:
+        return False
+    has_order = options.schedule != "async" or options.order_of is not None
+    return place_of(cfg).shares_memory and not (is_ordered and has_order)
+
+
+def workers_write(overrides: Sequence[ConfigOverrides]) -> bool:
+    """Whether workers with these overrides write their batches themselves, so that `WrittenBatch`es are delivered."""
+    return any(each.hooks.write_batch is not None for each in overrides)
 
 
 @dataclass(frozen=True)
@@ -53,6 +78,7 @@ class BatchSpec:
             delivered.
         num_envs: number of envs of the first workers, for the env of a trajectory id (`Episodes`); None: a user's
             collector numbers the trajectories.
+        has_gaps: whether a part may end early, so that batches have a mask (`collectx.trajectories.add_mask`).
     """
 
     slots: SlotSpec
@@ -65,6 +91,7 @@ class BatchSpec:
     storing_device: torch.device | None
     is_written: bool = False
     num_envs: int | None = None
+    has_gaps: bool = False
 
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
         """Returns a batch of `num_parts` parts that is a view of `memory`, uint8."""

@@ -12,18 +12,20 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from collectx.batch import POLICY_VERSION
+from collectx.batch import POLICY_VERSION, SETTINGS_VERSION
 from collectx.collector import saved_state
 from collectx.collector.batch_info import BatchInfo, BatchSpec, WrittenBatch
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.worker_record import Setting, Settings, WorkerState
+from collectx.config.schema.collector import CollectorConfig
 from collectx.policy.flat_weights import FlatWeights, check_finite
 from collectx.rollout.episodes import IDS_PER_INCARNATION
 from collectx.schedule.base import Grant, Schedule
+from collectx.trajectories import Assembler, add_mask
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
 from collectx.transport.messages import packed, unpacked
 from collectx.worker.spec import env_seed
@@ -85,9 +87,12 @@ class ExclusiveUse:
 class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     """Yields batches until `total_frames` are delivered: TensorDicts of `frames_per_batch` frames
     (`collectx/batch.py`); or a `WrittenBatch` for each, if workers write them to a replay buffer. A sync batch is
-    smaller while workers are missing. If a part ended early, the values of its last steps are undefined.
+    smaller while workers are missing. With `collector.preemptive_threshold` batches have a mask, and after the first
+    setting the settings version of each frame.
 
     Attributes:
+        assembler: joins batches to complete trajectories for the consumer, see `join_trajectories`; None: the consumer
+            takes the batches as they are. Its frames are a part of the state.
         last_batch_info: the metadata of the last delivered batch.
         exclusive_use: a block around each use of the collector; raises in other processes.
         policy_version: the newest published version.
@@ -122,6 +127,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         # The memory of undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
+        self.assembler: Assembler | None = None
         self.total_frames = spec.total_frames
         self.leaves = spec.slots.leaves
         # Also runs at exit, before multiprocessing joins its processes, so a collector that is not closed leaves no
@@ -146,7 +152,13 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._count(parts, waited_s)
             if not spec.zero_copy:
                 self._release_slots()
-            return spec.batch(memory, len(parts))
+            batch = spec.batch(memory, len(parts))
+            if settings := self.last_batch_info.settings:
+                versions = torch.tensor(settings, device=batch.device).view(-1, *[1] * (batch.ndim - 1))
+                batch[SETTINGS_VERSION] = versions.expand(batch.shape).clone()
+            if spec.has_gaps:
+                add_mask(batch, self.filled_steps)
+            return batch
 
     def grant_next_batch(self) -> None:
         """Lets the workers begin the next batch, as `next` does before it waits. Does not block. Does nothing while too
@@ -281,6 +293,19 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._failure = failure
             raise
 
+    def join_trajectories(
+        self,
+        options: CollectorConfig,
+        say: Callable[[str], object],
+        prefix: str = "",
+        post_traj: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
+    ) -> None:
+        """Makes the assembler, with `collector.trajs_per_batch`; see `collectx.trajectories.Assembler`."""
+        if options.trajs_per_batch is not None:
+            count, ends_with_batch = options.trajs_per_batch, options.reset_at_each_iter
+            arguments = count, options.traj_format, ends_with_batch, post_traj, say, prefix, self.env_of
+            self.assembler = Assembler(*arguments)
+
     @property
     def filled_steps(self) -> list[int]:
         """The number of filled steps of each part of the last batch."""
@@ -380,9 +405,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """The number of frames delivered so far, by worker."""
         return Counter({worker.index: worker.num_frames for worker in self.pool.records if worker.num_frames})
 
-    def zeros(self, num_workers: int) -> TensorDict:
-        """Returns a batch of zeros in which this number of workers take part."""
-        return self._spec.zeros(num_workers if self._schedule.stacked else 1)
+    def zeros(self, steps_of_workers: Sequence[int | None]) -> TensorDict:
+        """Returns a batch of zeros in which workers take part that fill these numbers of steps; None: all."""
+        batch = self._spec.zeros(len(steps_of_workers) if self._schedule.stacked else 1)
+        if self.settings.version:
+            batch[SETTINGS_VERSION] = torch.zeros(batch.shape, dtype=torch.int64)
+        if self._spec.has_gaps:
+            add_mask(batch, [batch.shape[-1] if steps is None else steps for steps in steps_of_workers])
+        return batch
 
     @property
     def _has_granted_slots(self) -> bool:
@@ -419,6 +449,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 for parts in batches
             ],
             "settings": self.settings.state(),
+            "assembler": None if self.assembler is None else self.assembler.state(),
             **saved_state.save_workers(self.pool.records, replies),
         }
 
@@ -454,6 +485,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._settings_of_slots |= {(part.worker, part.slot): version for part, version in versions}
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
+        if self.assembler is not None and state["assembler"] is not None:
+            self.assembler.load(state["assembler"])
         saved_workers = state["workers"]
         self.pool.restore_starting(saved_workers)
         ready, starting = self.pool.ready, self.pool.starting

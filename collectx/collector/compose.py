@@ -16,11 +16,10 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves, nested_dims
-from collectx.collector.batch_info import BatchSpec, part_shape
+from collectx.collector.batch_info import BatchSpec, part_shape, workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import Channel, WorkerPool
 from collectx.collector.saved_state import CollectorState, first_requests, next_histories
-from collectx.collector.stream import workers_write
 from collectx.collector.worker_record import FailurePolicy
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
 from collectx.config.problem import Problem, Refusal
@@ -154,6 +153,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, slots: SlotSpec, overrides: Seque
         storing_device=None if device is None else torch.device(device),
         is_written=workers_write(overrides),
         num_envs=None if any(each.user_collector for each in overrides) else slots.rows * slots.num_workers,
+        has_gaps=options.preemptive_threshold is not None,
     )
 
 

@@ -44,6 +44,7 @@ class CollectorState(SavedRecords):
             `CollectorCore.load` needs neither.
         undelivered: the complete batches that were not delivered, see `save_batch`.
         settings: see `Settings.state`; `CollectorCore.load` keeps those of the collector without it.
+        assembler: see `Assembler.state`; None without `collector.trajs_per_batch`.
     """
 
     frames: int
@@ -53,12 +54,6 @@ class CollectorState(SavedRecords):
     weights: NotRequired[torch.Tensor]
     undelivered: list[dict[str, Any]]
     settings: NotRequired[dict[str, Any]]
-
-
-class StreamState(TypedDict):
-    """The state of a `Stream`: of its collector, and of its `Assembler`, None without one."""
-
-    collector: CollectorState
     assembler: dict[str, Any] | None
 
 
@@ -79,10 +74,9 @@ def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) ->
     return {"incarnations": incarnations, "workers": workers | kept, "restart_counts": restart_counts}
 
 
-def to_state_dict(state: StreamState, version_offset: int) -> dict[str, Any]:
+def to_state_dict(saved: CollectorState, version_offset: int) -> dict[str, Any]:
     """Returns a state under the keys of a `state_dict`: `frames`, `iter` and `worker0`, `worker1`, ... are those of
-    TorchRL. The numbers of policy versions in `state` are `version_offset` lower than those that the user sees."""
-    saved = state["collector"]
+    TorchRL. The numbers of policy versions in `saved` are `version_offset` lower than those that the user sees."""
     return {
         "frames": saved["frames"],
         "iter": saved["batches"],
@@ -90,7 +84,7 @@ def to_state_dict(state: StreamState, version_offset: int) -> dict[str, Any]:
         "policy_version": saved["version"] + version_offset,
         "settings": saved["settings"],
         "stream": {
-            "assembler": state["assembler"],
+            "assembler": saved["assembler"],
             "undelivered": saved["undelivered"],
             "version_offset": version_offset,
         },
@@ -98,7 +92,7 @@ def to_state_dict(state: StreamState, version_offset: int) -> dict[str, Any]:
     }
 
 
-def of_state_dict(state_dict: Mapping[str, Any]) -> tuple[StreamState, int]:
+def of_state_dict(state_dict: Mapping[str, Any]) -> tuple[CollectorState, int]:
     """Returns the state and `version_offset` that `to_state_dict` got, without incarnations and weights: running
     workers load it. A state that has `frames` but no workers, as a script may write it, has no envs and no undelivered
     frames. Raises `ValueError` for a state of an earlier version of collectx."""
@@ -115,13 +109,14 @@ def of_state_dict(state_dict: Mapping[str, Any]) -> tuple[StreamState, int]:
         "batches": state_dict.get("iter", 0),
         "frames_by_worker": state_dict.get("frames_by_worker", {}),
         "undelivered": stream["undelivered"],
+        "assembler": stream["assembler"],
         "incarnations": {},
         "restart_counts": {},
         "workers": workers,
     }
     if "settings" in state_dict:
         state["settings"] = state_dict["settings"]
-    return {"collector": state, "assembler": stream["assembler"]}, stream["version_offset"]
+    return state, stream["version_offset"]
 
 
 def num_workers_in(state: CollectorState) -> int:

@@ -15,9 +15,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from collectx.collector.batch_info import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.env_methods import EnvMethods
-from collectx.collector.stream import Stream, workers_write
 from collectx.config.check import out_of_range
 from collectx.config.derived import frames_per_part, resolve_devices
 from collectx.config.problem import PYTHON, counted
@@ -82,7 +82,8 @@ class ReadableCollector(EnvMethods):
     `NotImplementedError`.
     """
 
-    _stream: Stream
+    # The same as `_core`, without a check of the process.
+    _unchecked_core: CollectorCore
     _background: Background
     _keywords: Keywords
     _cfg: RunConfig
@@ -142,7 +143,7 @@ class ReadableCollector(EnvMethods):
     def __repr__(self) -> str:
         if "_converter" not in vars(self):  # the constructor has not ended
             return object.__repr__(self)
-        total, frames = self._cfg.collector.total_frames, self._stream.core.num_frames
+        total, frames = self._cfg.collector.total_frames, self._unchecked_core.num_frames
         parts = [
             counted(self.num_workers, "worker") if self._keywords.has_workers else "no workers",
             counted(self.n_env, "env") + (" each" if self._keywords.has_workers else ""),
@@ -158,11 +159,11 @@ class ReadableCollector(EnvMethods):
     @property
     def _core(self) -> CollectorCore:
         self._check_process()
-        return self._stream.core
+        return self._unchecked_core
 
     def _check_process(self) -> None:
         """Raises `RuntimeError` in a process that was forked from the one that made the collector."""
-        self._stream.core.exclusive_use.check_process()
+        self._unchecked_core.exclusive_use.check_process()
 
     @contextlib.contextmanager
     def _exclusive(self, timeout_s: float | None = None) -> Iterator[None]:
@@ -355,8 +356,7 @@ class ReadableCollector(EnvMethods):
     def policy_version(self) -> int:
         """The version of the newest published weights. The first version is 0; `load_state_dict` restores a saved
         one."""
-        self._check_process()
-        return self._stream.policy_version
+        return self._core.policy_version + self._converter.version_offset
 
     def get_policy_version(self) -> int:
         """Returns `policy_version`."""

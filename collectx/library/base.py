@@ -28,10 +28,10 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
+from collectx.collector.batch_info import workers_write
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import start_collector
 from collectx.collector.saved_state import num_workers_in, of_state_dict, to_state_dict
-from collectx.collector.stream import Stream, workers_write
 from collectx.config.derived import surplus_note
 from collectx.config.problem import counted
 from collectx.env.base import EnvSpec
@@ -120,8 +120,9 @@ class BaseCollector(ReadableCollector):
         self._hooks, self._thread = keywords.hooks, StepThread()
         self._background = Background(self._thread)
         core.close_by(partial(self._background.call_last, timeout_s=collector.close_timeout_s))
-        self._stream = Stream(core, collector, warnings.warn, "", keywords.post_traj, keywords.is_concatenated)
-        self._converter = BatchConverter(keywords, collector, self._stream, self._spec)
+        core.join_trajectories(collector, warnings.warn, post_traj=keywords.post_traj)
+        self._unchecked_core = core
+        self._converter = BatchConverter(keywords, collector, core, self._spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()
         self._weights = WeightPublisher(core, keywords, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
@@ -523,8 +524,8 @@ class BaseCollector(ReadableCollector):
         """Requests a reset of these workers. None: of all workers, which also drops unfinished trajectories."""
         with self._exclusive():
             self._core.request_reset(reset, workers)
-            if workers is None:
-                self._stream.forget()
+            if workers is None and (assembler := self._core.assembler) is not None:
+                assembler.forget()
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         if len(selection) != count:
@@ -636,19 +637,19 @@ class BaseCollector(ReadableCollector):
         with self._exclusive():
             if workers_write(self._overrides):
                 self._core.wait_until_idle()  # the replay buffer has these batches
-            saved = self._stream.state()
+            saved = self._core.state()
         copied = {name: value.clone() for name, value in weights.items()}
-        state = {"policy_state_dict": copied, **to_state_dict(saved, self._stream.version_offset)}
+        state = {"policy_state_dict": copied, **to_state_dict(saved, self._converter.version_offset)}
         if self._core.can_ask("weights"):
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.worker_indices), ())
             individual = self._ask("weights", per_worker=per_worker)
             versions = self._weights.versions
             # The entry of a worker that is starting is that of a loaded state, with its individual weights.
-            for index in saved["collector"]["workers"].keys() - (self._weights.individual - per_worker.keys()):
+            for index in saved["workers"].keys() - (self._weights.individual - per_worker.keys()):
                 state[f"worker{index}"] = state[f"worker{index}"] | {
                     "policy_state_dict": individual.get(index, state["policy_state_dict"]),
                     "is_individual": index in individual,
-                    "policy_version": versions.get(index, versions[None]) + self._stream.version_offset,
+                    "policy_version": versions.get(index, versions[None]) + self._converter.version_offset,
                 }
         return state
 
@@ -683,8 +684,7 @@ class BaseCollector(ReadableCollector):
                 f"this is not the state of a collector: it lacks {' and '.join(map(repr, missing))}. Pass the dict "
                 "that state_dict() returned."
             )
-        state, version_offset = of_state_dict(state_dict)
-        collector = state["collector"]
+        collector, version_offset = of_state_dict(state_dict)
         num_saved, num_started = num_workers_in(collector), self._core.pool.num_started
         if num_saved > num_started:
             raise ValueError(
@@ -711,10 +711,10 @@ class BaseCollector(ReadableCollector):
             self._continue_versions(state_dict.get("policy_version", self._core.policy_version))
             # Frames from before the load may have the trajectory ids of later ones.
             self._core.wait_until_idle()
-            change = version_offset - self._stream.version_offset
+            change = version_offset - self._converter.version_offset
             collector["undelivered"] = [self._core.with_versions(each, change) for each in collector["undelivered"]]
             collector["incarnations"] = {worker.index: worker.history.incarnation for worker in self._core.pool.records}
-            reasons = self._stream.load(state, self._cfg.seed)
+            reasons = self._core.load(collector, self._cfg.seed)
             self._has_ended = False
         self._warn_of_new_episodes(reasons)
 
@@ -741,7 +741,7 @@ class BaseCollector(ReadableCollector):
 
     def _continue_versions(self, version: int) -> None:
         """Makes `version` the number of the newest weights, in this process and in workers that write batches."""
-        self._stream.version_offset = offset = version - self._core.policy_version
+        self._converter.version_offset = offset = version - self._core.policy_version
         if workers_write(self._overrides):
             write = partial(_write, self._keywords.replay_buffer.extend, offset)
             self._set_hook("write_batch", write)
@@ -764,7 +764,7 @@ class BaseCollector(ReadableCollector):
             Exception: the error that ended the background thread.
         """
         self._check_process()
-        self._stream.core.exclusive_use.check_not_within("shutdown")
+        self._unchecked_core.exclusive_use.check_not_within("shutdown")
         background, thread = self._background, self._thread
         self._thread = StepThread()
         self._background, self._is_closed, self._ahead = Background(self._thread), True, None
@@ -814,7 +814,7 @@ class BaseCollector(ReadableCollector):
 
     def __exit__(self, *error: object) -> None:
         # A forked process may leave a block of its parent's collector.
-        if self._stream.core.exclusive_use.is_this_process:
+        if self._unchecked_core.exclusive_use.is_this_process:
             self.shutdown(close_env=False)
 
 

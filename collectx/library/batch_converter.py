@@ -11,11 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import POLICY_VERSION, SETTINGS_VERSION, TRAJ_IDS, Key
 from collectx.collector.batch_info import WrittenBatch
-from collectx.collector.stream import Stream
+from collectx.collector.collector import CollectorCore
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.library.keywords import Keywords
-from collectx.trajectories import split_trajectories
+from collectx.trajectories import MASK, split_trajectories
 from collectx.worker.batch_hooks import check_forms
 
 
@@ -24,15 +24,20 @@ class AllDelivered(Exception):
 
 
 class BatchConverter:
-    """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`."""
+    """Delivers the batches of a collector in TorchRL's form, to the caller or to `replay_buffer`.
 
-    def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
+    Attributes:
+        version_offset: added to the policy versions in batches, to continue those of a loaded state.
+    """
+
+    def __init__(self, keywords: Keywords, options: CollectorConfig, core: CollectorCore, spec: EnvSpec):
         # Number of collected batches.
         self.num_collected = 0
         # Called with every delivered batch; None if the worker processes call the hook.
         self.post_collect_hook = None if keywords.has_workers else keywords.post_collect_hook
         self.keywords = keywords
-        self._stream, self._core = stream, stream.core
+        self.version_offset = 0
+        self._core = core
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
         # Whether a batch is `[workers, ...]`.
         self._stacked = options.schedule == "sync"
@@ -46,7 +51,8 @@ class BatchConverter:
         if keywords.replay_buffer is not None:
             self._write(self._collect())
             return None
-        batch = self._stream.next(lambda: self.convert(self._collect(), self._core.filled_steps, self._stacked))
+        assembler, collect = self._core.assembler, self._collect_converted
+        batch = collect() if assembler is None else assembler.next(collect)
         if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
                 # Also adds new keys, such as the settings version.
@@ -54,12 +60,17 @@ class BatchConverter:
             self._reused = batch
         return batch
 
+    def _collect_converted(self) -> Any:
+        return self.convert(self._collect(), self._core.filled_steps, self._stacked)
+
     def _collect(self) -> Any:
         try:
-            batch = self._stream.collect()
+            batch = next(self._core)
         except StopIteration:
             raise AllDelivered from None
         self.num_collected += 1
+        if self.version_offset and not isinstance(batch, WrittenBatch):
+            batch[POLICY_VERSION].add_(self.version_offset)
         added = [part.report.added for part in self._core.last_batch_info.parts]
         if any(added) and not isinstance(batch, WrittenBatch):
             self._add(batch, added)
@@ -80,14 +91,11 @@ class BatchConverter:
     def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
         """Returns a batch of zeros in the form of `next`; the workers that take part fill these numbers of steps, None:
         all."""
-        batch = self._core.zeros(len(steps_of_workers))
+        batch = self._core.zeros(steps_of_workers)
         if self.keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
-        if self._core.settings.version:
-            batch[SETTINGS_VERSION] = torch.zeros(batch.shape, dtype=torch.int64)
         steps = [each or batch.shape[-1] for each in steps_of_workers]
-        self._stream.mark_gaps(batch, steps)
         return self.convert(batch, steps, self._stacked)
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:
@@ -100,7 +108,7 @@ class BatchConverter:
             batch["policy_version"] = versions
             batch["next", "policy_version"] = versions.clone()
         if stacked and isinstance(keywords.cat_results, int):
-            parts = zip(batch.unbind(0), steps, strict=True)
+            parts = zip(batch.exclude(MASK).unbind(0), steps, strict=True)
             batch = torch.cat([part[..., :filled] for part, filled in parts], keywords.cat_results)
         if not keywords.track_traj_ids:
             del batch[TRAJ_IDS]
@@ -119,7 +127,7 @@ class BatchConverter:
         # The first batch fixes the keys of a buffer, and only batches after a setting contain a version.
         batch.pop(SETTINGS_VERSION, None)
         buffer, steps = self.keywords.replay_buffer, self._core.filled_steps
-        if (assembler := self._stream.assembler) is not None:
+        if (assembler := self._core.assembler) is not None:
             assembler.add(self.convert(batch, steps, self._stacked))
             for frames in assembler.writes(self.keywords.trajs_per_write):
                 buffer.extend(_on_device_of(buffer, frames))

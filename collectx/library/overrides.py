@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from collectx.batch import as_key
-from collectx.collector.stream import workers_can_write
+from collectx.collector.batch_info import workers_can_write
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig

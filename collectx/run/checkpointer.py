@@ -32,7 +32,7 @@ from collectx.run.resume import buffer_file
 from collectx.run.signals import RunStopped, Signals
 
 if TYPE_CHECKING:
-    from collectx.collector.stream import Stream
+    from collectx.collector.collector import CollectorCore
     from collectx.env.base import Env
     from collectx.run.evaluator import Evaluator
     from collectx.trainer.base import Trainer
@@ -52,7 +52,7 @@ class Checkpointer:
         self,
         options: CheckpointOptions,
         run_folder: RunFolder,
-        stream: Stream,
+        core: CollectorCore,
         trainer: Trainer,
         record: ResultBuilder,
         signals: Signals,
@@ -62,7 +62,7 @@ class Checkpointer:
         self._options = options
         self._metrics = run_folder.metrics
         self._checkpoints = Checkpoints(run_folder.checkpoints, options.keep)
-        self._stream, self._core = stream, stream.core
+        self._core = core
         self._trainer = trainer
         self._record = record
         self._signals = signals
@@ -192,8 +192,8 @@ class Checkpointer:
 
     def _state(self, wait_for_workers: bool) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
-        state = self._stream.state(wait_for_workers)
-        rollouts = {worker: each["rollout"] for worker, each in state["collector"]["workers"].items()}
+        collector = self._core.state(wait_for_workers)
+        rollouts = {worker: each["rollout"] for worker, each in collector["workers"].items()}
         unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
         if unsaved and not self._record.is_unsaved_known:
             # Before their first reset, when `announce_unsaved` looked, the states of the envs could be saved.
@@ -204,7 +204,7 @@ class Checkpointer:
             self._events("envs_large", nbytes=nbytes)
         return {
             "trainer": None if state_dict is None else state_dict(),
-            **state,
+            "collector": collector,
             "statistics": self._record.statistics.state(),
             "evaluations": [] if self._evaluator is None else self._evaluator.state(),
             "wall_s": time.monotonic() - self._record.start_s,

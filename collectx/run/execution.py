@@ -41,13 +41,11 @@ from collectx.run.terminal import display, printing
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
-    from collectx.collector.saved_state import StreamState
-    from collectx.collector.stream import Stream
     from collectx.env.base import Env
     from collectx.loggers import Logger
     from collectx.place.launcher import Launcher
+    from collectx.run.batches import RunBatches
     from collectx.run.checkpointer import Checkpointer
-    from collectx.run.collection import RunCollection
     from collectx.run.evaluator import Evaluator
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
@@ -321,15 +319,14 @@ class _Execution:
 
     def collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
-        from collectx.collector.stream import Stream
+        from collectx.run.batches import RunBatches
         from collectx.run.checkpointer import Checkpointer
-        from collectx.run.collection import RunCollection
         from collectx.run.logger_threads import LoggerThreads
 
         def say(text: str) -> None:
             self._add_event("no_trajectories", message=text)
 
-        stream = Stream(collector, self._cfg.collector, say, "collector.")
+        collector.join_trajectories(self._cfg.collector, say, "collector.")
         self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
         if self._cfg.eval.every_batches is not None:
             from collectx.run.evaluator import Evaluator
@@ -346,15 +343,15 @@ class _Execution:
         checkpointer = Checkpointer(
             self._cfg.checkpoint,
             self._run_folder,
-            stream,
+            collector,
             self._trainer,
             self._record,
             self._signals,
             self._add_event,
             self._evaluator,
         )
-        collection = RunCollection(
-            stream,
+        collection = RunBatches(
+            collector,
             self._run_folder,
             self._record.statistics,
             self._record.digest,
@@ -369,7 +366,7 @@ class _Execution:
         )
         try:
             if self._point is not None:
-                self._resume(self._point, stream)
+                self._resume(self._point, collector)
             self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
             self._record.end(None, self._train(collection))
         except BaseException as error:
@@ -383,7 +380,7 @@ class _Execution:
                 if self._place.is_inline:
                     self._close_envs(collector)
 
-    def _train(self, collection: RunCollection) -> str | None:
+    def _train(self, collection: RunBatches) -> str | None:
         """Returns the exit reason of the trainer. One that calls `next` may leave the end of the batches to us."""
         reason = None
         try:
@@ -394,9 +391,8 @@ class _Execution:
         minutes = self._cfg.run.max_minutes
         return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason
 
-    def _resume(self, point: ResumePoint, stream: Stream) -> None:
-        state: StreamState = {"collector": point.collector, "assembler": point.state["assembler"]}
-        reasons = stream.load(state, self._cfg.seed)
+    def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:
+        reasons = collector.load(point.collector, self._cfg.seed)
         if self._evaluator is not None:
             self._evaluator.load(point.state["evaluations"])
         statistics = self._record.statistics
@@ -412,7 +408,7 @@ class _Execution:
             "Ctrl-C again to quit now."
         )
 
-    def _finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
+    def _finish(self, collector: CollectorCore, collection: RunBatches, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
         before the workers close. A trainer that a signal interrupted within a batch is not saved. One that raised an
         error after a signal is: the signal has ended its helper processes, such as those of a DataLoader."""

@@ -11,8 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
-from collectx.collector.batch_info import WrittenBatch
-from collectx.collector.stream import workers_can_write
+from collectx.collector.batch_info import WrittenBatch, workers_can_write
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec

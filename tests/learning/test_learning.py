@@ -14,9 +14,8 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.cli.compose import compose
-from collectx.collector.stream import Stream
 from collectx.run import RunFolder
-from collectx.run.collection import RunCollection
+from collectx.run.batches import RunBatches
 from collectx.run.statistics import Statistics
 
 # On a busy machine threads wait for one another in every small operation.
@@ -25,7 +24,7 @@ torch.set_num_threads(1)
 LAGS = {"ppo": 0, "impala": 2, "dqn": 2, "sac": 0}
 
 
-class Lagging(RunCollection):
+class Lagging(RunBatches):
     """Publishes the weights of `lag` calls before."""
 
     def __init__(self, lag, *args):
@@ -37,7 +36,7 @@ class Lagging(RunCollection):
         return super().publish(self._waiting[0])
 
 
-def learn(name, target_return, folder, *overrides) -> RunCollection:
+def learn(name, target_return, folder, *overrides) -> RunBatches:
     env_name = "pendulum" if name == "sac" else "cartpole"
     overrides = (
         f"experiment={env_name}_{name}",
@@ -52,9 +51,7 @@ def learn(name, target_return, folder, *overrides) -> RunCollection:
     torch.manual_seed(cfg.seed)
     folder.mkdir(exist_ok=True)
     with collector.start_collector(cfg, module, spec) as workers:
-        collection = Lagging(
-            LAGS[name], Stream(workers, cfg.collector), RunFolder(folder), Statistics(cfg.collector.total_frames)
-        )
+        collection = Lagging(LAGS[name], workers, RunFolder(folder), Statistics(cfg.collector.total_frames))
         learner.train(collection)
         collection.close()
     return collection

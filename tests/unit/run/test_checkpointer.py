@@ -28,14 +28,16 @@ class Run:
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.collector = SimpleNamespace(policy_version=1, num_batches=0, wait_until_filled=self._fill)
+        self.collector = SimpleNamespace(
+            policy_version=1, num_batches=0, wait_until_filled=self._fill, state=self._save
+        )
         self.trainer = SimpleNamespace()
         self.record, self.signals = ResultBuilder(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
             given,
             folder,
-            SimpleNamespace(core=self.collector, state=self._save),
+            self.collector,
             self.trainer,
             self.record,
             signals,
@@ -48,7 +50,7 @@ class Run:
 
     def _save(self, wait_for_workers):
         self.now_s += self.cost_s
-        return {"collector": {"workers": self.workers}, "assembler": None}
+        return {"workers": self.workers}
 
     def batch(self, seconds=0.0):
         """Delivers a batch; returns the new events."""

@@ -14,10 +14,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.collector import ExclusiveUse
-from collectx.collector.stream import Stream
 from collectx.collector.worker_record import Settings
 from collectx.run import RunFolder, execute
-from collectx.run.collection import RunCollection
+from collectx.run.batches import RunBatches
 from collectx.run.digest import Digest
 from collectx.run.folder.batch_line import PartTotals
 from collectx.run.statistics import MetricsTail, RateWindow, Statistics
@@ -38,6 +37,8 @@ def test_the_totals_of_a_worker():
 class FakeCollector:
     """Delivers these deliveries, each with a batch whose observation is its index. All workers take part, but in the
     last one."""
+
+    assembler = None
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
@@ -61,8 +62,7 @@ class FakeCollector:
 
 
 def taken(collector, *arguments, **options):
-    stream = Stream(collector, SimpleNamespace(preemptive_threshold=None, trajs_per_batch=None))
-    return RunCollection(stream, *arguments, **options)
+    return RunBatches(collector, *arguments, **options)
 
 
 def test_batches_lines_and_sums(folder, batch_info):

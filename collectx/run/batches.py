@@ -1,8 +1,8 @@
 """The batches that a trainer iterates over: counts, digests and logs each one.
 
-    stream --batch--> RunCollection --batch--> trainer
-                          |   ^                   |
-       metrics.jsonl <----+   +--- log, publish --+
+    collector --batch--> RunBatches --batch--> trainer
+                           |   ^                   |
+        metrics.jsonl <----+   +--- log, publish --+
 
 Called from the main thread only.
 """
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from collectx.collector.batch_info import BatchInfo
     from collectx.collector.collector import CollectorCore
-    from collectx.collector.stream import Stream
     from collectx.run.digest import Digest
     from collectx.run.evaluator import Evaluator
 
@@ -38,8 +37,8 @@ _FIRST_EPISODES = 10
 """After this many episodes, a metric that still has no value is reported."""
 
 
-class RunCollection(EnvMethods):
-    """A `collectx.trainer.base.BatchCollection` over a stream.
+class RunBatches(EnvMethods):
+    """A `collectx.trainer.base.BatchCollection` over a collector.
 
     A batch's line is written to `metrics.jsonl` when the trainer takes the next batch, because the trainer logs scalars
     in between. Worker times, which would fill most of the file, are written once per second.
@@ -53,7 +52,7 @@ class RunCollection(EnvMethods):
 
     def __init__(
         self,
-        stream: Stream,
+        core: CollectorCore,
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
@@ -85,11 +84,11 @@ class RunCollection(EnvMethods):
         """
         self.statistics = statistics
         self.folder, self.run_id = folder.path, folder.run_id or ""
-        self.total_frames = statistics.total_frames = stream.core.total_frames
+        self.total_frames = statistics.total_frames = core.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
-        self._stream, self._core = stream, stream.core
+        self._core = core
         self._digest = digest
         self._check = check
         self._hold = hold
@@ -117,7 +116,8 @@ class RunCollection(EnvMethods):
         after `max_batches`. Batches are counted, digested and logged before they are joined to trajectories."""
         self.is_learning = False
         try:
-            batch = self._stream.next(self._collect)
+            joined = self._core.assembler
+            batch = self._collect() if joined is None else joined.next(self._collect)
         except StopIteration:
             self.is_exhausted = True
             raise
@@ -138,7 +138,7 @@ class RunCollection(EnvMethods):
         # The line of the last batch is written while the workers fill the next one.
         self._core.grant_next_batch()
         self._write_line()
-        batch: Any = self._stream.collect()
+        batch = next(self._core)
         with self._hold():
             info = self._core.last_batch_info
             now_s = self._clock()

@@ -88,7 +88,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
             try:
                 with signals.hold():
                     _begin(run_folder, is_job, point is not None, record)
-                _run(cfg, run_folder, argv, open_launcher, record, signals, point)
+                _Execution(cfg, run_folder, record, signals, point).run(argv, open_launcher)
             except BaseException as error:
                 record.end(error)
             if record.config_error is not None and not is_job:
@@ -135,80 +135,17 @@ def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals
     return result
 
 
-def _run(
-    cfg: RunConfig,
-    run_folder: RunFolder,
-    argv: list[str],
-    open_launcher: OpenLauncher | None,
-    record: ResultBuilder,
-    signals: Signals,
-    point: ResumePoint | None,
-) -> None:
-    """Executes the run, from the snapshot to closing the collector. Errors of training go to `record`."""
-    place = place_of(cfg)
-    has_processes = place.is_local and not place.is_inline
-    progress = display.Progress(record.statistics, display.title_of(cfg, run_folder.path, argv), start_s=record.start_s)
-    if "torch" not in sys.modules:
-        progress.imports("torch")
-    if has_processes or cfg.eval.every_batches is not None:
-        from collectx.fork_server import start
-
-        if has_processes:
-            with counting_imports(progress.imports):
-                start.preload()
-        with signals.hold():
-            start.warm_up()
-    if point is None:
-        snapshot.write(cfg, run_folder, argv)
-    else:
-        saved_config.write_snapshot(cfg, run_folder, argv, point.batches)
-        point.load_record(record)
-    # With on_worker_failure=raise the failure is shown at the end, as the run's error.
-    events = EventLog(run_folder, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
-    try:
-        events.show = progress.say
-        run = _Execution(cfg, run_folder, record, signals, events, point)
-        progress.stage = lambda: run.stage
-        with progress, closing(run), ExitStack() as stack:
-            names = ("worker-*.log", "inference-server.log", "evaluator.log")
-            limited_logs = names if has_processes else names[-1:]
-            stack.enter_context(LogLimit(run_folder.logs, limited_logs, cfg.run.max_log_bytes, events))
-            launcher = None
-            if open_launcher is not None:
-                launcher = stack.enter_context(open_launcher(lambda text: events("jobs", message=text)))
-            try:
-                workers = run.prepare(launcher)
-            except (ConfigError, LauncherError, SpaceError) as error:
-                record.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
-                raise record.config_error from error
-            with workers as collector:
-                progress.count_ready = lambda: collector.pool.stepping_of_started
-                run_folder.forget_replaced()
-                if point is not None:
-                    point.rewind(run_folder)
-                run.collect(collector)
-    finally:
-        events.close()
-
-
 class _Execution:
-    """The three steps of a run: `prepare`, `collect`, and `_finish`, which `collect` calls. `stage` says what the run
-    does before its first batch."""
+    """A run whose folder is prepared: `run` takes the three steps `_prepare`, `_collect` and `_finish`. Errors of
+    training go to `record`."""
 
     def __init__(
-        self,
-        cfg: RunConfig,
-        run_folder: RunFolder,
-        record: ResultBuilder,
-        signals: Signals,
-        events: EventLog,
-        point: ResumePoint | None,
+        self, cfg: RunConfig, run_folder: RunFolder, record: ResultBuilder, signals: Signals, point: ResumePoint | None
     ):
         self._cfg, self._place = cfg, place_of(cfg)
         self._run_folder = run_folder
         self._record = record
         self._signals = signals
-        self._event_log = events
         self._point = point
         self._trainer: Trainer
         self._policy: Any = None
@@ -216,9 +153,61 @@ class _Execution:
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
-        self.stage = "importing torch"
+        # What the run does before its first batch.
+        self._stage = "importing torch"
 
-    def prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
+    def run(self, argv: list[str], open_launcher: OpenLauncher | None) -> None:
+        """Executes the run, from the snapshot to closing the collector; see `execute`."""
+        cfg, record, run_folder = self._cfg, self._record, self._run_folder
+        title = display.title_of(cfg, run_folder.path, argv)
+        progress = display.Progress(record.statistics, title, start_s=record.start_s)
+        has_processes = self._place.is_local and not self._place.is_inline
+        self._warm_up(progress, has_processes)
+        if self._point is None:
+            snapshot.write(cfg, run_folder, argv)
+        else:
+            saved_config.write_snapshot(cfg, run_folder, argv, self._point.batches)
+            self._point.load_record(record)
+        # With on_worker_failure=raise the failure is shown at the end, as the run's error.
+        hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
+        with closing(EventLog(run_folder, hidden=hidden)) as events:
+            events.show = progress.say
+            self._event_log = events
+            progress.stage = lambda: self._stage
+            with progress, closing(self), ExitStack() as stack:
+                names = ("worker-*.log", "inference-server.log", "evaluator.log")
+                limited_logs = names if has_processes else names[-1:]
+                stack.enter_context(LogLimit(run_folder.logs, limited_logs, cfg.run.max_log_bytes, events))
+                launcher = None
+                if open_launcher is not None:
+                    launcher = stack.enter_context(open_launcher(lambda text: events("jobs", message=text)))
+                try:
+                    workers = self._prepare(launcher)
+                except (ConfigError, LauncherError, SpaceError) as error:
+                    record.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
+                    raise record.config_error from error
+                with workers as collector:
+                    progress.count_ready = lambda: collector.pool.stepping_of_started
+                    run_folder.forget_replaced()
+                    if self._point is not None:
+                        self._point.rewind(run_folder)
+                    self._collect(collector)
+
+    def _warm_up(self, progress: display.Progress, has_processes: bool) -> None:
+        """Starts the fork server of local workers and of the evaluator. For workers, imports torch first, so that they
+        share it."""
+        if "torch" not in sys.modules:
+            progress.imports("torch")
+        if has_processes or self._cfg.eval.every_batches is not None:
+            from collectx.fork_server import start
+
+            if has_processes:
+                with counting_imports(progress.imports):
+                    start.preload()
+            with self._signals.hold():
+                start.warm_up()
+
+    def _prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
         """Makes the policy and the trainer, and starts the workers without waiting for them. Returns the collector, a
         context manager."""
         import numpy as np
@@ -239,7 +228,7 @@ class _Execution:
         snapshot.write_numerics(self._run_folder, device)
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._add_event)
-        self.stage = "making an env to read its spaces"
+        self._stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         has_videos = cfg.eval.video and cfg.eval.every_batches is not None
@@ -250,7 +239,7 @@ class _Execution:
             evaluated, _ = in_envs(cfg, spec, self._limited(what, "start_timeout_s"))  # raises for other spaces
             if has_videos:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
-        self.stage = display.STARTING
+        self._stage = display.STARTING
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         names = undeclared(getattr(cfg.env, "info_keys", ()))
@@ -317,7 +306,7 @@ class _Execution:
         timeout_s = getattr(self._cfg.collector, option)
         return limited(what, f"collector.{option}", timeout_s, self._event_log.show, give_up)
 
-    def collect(self, collector: CollectorCore) -> None:
+    def _collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
         from collectx.run.batches import RunBatches
         from collectx.run.checkpointer import Checkpointer

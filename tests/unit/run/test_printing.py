@@ -1,11 +1,13 @@
-"""Messages and tables: plain where there is no terminal, and never what acts on one."""
+"""Messages and tables: plain where there is no terminal, and never what acts on one; the table of a sweep."""
 
+import json
 import sys
 
 import pytest
 
 from collectx.run.folder.result import Status
 from collectx.run.terminal import printing
+from collectx.run.terminal.printing import print_sweep
 
 NUMBERS = {"frames": 12345, "frames_per_s": 1234.5, "mean_return": float("nan"), "wall_s": None}
 
@@ -44,3 +46,48 @@ def test_a_path_is_relative_to_the_current_folder_if_there_is_one(tmp_path, monk
     assert printing.typed(tmp_path / "run") == str(tmp_path / "run")
     (tmp_path / "here").rmdir()
     assert printing.typed(tmp_path / "here" / "run") == str(tmp_path / "here" / "run")
+
+
+# --- sweep table ---
+
+
+def points(folder, **returns):
+    """Points by name, with the result of each; None: it has failed."""
+    for name, value in returns.items():
+        status = "failed" if value is None else "completed"
+        (folder / name).mkdir()
+        result = {"status": status, "frames": 10, "frames_per_s": 5.0, "mean_return": value, "wall_s": 2.0}
+        (folder / name / "result.json").write_text(json.dumps(result))
+    return [(name, folder / name) for name in returns]
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines() if line and not line.startswith("sweep folder")]
+
+
+def test_points_are_ranked_by_the_objective_and_those_without_one_are_last(tmp_path, capsys):
+    print_sweep(tmp_path, points(tmp_path, **{"a=1": 3.0, "a=2": None, "a=3": 7.0, "a=4": 5.0}))
+    assert [row[0] for row in rows(capsys.readouterr().out)[1:]] == ["a=3", "a=4", "a=1", "a=2"]
+
+
+def test_of_a_time_less_is_better(tmp_path, capsys):
+    made = points(tmp_path, **{"a=1": 3.0, "a=2": 4.0})
+    (tmp_path / "a=2" / "result.json").write_text(json.dumps({"status": "completed", "wall_s": 1.0}))
+    print_sweep(tmp_path, made, objective="wall_s")
+    assert [row[0] for row in rows(capsys.readouterr().out)[1:]] == ["a=2", "a=1"]
+
+
+def test_over_seeds_mean_and_spread_are_ranked(tmp_path, capsys):
+    values = {"a=1,seed=0": 1.0, "a=1,seed=1": 3.0, "a=2,seed=0": 10.0, "a=2,seed=1": None, "a=3,seed=0": None}
+    print_sweep(tmp_path, points(tmp_path, **values, **{"a=3,seed=1": None}))
+    *_, head, first, second, third = rows(capsys.readouterr().out)
+    assert head == ["point", "seeds", "mean_return", "std", "min", "max"]
+    assert first == ["a=2", "1", "10.00", "-", "10.00", "10.00"]
+    assert second == ["a=1", "2", "2.000", "1.414", "1.000", "3.000"]
+    assert third == ["a=3", "0", "-", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("names", [["seed=0", "seed=1"], ["seed=0,a=x", "seed=1,a=x"]])
+def test_seeds_alone_are_one_row(tmp_path, capsys, names):
+    print_sweep(tmp_path, points(tmp_path, **dict.fromkeys(names, 2.0)))
+    assert rows(capsys.readouterr().out)[-1][1:] == ["2", "2.000", "0.000", "2.000", "2.000"]

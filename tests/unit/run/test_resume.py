@@ -1,18 +1,25 @@
 """A run that is interrupted and continued, in this process: as `collectx resume` does it, and as a job that SLURM
-requeues. Over processes: tests/contract/test_resume_contract.py, tests/system/test_resume.py, tests/slurm."""
+requeues; and checkpoints with files of something else. Over processes: tests/contract/test_resume_contract.py,
+tests/system/test_resume.py, tests/slurm."""
 
+import json
+import shutil
 import signal
 from dataclasses import replace
 
+import configurations
 import pytest
 import torch
 from composed_overrides import composed
 from omegaconf import OmegaConf
 
-from collectx.cli import resume, run
+from collectx.checkpoints import _describe
+from collectx.cli import reproduce, resume, run
+from collectx.config.schema.run import RunOptions
 from collectx.jobs import entry
 from collectx.jobs.worker_jobs import JobSpec
-from collectx.run import RunFolder, execute
+from collectx.run import RunFolder, Status, execute
+from collectx.run.resume import ResumePoint
 
 _LINE = (
     "env=cartpole env.num_envs=2 policy=mlp policy.hidden_sizes=[8] trainer=custom trainer.digest=true "
@@ -90,3 +97,135 @@ def test_a_requeued_job_resumes_its_run(tmp_path, job):
     assert job(restarts=1) == 0
     execute(composed(_JOB.replace("slurm launcher.requeue=false", "inline")), tmp_path / "uncut", [])
     check_equal(tmp_path / "run", tmp_path / "uncut")
+
+
+# --- resume point ---
+
+
+@pytest.fixture
+def ended(cfg, folder):
+    """The folder of a run of 5 batches, with checkpoints of 4 and of 5."""
+    for batches in (4, 5):
+        run = RunOptions(resume="auto", max_batches=batches)
+        assert execute(replace(cfg, run=run), folder.path, []).status is Status.COMPLETED
+    return folder
+
+
+def _falls_back(cfg, ended):
+    """Whether the run continues from the older checkpoint, and names the newer one."""
+    point = ResumePoint(ended, cfg)
+    return point.batches == 4 and len(point.damaged) == 1 and str(ended.checkpoints / "000000005") in point.damaged[0]
+
+
+def test_a_state_of_the_wrong_content_falls_back_to_the_checkpoint_before(cfg, ended):
+    newest, state_file = ended.checkpoints / "000000005", ended.checkpoints / "000000005" / "state.pt"
+    manifest = json.loads((newest / "manifest.json").read_text())
+    state = torch.load(state_file, weights_only=True)
+    statistics = state["statistics"]
+    without = {name: value for name, value in state.items() if name != "statistics"}
+    others = [{"sums": statistics["sums"] | {"batches": 4}}, {"sums": None}, {}, []]
+    for content in [[], None, {}, torch.zeros(3), without, *(state | {"statistics": each} for each in others)]:
+        torch.save(content, state_file)
+        files = manifest["files"] | {"state.pt": _describe(state_file)}
+        (newest / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
+        assert _falls_back(cfg, ended), content
+
+
+@pytest.mark.ci
+def test_a_manifest_of_the_wrong_content_falls_back_to_the_checkpoint_before(cfg, ended):
+    path = ended.checkpoints / "000000005" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    names = [name for name in manifest if name not in ("policy_version", "score")]  # for readers alone
+    wrong = [manifest | {name: value} for name in names for value in (None, "x", [])]
+    wrong += [{name: manifest[name] for name in manifest if name != left_out} for left_out in names]
+    for content in [*wrong, manifest | {"frames": -1}, [], None, 3, {}]:
+        path.write_text(json.dumps(content))
+        assert _falls_back(cfg, ended), content
+
+
+def test_files_of_other_checkpoints_fall_back_to_the_checkpoint_before(cfg, ended):
+    older, newest = ended.checkpoints / "000000004", ended.checkpoints / "000000005"
+    for name in ("manifest.json", "state.pt"):
+        before = (newest / name).read_bytes()
+        shutil.copy(older / name, newest / name)
+        assert _falls_back(cfg, ended), name
+        (newest / name).write_bytes(before)
+    assert ResumePoint(ended, cfg).batches == 5
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
+def test_the_command_says_that_no_checkpoint_is_left(cfg, ended, capsys, name):
+    for path in ended.checkpoints.glob(f"0*/{name}"):
+        path.write_text("")
+    assert resume.main([str(ended.path), "run.max_batches=6"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"no checkpoint in {ended.checkpoints} can be used. Restore the damaged files from a copy, or repeat the "
+        in said
+    )
+    assert f"000000005/{name} is damaged: it " in said
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("option", ["run.max_batches=3", "collector.total_frames=80"])
+def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys, option):
+    before = {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()}
+    assert resume.main([str(ended.path), option]) == 2
+    number, what = (5, "batches") if "max" in option else (100, "frames")
+    found = f"{ended.checkpoints}/000000005 already contains {number} {what}. Choose more than {number}."
+    assert f"{option} is too small: the checkpoint {found}" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("total_frames", [81, 99])
+def test_an_end_within_the_last_batch_is_none_before_what_is_done(cfg, ended, capsys, total_frames):
+    """A run of 81 frames delivers 5 batches of 20, and may fail after its last checkpoint."""
+    result = json.loads(ended.result.read_text())
+    ended.result.write_text(json.dumps(result | {"status": Status.FAILED}))
+    assert resume.main([str(ended.path), f"collector.total_frames={total_frames}"]) == 0
+    assert ended.read_result()["frames"] == 100
+    assert ended.is_completed
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["metrics", "events"])
+@pytest.mark.parametrize("kind", ["single", "multi_async"])
+def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kind, name):
+    size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
+    cfg = configurations.config(kind, "inline", **size)
+    assert execute(replace(cfg, run=RunOptions(max_batches=4)), folder.path, []).status is Status.COMPLETED
+    # As a power loss may leave it: lines after the checkpoint, and events, are not synced.
+    with open(getattr(folder, name), "ab") as file:
+        file.write(b"\0\0\0\n")
+    assert resume.main([str(folder.path), "run.max_batches=5"]) == 0
+    result = folder.read_result()
+    assert (result["status"], result["batches"]) == (Status.COMPLETED, 5)
+    assert [line.batch for line in folder.read_metrics()] == [*range(5)]
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-30], lambda text: text.replace(b'"batch":4', b'"batch":5')])
+def test_a_damaged_line_falls_back_to_the_checkpoint_before_it(cfg, ended, capsys, damage):
+    ended.metrics.write_bytes(damage(ended.metrics.read_bytes()))
+    assert resume.main([str(ended.path), "run.max_batches=6"]) == 0
+    said = capsys.readouterr()
+    assert "The run continues from an earlier checkpoint." in said.err
+    assert (
+        f"but the checkpoint {ended.checkpoints}/000000005 counts 5" in said.err
+        or "line 5 belongs to batch 5" in said.err
+    )
+    assert [line.batch for line in ended.read_metrics()] == [*range(5)]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("command", "line"), [(resume.main, 0), (resume.main, 3), (reproduce.main, 2)])
+def test_missing_lines_are_noticed_by_the_command(cfg, ended, capsys, monkeypatch, tmp_path, command, line):
+    monkeypatch.chdir(tmp_path)
+    lines = ended.metrics.read_bytes().splitlines(keepends=True)
+    # More batches than the checkpoint has.
+    lines.append(lines[-1].replace(b'"batch":4', b'"batch":5'))
+    del lines[line]
+    ended.metrics.write_bytes(b"".join(lines))
+    assert command([str(ended.path)] + ["run.max_batches=6"] * (command is resume.main)) == 2
+    said = capsys.readouterr().err
+    assert f"{ended.metrics}: line {line + 1} belongs to batch {line + 1}, not {line}: lines are missing" in said

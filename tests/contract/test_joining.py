@@ -78,16 +78,17 @@ def test_a_peer_does_not_take_the_index_of_a_worker_that_has_joined(way):
 def test_close_leaves_no_thread_of_a_worker_that_is_making_its_pair(when, monkeypatch, wait_until):
     """Closes as soon as the trainer has the worker's address; in "closing" the trainer connects only after that, in
     "stopped" the worker connects late."""
-    is_received, receive_value = threading.Event(), ConnectionStore._receive_value
+    is_received, receive_value, processes = threading.Event(), ConnectionStore._receive_value, []
 
     def resume():
         with contextlib.suppress(psutil.NoSuchProcess):  # it was killed, which is right if it had sent no address yet
-            process.resume()
+            processes[0].resume()
 
     def receive_and_wait(store):
         value = receive_value(store)
         if when == "stopped":
-            process.suspend()
+            wait_until(lambda: processes)  # the worker may be faster than this thread
+            processes[0].suspend()
         is_received.set()
         if when == "closing":
             wait_until(lambda: toys.transport._is_closed)
@@ -95,7 +96,7 @@ def test_close_leaves_no_thread_of_a_worker_that_is_making_its_pair(when, monkey
 
     monkeypatch.setattr(ConnectionStore, "_receive_value", receive_and_wait)
     with Toys("gloo", batch_spec(1)) as toys:
-        process = psutil.Process(toys.start(0).pid)
+        processes.append(psutil.Process(toys.start(0).pid))
         assert is_received.wait(60)
         if when == "stopped":
             threading.Timer(0.5, resume).start()

@@ -40,8 +40,9 @@ _note: Callable[[str], None] = print
 _PATIENCE_S = 5.0
 # How often code that does not stop is interrupted, and how many seconds it may take to end after each interrupt.
 _NUM_INTERRUPTS, _END_S = 3, 2.0
-# A process without a handler ignores this signal, so a late one does no harm.
-_SIGNAL = signal.SIGURG
+# A process without a handler ignores this signal, so a late one does no harm. A terminal sends it too, when its size
+# changes. Not SIGURG, for which workers have a handler of faulthandler, which Python cannot restore.
+_SIGNAL = signal.SIGWINCH
 # OpenMP's variables that bind threads to cores.
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 # How often the time is counted, and modules whose frames show that a debugger or a console waits for its user.
@@ -215,7 +216,7 @@ def limited(
     if threading.current_thread() is not threading.main_thread() or math.isinf(timeout_s):
         yield
         return
-    main, has_ended = threading.get_ident(), threading.Event()
+    main, is_over, has_ended = threading.get_ident(), threading.Event(), threading.Event()
     # The number of frames that called the block, without this one and the one of `contextmanager`.
     num_outer = len(traceback.extract_stack()) - 2
 
@@ -250,6 +251,7 @@ def limited(
             say(f"{what} has taken more than {patience_s:g} s; {limit}. It is at:\n{text}")
         if has_ended_within(patience_s, timeout_s):
             return
+        is_over.set()
         for _ in range(_NUM_INTERRUPTS):
             signal.pthread_kill(main, _SIGNAL)
             if has_ended.wait(_END_S):
@@ -258,7 +260,7 @@ def limited(
             give_up(error(sys._current_frames().get(main)))
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        if not has_ended.is_set():
+        if is_over.is_set() and not has_ended.is_set():
             raise _Interrupt(error(frame))
 
     try:

@@ -68,8 +68,6 @@ class ResumePoint:
         self._checkpoint, self.state, self._digest, lines = found
         self.batches: int = self._checkpoint.manifest["batches"]
         self.collector: CollectorState = self.state["collector"]
-        # Older checkpoints have it beside the collector's state.
-        self.collector.setdefault("assembler", self.state.get("assembler"))
         self._check_ends(cfg)
         self.moved = saved_config.moved(run_folder, cfg)
         self.order = self._order(run_folder, cfg, lines)

@@ -1,5 +1,6 @@
 """A process protected from its surroundings: limits of time, handlers that user code replaces, closed streams."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -47,6 +48,18 @@ def test_what_takes_long_is_said_unless_it_is_over_by_then(monkeypatch, timeout_
         with pytest.raises(TimeoutError):
             block()
         assert texts == []
+
+
+def test_a_limit_leaves_the_handler_of_stacks_and_a_terminals_size_alone(tmp_path):
+    with open(tmp_path / "stacks", "w") as file:
+        faulthandler.register(signal.SIGURG, file, all_threads=False)
+        try:
+            with limited("making an env", "collector.start_timeout_s", 60.0):
+                os.kill(os.getpid(), signal.SIGWINCH)
+            os.kill(os.getpid(), signal.SIGURG)
+        finally:
+            faulthandler.unregister(signal.SIGURG)
+    assert "test_process.py" in (tmp_path / "stacks").read_text()
 
 
 @pytest.mark.parametrize(("most", "is_given_up"), [(1, False), (3, False), (9, True)])

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -33,6 +34,8 @@ MAX_TEMPORARY_PATH = 103 - 32
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Contains the id of this process while the fork server can be forked from it.
 _preloaded: list[int] = []
+# Lets one block of `environment` at a time restore what it found: the evaluator's thread starts processes too.
+_environment_lock = threading.RLock()
 _spawn = util.spawnv_passfds
 
 
@@ -51,16 +54,17 @@ def _choose_socket_folder() -> None:
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
     """Sets environment variables inside the block."""
-    saved = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with _environment_lock:
+        saved = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in saved.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def preload() -> None:

@@ -198,7 +198,10 @@ class Rollout:
         if self._refresh is not None:
             infer = refreshing(infer, self._refresh, views.policy_version)
         views.clear()
-        report = self._report(views, policy_version, *self._step_envs(views, infer))
+        results = self._step_envs(views, infer)
+        if self._refresh is not None:
+            policy_version = int(views.policy_version.reshape(-1)[0])
+        report = self._report(views, policy_version, *results)
         self._count_random()
         return report
 

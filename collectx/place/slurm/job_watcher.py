@@ -20,6 +20,7 @@ trainer submits a new job instead: with `launcher.requeue` after preemption and 
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 import signal
 import threading
@@ -117,7 +118,8 @@ def worker_header(cfg: SubmititLauncherConfig, files: JobFiles) -> list[str]:
 _FIRST_POLL_S = 1.0
 _LAST_POLL_S = 10.0
 _CLOSING_POLL_S = 0.5
-# The interval between attempts to submit a refused replacement, until its `join_timeout` ends.
+# The interval between attempts to submit a refused replacement, until its `join_timeout` ends. At the end, cancelling
+# jobs is tried for so long after their grace period.
 _RETRY_S = 10.0
 # How long workers wait in the queue before the user is told, and the minimum interval between two notices.
 _PATIENCE_S = 4.0
@@ -186,6 +188,8 @@ class JobWatcher(Launcher):
         self._changed = threading.Condition()
         self._has_changed = False
         self._is_closing = False
+        # When the watcher stops trying to cancel jobs, at the end.
+        self._give_up_s = math.inf
         self._queue_notice, self._queue_notice_s = "", 0.0
         # The last error of each kind of call.
         self._errors: dict[str, str] = {}
@@ -241,12 +245,13 @@ class JobWatcher(Launcher):
         for handle in self._jobs:
             self._release(handle)
         with self._changing():
-            self._is_closing = True
+            self._is_closing, self._give_up_s = True, time.monotonic() + self._grace_s + _RETRY_S
         if self._watcher.ident is not None:
             try:
                 self._watcher.join()
             except BaseException:
                 # A second Ctrl-C.
+                self._give_up_s = 0.0
                 for job in self._jobs.values():
                     job.released_until_s = 0.0
                 self._watcher.join()
@@ -312,8 +317,9 @@ class JobWatcher(Launcher):
                 self._scheduler.cancel(ids)
         except Exception as error:
             self._report_error("cancel", error)
-            if not self._is_closing:
+            if now_s < self._give_up_s:
                 return
+            self._say(f"these jobs may go on, because they could not be cancelled. Type: scancel {' '.join(ids)}")
         for job in due:
             job.update(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 

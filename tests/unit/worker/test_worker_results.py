@@ -196,6 +196,7 @@ def test_the_options_of_nested_collectors(expected):
             lines.append(f"{kind} {random_frames}: {inner['init_random_frames']}")
         outer = asdict(options)
         lines += [f"    {name} {outer[name]} -> {value}" for name, value in inner.items() if value != outer[name]]
+    lines.append(f"inherited: {', '.join(name for name, value in inner.items() if value == outer[name])}")
     expected("nested-options", "\n".join(lines))
 
 

@@ -154,6 +154,28 @@ def test_closing_waits_for_jobs_that_end_by_themselves(tmp_path, wait_until):
     assert [handle.exitcode for handle in (running, *waiting)] == [0, 1, 1]
 
 
+@pytest.mark.parametrize("recovers", [True, False])
+def test_jobs_that_cannot_be_cancelled_at_the_end_are_tried_again_and_then_named(tmp_path, monkeypatch, recovers):
+    monkeypatch.setattr(job_watcher, "_RETRY_S", 60.0 if recovers else 0.05)
+    num_tried = 0
+
+    def refused(ids):
+        nonlocal num_tried
+        num_tried += 1
+        if num_tried < 3 or not recovers:
+            raise LauncherError("scancel: error: Unable to contact slurm controller")
+        cancel(ids)
+
+    with closing(Jobs(tmp_path)) as workers:
+        handles = workers.start_all()
+        cancel, workers.scheduler.cancel = workers.scheduler.cancel, refused
+    assert num_tried >= 3
+    assert workers.scheduler.cancelled == (["1_0", "1_1", "1_2"] if recovers else [])
+    said = "these jobs may go on, because they could not be cancelled. Type: scancel 1_0 1_1 1_2"
+    assert (said in workers.lines) is not recovers
+    assert [handle.exitcode for handle in handles] == [1, 1, 1]
+
+
 def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried_again(workers, wait_until):
     workers.scheduler.refusal = "sbatch: error: invalid partition specified: nope"
     with pytest.raises(LauncherError, match="nope"):

@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# A new pip takes half as long as Python 3.11's own.
+# A newer pip installs twice as fast as Python 3.11's own.
 define venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip

@@ -31,7 +31,7 @@ _notify: Callable[[], object] | None = None
 
 
 def report_to(target: memoryview, notify: Callable[[], object] | None = None) -> None:
-    """Moves the counters to `target`, `[2]` int64. `notify` is called by `one_more`, if the trainer cannot read the
+    """Moves the counters to `target`, `[3]` int64. `notify` is called by `one_more`, if the trainer cannot read the
     memory itself."""
     global counts, _notify
     counts, _notify = target, notify

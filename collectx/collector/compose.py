@@ -91,7 +91,7 @@ def start_collector(
     wait_for_all = workers_write(overrides)
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
     spec = _rollout_spec(cfg, spec, overrides)
-    # This actor only tells the leaves and the layout of the weights.
+    # Only for the shapes of its outputs and weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
     slots = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])

@@ -1,8 +1,8 @@
 """The trainer's record of a worker, from its first process to its last, and the decision about a failed worker
 (`collector.on_worker_failure`). `WorkerPool` keeps the records and carries out the decisions.
 
-The record of the settings: what a trainer changes in the envs while they run, by attributes, calls of methods, and
-options of resets.
+A worker also has settings: what a trainer changes in running envs, by attributes, calls of methods, and options of
+resets.
 
     trainer --set_attr--> Settings: in force, with a version --Request("change")--> worker: before its next part
 

@@ -49,11 +49,10 @@ class Keywords:
             env object: `Collector` steps it, and `shutdown()` closes it; workers step copies.
         policy: a TensorDictModule, an `nn.Module`, or another callable from the observation to the action. With None or
             a `RandomPolicy`, actions are random.
-        policy_factory: a callable that returns the policy, called in this process and in every worker. All workers act
-            with the weights of this process's policy. If you also pass `policy`, only workers call the factory, and
-            each acts with the weights that it got from it, until you publish others. Or a list with one callable per
-            worker: each worker acts with the weights of its own until you publish others, and the first callable also
-            makes this process's policy.
+        policy_factory: a callable that returns the policy, or a list with one per worker. A callable without `policy`:
+            called in this process and in every worker; all act with the weights of this process's policy. A callable
+            with `policy`: called in the workers, which act with their own weights until you publish others. A list:
+            the same, and the first callable also makes this process's policy.
         create_env_kwargs: keyword arguments of `create_env_fn`; one dict for all workers, or a list with one per
             worker.
         exploration_type: how an action is chosen from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or

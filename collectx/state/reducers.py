@@ -1,4 +1,4 @@
-"""How to pickle objects that `pickle` and `cloudpickle` refuse, or change without a word.
+"""How to pickle objects that `pickle` and `cloudpickle` refuse or silently change.
 
     memory that arrays and tensors share     shared again
     arrays that are read from a mapped file  opened again, `np.load(path, mmap_mode="r")`

@@ -47,7 +47,7 @@ class SlotSpec:
         rows, steps: number of envs and number of steps in a slot; its tensors are `[rows, steps, *leaf.shape]`.
         stacked: whether a batch consists of slot k of all workers. In shared memory, these slots then form one region
             of `num_workers * rows` rows, so a batch needs no copy. Otherwise, each slot is a region of its own.
-        require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
+        require_latest: whether the weights that fill a slot must be at least as new as its grant.
         grants_name_version: whether a slot must be filled with the weight version that its grant names.
         weights_nbytes: size of a flat copy of the policy's weights.
         first_version: the version of the first published weights.

@@ -13,7 +13,8 @@ worker -> trainer    FULL    | slot, version, frames, episodes, metrics (int64),
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
 over a network                      REQUEST | tensors, plain data    REPLY | tensors, plain data: see `pack_signed`
 
-Plain data, which every transport can send and checkpoints can contain: reading it executes no code.
+`packed` and `unpacked` are for plain data, which every transport can send and checkpoints can contain, because reading
+it executes no code.
 """
 
 from __future__ import annotations

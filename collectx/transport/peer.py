@@ -35,9 +35,8 @@ class Handle(Protocol):
 
     Attributes:
         sentinel: a file descriptor that becomes readable when the process ends; -1 without one.
-        pid: None for SLURM jobs, tasks and steps, and for Ray actors. Their end is noticed late, so the supervisor does
-            not wait for it. A process of this machine leads a process group, and may have a `mark`; see
-            `collectx.fork_server.descendants`.
+        pid: None if the process is not on this machine; the supervisor then does not wait for its end. A process of
+            this machine leads a process group, and may have a `mark`; see `collectx.fork_server.descendants`.
         exitcode: None while the process runs.
     """
 
@@ -129,7 +128,7 @@ def death_error(
         causes = "a call of os._exit, or an exit in native code of the env"
     if code == 1:  # Python's exit code after a traceback
         script = 'a script that makes a collector outside of its `if __name__ == "__main__":`'
-        causes = f"a call of os._exit, an exit in native code of the env, or {script}"
+        causes = f"{script}, a call of os._exit, or an exit in native code of the env"
     who = f"{name[:-1]}; pid {handle.pid})" if name.endswith(")") else f"{name} (pid {handle.pid})"
     return WorkerDied(f"{who} {how} without reporting an error. Possible causes: {causes}.")
 

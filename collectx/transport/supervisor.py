@@ -22,8 +22,8 @@ from collectx.transport.tracebacks import request_stacks
 
 
 class PeerTimers:
-    """A timer for each worker that owes a batch or a reply. `now_s` is the time by which timers expire. It follows
-    `clock` only in `advance`. `longest_gap_s` is the maximum number of seconds by which one `advance` moves `now_s`."""
+    """A timer for each worker that owes a batch or a reply. `now_s` follows `clock` in `advance`, by at most
+    `longest_gap_s` seconds each time, so that a run that was suspended does not time out."""
 
     def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
         self.now_s = 0.0

@@ -81,7 +81,7 @@ class CollectorConfig(Section):
         None,
         """For async workers. Maximum lag of a batch: how many versions were published between the version that acted
         and the delivery of the batch. A worker waits if its next batch could exceed this lag. So with a maximum of
-        n, no more than n + 1 batches are begun and not yet delivered, and one slow worker makes the others wait. The
+        n, at most n + 1 batches are in flight, and one slow worker makes the others wait. The
         trainer must publish at most once per batch, as the built-in trainers do; otherwise, a batch with a higher lag
         is an error. Not available for vector envs with autoreset_mode=next_step, whose batches contain frames of
         earlier batches. `null`: no maximum.""",

@@ -27,8 +27,8 @@ class RunOptions(Section):
     )
     max_minutes: float | None = option(
         None,
-        """Maximum minutes, after which the run ends as completed, when its batch is complete. They begin with the
-        command, and add up over its resumes. In a sweep, each point has this time. `null`: no maximum.""",
+        """Maximum minutes, counted from the start of the command, across resumes. The run then completes its batch
+        and ends as completed. In a sweep, each point has this time. `null`: no maximum.""",
         above=0,
         finite=True,
     )
@@ -84,10 +84,10 @@ class CheckpointOptions(Section):
     )
     keep_best: str | None = option(
         None,
-        """Also keep the checkpoint with the highest value of this metric: `mean_return` or an entry of env.metrics, of
-        the batches, or eval/mean_return or eval/NAME, of the evaluations (eval.every_batches), each of which then also
-        writes a checkpoint. To use its weights, add weights=best to `collectx eval` or `collectx export`. `null`: keep
-        only the newest.""",
+        """Also keep the checkpoint with the highest value of this metric. `mean_return`, or an entry of env.metrics:
+        its value in the batches. eval/mean_return, or eval/NAME: its value in the evaluations (eval.every_batches),
+        each of which then writes a checkpoint. `collectx eval` and `collectx export` use these weights with
+        weights=best. `null`: keep only the newest.""",
     )
     grace_s: float = option(
         20.0,
@@ -110,7 +110,7 @@ class EvalOptions(Section):
     )
     env: dict[str, Any] = option(
         {},
-        """Options of `env` that evaluations change: {wrappers: []} leaves out wrappers for training, and {kwargs:
+        """Overrides of `env` for evaluations: {wrappers: []} leaves out wrappers for training, and {kwargs:
         {max_episode_steps: 1000}} changes one argument of the env. The spaces stay those of `env`.""",
     )
     episodes: int = option(10, "Complete episodes per evaluation.", minimum=1)

@@ -15,10 +15,8 @@
 `ntasks` includes the trainer. srun kills no task when another one fails: the trainer applies
 `collector.on_worker_failure`.
 
-Tells whether a node of a job is lost: asks SLURM, and connects to the node as SLURM does.
-
-SLURM notices a lost node only after its `SlurmdTimeout`. Until then an unreachable node counts as silent: it may be
-alive. Used by the trainer of `launcher=slurm`.
+SLURM notices a lost node only after its `SlurmdTimeout`, so the trainer also connects to the node, as SLURM does. An
+unreachable node counts as silent until then: it may be alive.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ _MESSAGES = {
     "log_limited": "{file} exceeded run.max_log_bytes={max_bytes}: repeated lines are folded, and the oldest removed. "
     "For all lines, raise run.max_log_bytes.",
     "jobs": "{message}",
-    "batches_copied": "the trainer keeps several batches, or forked while it had one, so new ones are copied, which is "
-    "slower. If it only needs a part of each batch, let it keep a clone of that part.",
+    "batches_copied": "batches are copied from now on, which is slower: the trainer holds several, or forked while it "
+    "held one. Keep clones of what it needs, and drop batches before a fork.",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
     "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "
@@ -236,7 +236,7 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             return f"training waits for {one}, because another one is due. To wait less, raise eval.every_batches."
         return f"the run waits for {one}, at most {limit_s:g} s (eval.close_timeout_s). Ctrl-C ends the wait."
     if name == "evaluations_left":
-        return f"the run ended before {_evaluations(fields['frames'])}, which a resume makes"
+        return f"the run ended before {_evaluations(fields['frames'])}, which `collectx resume` makes"
     if name == "initialized":
         critic = ", and the critic," * fields.get("critic", False)
         rest = "".join(f"; {each}" for each in fields["left_out"])

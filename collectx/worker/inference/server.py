@@ -4,8 +4,6 @@ observations in the workers' slots, and writes actions there, computed with the 
     requests --order--> observations of many slots --one call of the policy--> actions in these slots --> replies
 
 Runs in a separate process, which the trainer starts and watches like a worker.
-
-The order decides for which requests the server acts next, without I/O.
 """
 
 from __future__ import annotations

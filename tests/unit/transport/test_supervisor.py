@@ -442,7 +442,7 @@ def test_the_others_wait_a_second_at_most_for_a_process_that_closed_its_connecti
             {"pid": 7, "exitcode": 1},
             True,
             None,
-            'native code of the env, or a script that makes a collector outside of its `if __name__ == "__',
+            'causes: a script that makes a collector outside of its `if __name__ == "__',
         ),
         ({"pid": 7, "exitcode": 2}, True, None, "a call of os._exit, or an exit in native code of the env."),
         ({"pid": 7, "exitcode": -9}, True, None, "w (pid 7) was killed by signal 9 (SIGKILL) without reporting"),

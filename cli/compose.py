@@ -10,8 +10,9 @@ import dataclasses
 import os
 import re
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -29,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from collectx.cli.overrides import Checked, argument_problems, check_overrides, key_of
+from collectx.cli.overrides import Checked, argument_problems, check_overrides, key_of, quoted
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Problem, did_you_mean, either
@@ -110,7 +111,11 @@ class Composer:
             )
         self.config_dir = config_dir
         self.config_name = config_name
-        self._loader = _config_loader(config_dir)
+        with _separate_hydra():
+            plugins.register(config_dir)
+            with initialize_config_module("collectx.conf", job_name="collectx", **plugins.VERSION_BASE):
+                self._hydra: Any = GlobalHydra.instance().hydra
+                self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
         # A cache by the choices of the groups: the points of a sweep usually choose the same files.
         self._base_60: dict[str, list[str]] = {}
         self.groups = self.choices(())
@@ -150,6 +155,33 @@ class Composer:
                 return self._loader.load_sweep_config(master, list(overrides))
             return self._loader.load_configuration(self.config_name, list(overrides), mode)
 
+    def run(self, node: DictConfig, folder: str, task: Callable[[DictConfig], Any]) -> None:
+        """Lets Hydra run the task with a composed configuration: `hydra.callbacks`, logging, the folder with `.hydra`,
+        `hydra.job`; in a sweep, the sweeper and the launcher. Blocks until it has ended. Raises what the task raises.
+
+        Args:
+            folder: what `hydra.run.dir` becomes, or, with `hydra.mode=MULTIRUN`, `hydra.sweep.dir`.
+        """
+        is_sweep = node.hydra.mode is RunMode.MULTIRUN
+        section = "sweep" if is_sweep else "run"
+        with read_write(node.hydra), open_dict(node.hydra):
+            node.hydra.mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
+            node.hydra[section].dir = folder
+            # Hydra composes the points of a sweep again, with these overrides.
+            node.hydra.overrides.hydra.append(f"hydra.{section}.dir={quoted(folder)}")
+        composed: Any = copy(self._loader)
+
+        def take(**_: Any) -> DictConfig:
+            self._hydra.config_loader = self._loader
+            return node
+
+        # Hydra would compose the configuration once more, and check it less well.
+        composed.load_configuration = take
+        self._hydra.config_loader = composed
+        with _separate_hydra(self._hydra):
+            call = self._hydra.multirun if is_sweep else self._hydra.run
+            call(self.config_name, task, overrides_of(node.hydra))
+
     def examine(
         self, overrides: Sequence[str], broken: Collection[str] = (), master: DictConfig | None = None
     ) -> Composed:
@@ -185,16 +217,17 @@ class Composer:
         return self._base_60.setdefault(key, problems)
 
 
-def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
-    """Returns Hydra's loader for the packaged choices and the user's. Works inside of another application of Hydra
-    too."""
+@contextmanager
+def _separate_hydra(hydra: Any = None) -> Iterator[None]:
+    """Makes `hydra` the running Hydra within the block; None: no Hydra runs. Also inside of another application of
+    Hydra."""
     instance = GlobalHydra.instance()
     running = instance.hydra
     instance.clear()
     try:
-        plugins.register(config_dir)
-        with initialize_config_module("collectx.conf", job_name="collectx", **plugins.VERSION_BASE):
-            return GlobalHydra.instance().config_loader()
+        if hydra is not None:
+            instance.initialize(hydra)
+        yield
     finally:
         instance = GlobalHydra.instance()
         instance.clear()

@@ -1,4 +1,4 @@
-"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then calls `hydra.main`, whose task
+"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then lets Hydra call the task, which
 runs it in this process or submits it as a job.
 
 Everything is composed and checked before the run folder is made: a wrong configuration leaves neither a folder nor a
@@ -25,7 +25,7 @@ from collectx.cli import list as listing
 from collectx.cli import sweep
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
-from collectx.cli.overrides import Checked, argument_problems, quoted
+from collectx.cli.overrides import Checked, argument_problems
 from collectx.cli.task import SweepStopped, Task
 from collectx.config.problem import YAML, counted
 from collectx.config.schema.run import RunConfig
@@ -79,10 +79,10 @@ def launch(
         printing.note(text)
     task = Task(arguments.argv)
     if isinstance(prepared, sweep.Sweep):
-        is_complete = _sweep(composer, checked, prepared, task, arguments.is_multirun)
+        is_complete = _sweep(composer, prepared, task)
     else:
         is_complete = True
-        _run(composer, checked, prepared, task, trusted)
+        _run(composer, prepared, task, trusted)
     if task.problems:
         raise ConfigError(*dict.fromkeys(task.problems))
     if results is not None:
@@ -143,7 +143,7 @@ def prepare(
     return sweep.prepare(composer, checked, is_multirun, check_machine)
 
 
-def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
+def _run(composer: Composer, run: Composed, task: Task, trusted: bool) -> None:
     folder = folder_of(run.node, "hydra.run.dir")
     run_folder = RunFolder(Path(folder))
     with folder_errors(folder), config_errors(CollectxError):
@@ -154,10 +154,9 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
             task.outcomes.append(Outcome(done.status, done.folder))
             return
         _check_folder(run_folder, run.cfg)
-        words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
         task.cfg = run.cfg
         with removing_empty_folders(run_folder.path), _keeping_hydras_files(run_folder):
-            call_hydra(words, task.alone, composer.config_name, composer.config_dir)
+            composer.run(run.node, folder, task.alone)
 
 
 @contextmanager
@@ -174,15 +173,13 @@ def _keeping_hydras_files(run_folder: RunFolder) -> Iterator[None]:
                 path.write_bytes(content)
 
 
-def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:
+def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     """Runs a sweep; blocks until all points have ended, and prints their table. Returns whether all have run."""
     task.checked = prepared.points
-    mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
-    words = [*checked.overrides, *mode, f"hydra.sweep.dir={quoted(prepared.folder)}"]
     root, is_complete = Path(prepared.folder), True
     try:
         with removing_empty_folders(root, "multirun.yaml"):
-            call_hydra(words, task, composer.config_name, composer.config_dir)
+            composer.run(prepared.master, prepared.folder, task)
     except SweepStopped:
         pass  # the outcomes say so
     except Exception as error:

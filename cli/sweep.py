@@ -53,11 +53,13 @@ class Sweep:
     """A composed and checked sweep.
 
     Attributes:
+        master: the configuration that the points vary.
         objective: the entry of `result.json` that ranks the points.
         is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty if the sweeper chooses them by the results of earlier ones.
     """
 
+    master: DictConfig
     folder: str
     objective: str
     is_ours: bool
@@ -123,7 +125,7 @@ def prepare(
         )
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
-    return Sweep(folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)
+    return Sweep(master, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)
 
 
 def _shared_outputs(points: Sequence[Composed], named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

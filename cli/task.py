@@ -1,8 +1,8 @@
-"""The task function of `hydra.main`: runs one configuration in the process that Hydra's launcher has chosen, or submits
-it if `launcher` makes it a job.
+"""The task that Hydra calls: runs one configuration in the process that Hydra's launcher has chosen, or submits it if
+`launcher` makes it a job.
 
-    hydra.main --launcher=collectx--> PointRunner (sweep.py) --> Task.execute, in this process
-               --any other----------> Task.__call__, perhaps in another process
+    Hydra --launcher=collectx--> PointRunner (sweep.py) --> Task.execute, in this process
+          --any other----------> Task.__call__, perhaps in another process
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Task:
         return objective(run.run_folder, run.name, objectives(node), hydra)
 
     def alone(self, node: DictConfig) -> None:
-        """Runs `cfg`, the only run of a command, in the folder that Hydra made. Hydra has composed `node` only for its
-        own files. Errors are kept, as Hydra would add text to them."""
+        """Runs `cfg`, the only run of a command, in the folder that Hydra made. Errors are kept, as Hydra would add
+        text to them."""
         assert self.cfg is not None
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:

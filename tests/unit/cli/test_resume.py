@@ -13,6 +13,7 @@ from composed_overrides import composed
 import collectx.run
 from collectx.checkpoints import Checkpoints
 from collectx.cli import reproduce, resume, run
+from collectx.cli.compose import Composer
 from collectx.config.registry import marked
 from collectx.jobs.status import write_job
 from collectx.run import RunFolder
@@ -249,7 +250,7 @@ _CHANGED = "note: the source of trainer.target=learner:Learner has changed since
 @pytest.mark.ci
 def test_a_resume_keeps_what_describes_the_start_and_tells_of_edited_sources(custom, monkeypatch, capsys):
     files, module, resumed = custom
-    monkeypatch.setattr(run, "call_hydra", lambda *_: None)
+    monkeypatch.setattr(Composer, "run", lambda *_: None)
     monkeypatch.setattr(snapshot, "_diff", lambda folder: b"patch")
     before = files.meta.read_bytes()
 

@@ -12,6 +12,7 @@ from collectx import __version__
 from collectx.cli import completion, main, run, status
 from collectx.cli import eval as evaluation
 from collectx.cli import list as listing
+from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 from collectx.jobs import status as jobs_status
@@ -184,7 +185,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
     def fail(*arguments):
         raise PermissionError
 
-    monkeypatch.setattr(run, "call_hydra", fail)
+    monkeypatch.setattr(Composer, "run", fail)
     assert run.main([]) == 2
     assert ": PermissionError. Choose another folder with" in capsys.readouterr().err
 

@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from collectx.collector.worker_record import FailureAction, FailurePolicy, Setting, Settings, WorkerRecord, WorkerState
+from collectx.collector.worker_record import (
+    FailureAction,
+    FailurePolicy,
+    Pending,
+    Setting,
+    Settings,
+    WorkerRecord,
+    WorkerState,
+)
 from collectx.errors import set_worker, text_of
 from collectx.place.launcher import Entry, Launcher
 from collectx.schedule.base import Grant, Schedule
@@ -257,11 +265,11 @@ class WorkerPool:
         worker, error = self.records[departure.worker], departure.error
         if worker is not self.server:
             set_worker(error, worker.index)
-        died_of_settings = worker.has_replied and worker.num_settings > 0
-        is_awaited = worker.num_until_reply > 0
-        worker.num_granted = worker.num_settings = 0
+        died_of_settings = worker.has_replied and any(each.is_of_start for each in worker.pending)
+        is_awaited = any(each.is_awaited for each in worker.pending)
+        self.num_awaited -= is_awaited
+        worker.num_granted = 0
         worker.pending.clear()
-        self._finish_request(worker, Reply(worker.index, None, error))
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
         if is_final or worker is self.server:
             raise error
@@ -277,7 +285,7 @@ class WorkerPool:
         if action is FailureAction.END_RUN:
             raise error
         if is_awaited:
-            worker.reply, self.lost[worker.index] = None, error
+            self.lost[worker.index] = error
         if action is FailureAction.DROP:
             self._leave(worker)
             self._set_state(worker, WorkerState.DROPPED)
@@ -310,10 +318,8 @@ class WorkerPool:
         if changes := settings.since(worker.settings_version, worker.index):
             if not worker.has_replied:
                 # Its reply tells a process that ends while it makes its envs from one that a setting ends.
-                self._transport.send_request(worker.index, Request("ready"))
-                worker.num_settings += 1
-            self._transport.send_request(worker.index, Request("change", (changes,)))
-            worker.num_settings += 1
+                self._send(worker, Request("ready"), Pending(is_of_start=True))
+            self._send(worker, Request("change", (changes,)), Pending(is_of_start=True))
             if not is_restored:
                 worker.reset = worker.reset or Reset(self._seed)
         worker.settings_version = settings.version
@@ -333,8 +339,12 @@ class WorkerPool:
     def tell_server(self, name: str, *arguments: Any) -> None:
         """Sends a request to the inference server, if there is one. Does not wait for the reply."""
         if self.server is not None:
-            self._transport.send_request(self.server.index, Request(name, arguments))
-            self.server.pending.append(None)
+            self._send(self.server, Request(name, arguments), Pending())
+
+    def _send(self, worker: WorkerRecord, request: Request, pending: Pending) -> None:
+        # If arguments cannot be pickled, this raises before a reply counts as missing.
+        self._transport.send_request(worker.index, request)
+        worker.pending.append(pending)
 
     def tell_starting(self, name: str, *arguments: Any) -> None:
         """Sends a request to the workers that are starting, before they take part."""
@@ -363,13 +373,12 @@ class WorkerPool:
         """
         self.lost = {}
         for worker in self.records:
-            worker.num_until_reply, worker.reply = 0, None
+            worker.reply = None
+            for each in worker.pending:
+                each.is_awaited = False
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
-            # If arguments cannot be pickled, this raises before a reply is counted as missing.
-            self._transport.send_request(worker.index, Request(name, arguments[worker.index]))
-            worker.pending.append(setting)
-            worker.num_until_reply = len(worker.pending)
+            self._send(worker, Request(name, arguments[worker.index]), Pending(setting, is_awaited=True))
             if setting is not None:
                 worker.settings_version = self.settings.version
             self.num_awaited += 1
@@ -390,21 +399,12 @@ class WorkerPool:
         that the worker refused."""
         worker = self.records[reply.worker]
         worker.has_replied = True
-        if worker.num_settings:
-            worker.num_settings -= 1
-            if reply.error is not None:
-                set_worker(reply.error, worker.index)
-                raise reply.error
-            return
-        setting = worker.pending.popleft()
-        if setting is not None and reply.error is not None:
-            self.settings.withdraw(setting)
-        if worker.num_until_reply > 1:
-            worker.num_until_reply -= 1
-        else:
-            self._finish_request(worker, reply)
-
-    def _finish_request(self, worker: WorkerRecord, reply: Reply) -> None:
-        if worker.num_until_reply:
-            worker.num_until_reply, worker.reply = 0, reply
+        request = worker.pending.popleft()
+        if reply.error is not None and request.is_of_start:
+            set_worker(reply.error, worker.index)
+            raise reply.error
+        if reply.error is not None and request.setting is not None:
+            self.settings.withdraw(request.setting)
+        if request.is_awaited:
+            worker.reply = reply
             self.num_awaited -= 1

@@ -109,6 +109,21 @@ class WorkerState(Enum):
 
 
 @dataclass(eq=False)
+class Pending:
+    """A request to a worker that has not replied to it.
+
+    Attributes:
+        setting: the setting that the request makes, if any.
+        is_of_start: whether the process got it at its start, with the settings in force.
+        is_awaited: whether a call waits for the reply; False after the call was interrupted.
+    """
+
+    setting: Setting | None = None
+    is_of_start: bool = False
+    is_awaited: bool = False
+
+
+@dataclass(eq=False)
 class WorkerRecord:
     """What the trainer knows about a worker and its newest process.
 
@@ -122,11 +137,7 @@ class WorkerRecord:
         saved: the saved state that a starting worker loads before it is ready; None without one.
         new_episodes: the reason why the newest process begins new episodes although it loaded `saved`.
         settings_version: the newest settings version that was sent to the newest process, with all before it.
-        num_settings: number of missing replies to the settings that the newest process got at its start.
-        pending: the settings of the outstanding requests, oldest first; None for a request that makes no setting. There
-            are several after an interrupted call.
-        num_until_reply: how many replies must arrive until the one to the last `WorkerPool.request`; 0 if nobody waits
-            for it.
+        pending: the requests without a reply, oldest first, without `first_requests`.
         reply: the reply to the last `WorkerPool.request`; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.
@@ -144,9 +155,7 @@ class WorkerRecord:
     saved: dict[str, Any] | None = None
     new_episodes: str | None = None
     settings_version: int = 0
-    num_settings: int = 0
-    pending: deque[Setting | None] = field(default_factory=deque)
-    num_until_reply: int = 0
+    pending: deque[Pending] = field(default_factory=deque)
     reply: Reply | None = None
     has_replied: bool = False
     reset: Reset | None = None

@@ -14,6 +14,7 @@ FACTS = ["ready", "starting", "askable", "num_alive", "num_awaited"]
 FACTS += ["must_wait_for_workers", "ready_of_started", "stepping_of_started"]
 # What is told of a worker where it differs from this.
 NEW = {name: value for name, value in vars(WorkerRecord(0)).items() if name not in ("index", "num_frames", "is_server")}
+NEW["pending"] = []
 
 
 class Told:
@@ -114,7 +115,7 @@ class Story:
         known = {name: getattr(pool, name) for name in FACTS}
         known["not_replied"] = pool.not_replied
         for worker in pool.records:
-            facts = vars(worker) | {"pending": worker.pending.copy()}
+            facts = vars(worker) | {"pending": [_shown(each) for each in worker.pending]}
             known |= {f"{worker.name}: {name}": facts[name] for name in NEW}
         changed = {
             name: value
@@ -123,6 +124,13 @@ class Story:
         }
         self._known |= known
         self.lines += [f"  {name} = {value}" for name, value in changed.items()]
+
+
+def _shown(request):
+    """Returns a request without a reply as words."""
+    words = [] if request.setting is None else [f"setting {request.setting.version}"]
+    words += ["start"] * request.is_of_start + ["awaited"] * request.is_awaited
+    return " ".join(words) or "told"
 
 
 STORIES = {

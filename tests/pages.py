@@ -11,7 +11,8 @@ any command, which readers see: `$ collectx run seed=x  # exit status 2`.
 `<!-- not run: REASON -->` above a block leaves it out; `<!-- hidden` above a block and `-->` below it run it, but the
 site does not show it. The first line of a page may be its tier, `<!-- tier: ci -->`, or what it needs, `<!-- needs:
 slurm -->`: those pages are run by `tests/slurm/test_pages.py`, and their numbers are replaced by
-`python tests/slurm/cluster.py python tests/pages.py PAGE`.
+`python tests/slurm/cluster.py python tests/pages.py PAGE`. The page that needs `packages` is run by
+`tests/ecosystem/test_packages.py`.
 """
 
 import re
@@ -79,9 +80,10 @@ def tier(page: Path) -> str:
     return found[1] if found else "test"
 
 
-def needs_slurm(page: Path) -> bool:
-    """Whether the page's blocks run on a cluster."""
-    return page.read_text().startswith("<!-- needs: slurm -->")
+def needs(page: Path) -> str | None:
+    """What the page's blocks need beyond this installation, or None."""
+    found = re.match(r"<!-- needs: (\w+) -->", page.read_text())
+    return found[1] if found else None
 
 
 def blocks(page: Path) -> list[Block]:
@@ -100,13 +102,14 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def run(page: Path, folder: Path, timeout_s: float) -> list[str]:
-    """Runs all blocks of the page in the folder. Returns the page's lines, with what was printed.
+def run(page: Path, folder: Path, timeout_s: float, **variables: str) -> list[str]:
+    """Runs all blocks of the page in the folder, with these environment variables. Returns the page's lines, with what
+    was printed.
 
     Raises:
         AssertionError: a command ended with another exit status, or printed other lines.
     """
-    environ = environment(COLUMNS="140", PYTHONPATH=str(folder))
+    environ = environment(COLUMNS="140", PYTHONPATH=str(folder), **variables)
     page_lines = page.read_text().splitlines()
     for block in blocks(page):
         where = f"{page.name}:{block.line}"

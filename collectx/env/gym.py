@@ -50,6 +50,9 @@ def group_class(num_envs: int) -> type[GymEnv]:
 
 def _refuse_others(env: Any) -> None:
     """Raises `ConfigError` for an env of PettingZoo or of dm_env, by its methods."""
+    if isinstance(getattr(env, "observation_space", None), gymnasium.Space):
+        # A wrapper of such an env, which may pass on the attributes of what it wraps.
+        return
     base = getattr(env, "unwrapped", env)
     kind = type(base).__name__
     if hasattr(base, "possible_agents") and callable(getattr(base, "action_space", None)):

@@ -229,17 +229,19 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
                 f"{type(space).__name__}, or wrap the env with shimmy.GymV26CompatibilityV0(env=env) or, before Gym "
                 "0.26, shimmy.GymV21CompatibilityV0(env=env)."
             )
-        why = "no fixed shape and dtype"
+        why = "has no fixed shape and dtype"
+        if not isinstance(space, Space):
+            why = "is not one of gymnasium.spaces"
         if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
             try:
                 yield Leaf(key, tuple(int(n) for n in space.shape), torch_dtype(np.dtype(space.dtype))), path, space
                 return
             except TypeError:
-                why = f"the dtype {space.dtype}, which torch does not have"
+                why = f"has the dtype {space.dtype}, which torch does not have"
         advice = f", or {leave_out('.'.join(map(str, path)))}" if key[0] != "action" and path else ""
         what = "Action" if key[0] == "action" else "Observation"
         raise SpaceError(
-            f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} has {why}. Convert it to a Box, "
+            f"{'.'.join(key)!r} cannot be stored as a tensor: its space {space} {why}. Convert it to a Box, "
             f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these (gymnasium.wrappers.Transform{what})"
             f"{advice}."
         )

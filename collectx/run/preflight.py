@@ -70,7 +70,7 @@ def env_problems(cfg: RunConfig) -> list[str]:
     try:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
-        is_unknown = isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.VersionNotFound)
+        is_unknown = isinstance(error, gymnasium.error.UnregisteredEnv)
         near = nearest(env_id, gymnasium.registry)
         # Gymnasium proposes other names, but not the name with a version.
         base = re.sub(r"-v\d+$", "", env_id)

@@ -11,7 +11,9 @@ RUN = "import sys, pathlib, pages; pages.run(pathlib.Path(sys.argv[1]), pathlib.
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("page", [pytest.param(each, id=each.stem) for each in pages.PAGES if pages.needs_slurm(each)])
+@pytest.mark.parametrize(
+    "page", [pytest.param(each, id=each.stem) for each in pages.PAGES if pages.needs(each) == "slurm"]
+)
 def test_the_blocks_of_a_page(cluster, tmp_path, page):
     command = ["env", f"PYTHONPATH={TESTS}", sys.executable, "-c", RUN, str(page)]
     cluster.login(command, timeout=1000, cwd=tmp_path)

@@ -11,7 +11,7 @@ TIMEOUT_S = {"test": 120.0, "ci": 300.0, "nightly": 1800.0}
     [
         pytest.param(page, id=page.stem, marks=getattr(pytest.mark, pages.tier(page)))
         for page in pages.PAGES
-        if any(block.is_run for block in pages.blocks(page)) and not pages.needs_slurm(page)
+        if any(block.is_run for block in pages.blocks(page)) and pages.needs(page) is None
     ],
 )
 def test_the_blocks_of_a_page(page, tmp_path):

@@ -208,6 +208,19 @@ class DmEnv:
     def action_spec(self): ...
     def step(self, action): ...
 
+class Compatible(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    def __getattr__(self, name):
+        return getattr(DmEnv(), name)
+
+class OwnSpace(gymnasium.Env):
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    class observation_space:
+        shape, dtype = (2,), np.float32
+        def __repr__(self):
+            return "OwnSpace"
+    observation_space = observation_space()
+
 class Returning(gymnasium.Env):
     observation_space = action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     def __init__(self, at_reset=(np.zeros(2, np.float32), {}), at_step=None):
@@ -221,12 +234,18 @@ class Returning(gymnasium.Env):
 """
 
 
+def test_a_wrapper_that_passes_on_the_attributes_of_an_env_of_dm_env_is_accepted(module):
+    module(FOREIGN)
+    build(gym(entry_point="user_module:Compatible"))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("Old", "of the old package gym. Declare gymnasium.spaces.OldBox, or wrap the env with shimmy.GymV26"),
         ("Parallel", "Parallel is a multi-agent env of PettingZoo. Use env=torchrl"),
         ("DmEnv", "DmEnv has the interface of dm_env. Wrap it with shimmy.DmControl"),
+        ("OwnSpace", "its space OwnSpace is not one of gymnasium.spaces. Convert it to a Box"),
     ],
 )
 def test_envs_of_other_packages_are_named(module, name, message):

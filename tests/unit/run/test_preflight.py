@@ -46,6 +46,10 @@ def test_copies_are_told_and_those_of_torchrun_refused(monkeypatch, variables, t
             "CartPol-v1",
             "Did you mean env.id=CartPole-v1? If a module registers it, name the module too: env.id=MODULE:CartPol-v1",
         ),
+        (
+            "dm_control/cartpole-swingup-v0",
+            "is unknown. If a module registers it, name the module too: env.id=MODULE:dm_control/cartpole-swingup-v0",
+        ),
         ("CartPole-v9", "is unknown. Did you mean env.id=CartPole-v1? Gymnasium knows CartPole-v0 and CartPole-v1."),
     ],
 )

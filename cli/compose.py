@@ -28,7 +28,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from collectx.cli.overrides import Checked, argument_problems, check_overrides, key_of, quoted
 from collectx.config.check import check_config, wrong_type
@@ -293,6 +293,8 @@ def _explained(error: BaseException, overrides: Sequence[str]) -> str:
         words = [each.lstrip("+") for each in overrides if f"{key_of(each)}.".startswith(f"{key}.")]
         if words and isinstance(cause, ConfigKeyError | ConfigAttributeError):
             return _unknown(key)
+        if words and isinstance(cause, ValidationError):
+            return f"{words[-1]} cannot be used: {str(cause).splitlines()[0].rstrip('.')}."
         if words:
             return f"{words[-1]} {_rule_of(key, words[-1])}"
     if nothing := _NOTHING_TO_DELETE.match(text):

@@ -99,6 +99,13 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         if key in _FOLDERS and pattern in ("", None):
             problems.append(f"{text} has no value. Write {key}=DIR, or leave the option out to use a new folder.")
             continue
+        if key.startswith("hydra.sweeper.params"):
+            # OmegaConf 2.3 fails with an AttributeError.
+            problems.append(
+                f"{text} cannot be used: hydra.sweeper.params can only be set in a file. Here, give each option its "
+                "values, as in seed=0,1 or trainer.gamma=interval(0.9,0.999)."
+            )
+            continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.
             names = pattern.filter([*groups.get(key, ())])

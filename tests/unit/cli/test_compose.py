@@ -198,6 +198,14 @@ def test_a_problem_of_a_file_of_the_user_names_it(tmp_path, text, words, problem
         ("hydra.run.foo=1", "hydra.run.foo is not an option. To list all: collectx run --cfg all"),
         ("~hydra.foo", "~hydra.foo cannot be used, because hydra.foo is not an option. To list all: "),
         ("env.kwargs=[1]", "env.kwargs=[1] must be a mapping."),
+        (
+            "hydra.job.num=x",
+            "hydra.job.num=x cannot be used: Value 'x' of type 'str' could not be converted to Integer.",
+        ),
+        (
+            "+hydra.sweeper.params={seed: '0,1'}",
+            "+hydra.sweeper.params={seed: '0,1'} cannot be used: hydra.sweeper.params can only be set in a file.",
+        ),
         ("hydra.sweep=[1]", "hydra.sweep=[1] cannot replace the default, because one is a list and the other is not. "),
     ],
 )

@@ -43,7 +43,8 @@ class ReplayBuffer:
     `multiprocessing`. Every process may write and sample. One lock serialises writes, so calls block while another
     process copies frames, and a sample never contains a partly written frame. If a process is killed during a write,
     the lock is released; the buffer then lacks the batch that was being written, and the old frames that it was
-    replacing. The shared memory is anonymous, grows as frames are written, and is freed when the last process closes
+    replacing. An observation of 1 KB or more that is also the next one of another frame is stored once. The shared
+    memory is anonymous, grows as frames are written, and is freed when the last process closes
     the buffer.
 
     Args:
@@ -98,7 +99,9 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory in bytes, for `capacity` frames; before the first frame, the size of a header."""
+        """Size of the shared memory in bytes, for `capacity` frames; before the first frame, the size of a header. An
+        observation of 1 KB or more counts once, as it is also the next one of the frame before it; the last one of an
+        episode takes more."""
         return self._ring.nbytes
 
     @property
@@ -269,7 +272,7 @@ class ReplayBuffer:
         """Returns a copy of the frames, their priorities and the state of the random generator, in tensors and plain
         data."""
         with self.frozen_state() as state:
-            return state | {name: TensorDict(state[name]).clone().to_dict() for name in ("frames", "sampler")}
+            return state | {name: TensorDict(state[name]).clone().to_dict() for name in ("frames", "pools", "sampler")}
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
@@ -277,14 +280,20 @@ class ReplayBuffer:
         that write or sample wait for its end."""
         with self._lock:
             ring = self._ring
+            is_laid_out = self._attach()
+            frames, pools = ring.views()
             yield {
                 "capacity": ring.capacity,
                 "first": ring.first,
                 "write_count": ring.end,
                 "kind": type(self.sampler).__name__,
                 "random": self.sampler.random.bit_generator.state,
-                "sampler": {"memory": torch.from_numpy(ring.extra)} if self._attach() else {},
-                "frames": nest(ring.views()),
+                "sampler": {"memory": torch.from_numpy(ring.extra)} if is_laid_out else {},
+                "frames": nest(frames),
+                "pools": {
+                    "values": nest({key: values for key, (values, _) in pools.items()}),
+                    "places": nest({key: places for key, (_, places) in pools.items()}),
+                },
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -296,16 +305,20 @@ class ReplayBuffer:
         """
         tensors = dict(iter_leaves(state["frames"]))
         arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
+        values, places = (dict(iter_leaves(state["pools"][name])) for name in ("values", "places"))
+        pools = {key: (values[key], places[key]) for key in values}
+        leaves = {key: Leaf(key, tuple(t.shape[1:]), t.dtype) for key, t in (tensors | values).items()}
+        leaves |= {("next", *key): leaves[key].under("next") for key in pools}
         with self._lock:
-            if tensors:
-                self._lay_out({key: Leaf(key, tuple(t.shape[1:]), t.dtype) for key, t in tensors.items()})
+            if leaves:
+                self._lay_out(leaves)
             self.sampler.random.bit_generator.state = state["random"]
             if not self._ring.is_laid_out():
                 return
             with self._changing():
-                self._ring.restore(state["first"], state["write_count"], arrays, state["capacity"])
+                self._ring.restore(state["first"], state["write_count"], arrays, pools, state["capacity"])
                 self._ring.extra[:] = 0
-                if tensors and state["kind"] == type(self.sampler).__name__:
+                if leaves and state["kind"] == type(self.sampler).__name__:
                     self.sampler.restore(state["sampler"]["memory"].numpy(), state["capacity"])
                 self.sampler.rebuild()
 
@@ -356,6 +369,7 @@ class ReplayBuffer:
             self.sampler.attach(self._ring, self._ring.extra)
             self._is_attached = True
         if self._ring.is_changing:
+            self._ring.repair()
             self.sampler.rebuild()
             self._ring.is_changing = False
         return True

@@ -6,7 +6,8 @@ contains the frames from `first` to `end`, exclusive:
     position   0    1    2    3    4    5        capacity = 6, end = 8, first = 4
     frame      6    7   (2)  (3)   4    5        2 and 3 are being overwritten: `first` was advanced first
 
-So if a writer is killed while it copies, the ring contains fewer frames, but no partly written one.
+So if a writer is killed while it copies, the ring contains fewer frames, but no partly written one. Large values that
+frames share are in pools (`pool.py`).
 
 Hold the buffer's lock when you call these methods.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tensordict import TensorDictBase
 from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
+from collectx.replay.pool import Pool, shared_keys
 
 # Keys of samples besides those of the frames.
 _SAMPLE_KEYS = ("index", "priority_weight")
@@ -54,6 +57,8 @@ class Ring:
         self.leaves: tuple[Leaf, ...] = ()
         self.extra = np.zeros(0, np.uint8)
         self._arrays: dict[Key, np.ndarray] = {}
+        # By the key at the root, which stands for the one in `next` too.
+        self._pools: dict[Key, Pool] = {}
         self._num_extra_bytes = num_extra_bytes
         self._memory = memory
         self._header = memory.map(_HEADER_BYTES).numpy()
@@ -82,9 +87,9 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory in bytes; before `is_laid_out`, the size of the header. Pages that were never
-        written take no memory."""
-        return self._memory.nbytes
+        """Size of the shared memory in bytes, if each frame has one large value of its own; before `is_laid_out`, the
+        size of the header. Pages that were never written take no memory."""
+        return self._memory.nbytes - sum(pool.spare_nbytes for pool in self._pools.values())
 
     @property
     def is_changing(self) -> bool:
@@ -103,10 +108,10 @@ class Ring:
 
     def is_laid_out(self) -> bool:
         """Whether any process has written frames. Maps them if so."""
-        if not self._arrays and self._counts[0]:
+        if not self.leaves and self._counts[0]:
             text = self._header[_COUNTS_BYTES : _COUNTS_BYTES + int(self._counts[0])].tobytes()
             self._map(map(Leaf.from_json, json.loads(text)))
-        return bool(self._arrays)
+        return bool(self.leaves)
 
     def lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
         """Allocates memory for frames of `leaves`, unless a process has done so. Raises ShapeError if the ring
@@ -128,24 +133,43 @@ class Ring:
         self._counts[0] = len(text)
 
     def _map(self, leaves: Iterable[Leaf]) -> None:
-        layout = Layout(list(leaves), 1, self.capacity)
-        end = _HEADER_BYTES + layout.nbytes
+        by_key = {leaf.key: leaf for leaf in leaves}
+        shared = [by_key[key] for key in shared_keys(by_key)]
+        keys = {key for leaf in shared for key in (leaf.key, ("next", *leaf.key))}
+        layout = Layout([leaf for key, leaf in by_key.items() if key not in keys], 1, self.capacity)
+        sizes = [layout.nbytes, *(Pool.nbytes(leaf, self.capacity) for leaf in shared)]
+        *begins, end = accumulate(sizes, initial=_HEADER_BYTES)
         try:
             memory = self._memory.map(end + self._num_extra_bytes)
         except OSError as error:
-            size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
+            size = f"{self.capacity} frames of {sum(sizes) / self.capacity:,.0f} bytes"
             lower = "a lower capacity (trainer.buffer_frames of a run)"
             error.add_note(f"The replay buffer needs memory for {size}. Use {lower}.")
             raise
-        tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
-        self.leaves = layout.leaves
+        blocks = [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+        tensors = layout.tensors(blocks[0], (self.capacity,))
+        self.leaves = tuple(by_key.values())
         self.extra = memory[end:].numpy()
         self._arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
+        self._pools = {
+            leaf.key: Pool(leaf, self.capacity, block) for leaf, block in zip(shared, blocks[1:], strict=True)
+        }
+
+    def _positions(self, first: int, end: int) -> np.ndarray:
+        return np.arange(first, end) % self.capacity
 
     def drop(self, count: int) -> None:
         """Removes the oldest frames to make room for `count` new ones."""
-        self._counts[1] = max(self.first, self.end + count - self.capacity)
+        before = self.first
+        self._counts[1] = max(before, self.end + count - self.capacity)
         barrier()
+        for pool in self._pools.values():
+            pool.release(self._positions(before, self.first))
+
+    def repair(self) -> None:
+        """Restores what a process that died in a change left incomplete."""
+        for pool in self._pools.values():
+            pool.repair(self._positions(self.first, self.end))
 
     def write(self, frames: Mapping[Key, np.ndarray], count: int) -> None:
         """Appends frames, `[count, *shape]` per leaf; only the last `capacity` if there are more. Call `drop(count)`
@@ -158,12 +182,24 @@ class Ring:
             array[start : start + head] = newest[:head]
             if head < kept:
                 array[: kept - head] = newest[head:]
+        for key, pool in self._pools.items():
+            positions = self._positions(self.end + count - kept, self.end + count)
+            pool.write(positions, frames[key][count - kept :], frames["next", *key][count - kept :])
         self._counts[2] += count
 
     def read(self, index: np.ndarray, *keys: Key) -> list[np.ndarray]:
         """Returns copies of leaves of the frames `index`, which must be in the ring: `[*index.shape, *shape]` each."""
-        position = index % self.capacity
-        return [self._arrays[key].take(position, axis=0) for key in keys]
+        positions = index % self.capacity
+        return [self._read(positions, key) for key in keys]
+
+    def _read(self, positions: np.ndarray, key: Key) -> np.ndarray:
+        if key in self._arrays:
+            return self._arrays[key].take(positions, axis=0)
+        return (
+            self._pools[key].read(positions, False)
+            if key in self._pools
+            else self._pools[key[1:]].read(positions, True)
+        )
 
     def frames(self, index: np.ndarray) -> dict[Key, torch.Tensor]:
         """Returns copies of all leaves of the frames `index`, as tensors; see `read`."""
@@ -174,12 +210,22 @@ class Ring:
         """Returns, for each index, whether the frame is in the ring, bool."""
         return (index >= self.first) & (index < self.end)
 
-    def views(self) -> dict[Key, torch.Tensor]:
-        """Returns views of all leaves at all positions written so far: `[min(end, capacity), *shape]` each."""
+    def views(self) -> tuple[dict[Key, torch.Tensor], dict[Key, tuple[torch.Tensor, torch.Tensor]]]:
+        """Returns views of the leaves at all positions written so far, `[min(end, capacity), *shape]` each, and those
+        of the pools (`Pool.views`)."""
         size = min(self.end, self.capacity)
-        return {leaf.key: as_tensor(self._arrays[leaf.key][:size], leaf.dtype) for leaf in self.leaves}
+        dtypes = {leaf.key: leaf.dtype for leaf in self.leaves}
+        frames = {key: as_tensor(array[:size], dtypes[key]) for key, array in self._arrays.items()}
+        return frames, {key: pool.views(size) for key, pool in self._pools.items()}
 
-    def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray], capacity: int) -> None:
+    def restore(
+        self,
+        first: int,
+        end: int,
+        frames: Mapping[Key, np.ndarray],
+        pools: Mapping[Key, tuple[torch.Tensor, torch.Tensor]],
+        capacity: int,
+    ) -> None:
         """Restores the newest frames from the `views` of a ring with this `capacity`. This ring must be laid out."""
         first = max(first, end - self.capacity)
         self._counts[4] += 1
@@ -190,6 +236,8 @@ class Ring:
             index = np.arange(start, min(start + _RESTORED_AT_ONCE, end))
             for key, values in frames.items():
                 self._arrays[key][index % self.capacity] = values[index % capacity]
+        for key, pool in self._pools.items():
+            pool.restore(self._positions(first, end), *pools[key], np.arange(first, end) % capacity)
         self._counts[1] = first
 
 

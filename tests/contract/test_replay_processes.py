@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import torch
-from user_code.countedframes import Stream, check_whole, die, write
+from user_code.countedframes import LARGE, SIZE, Stream, check_whole, die, write
 
 from collectx import ReplayBuffer
 from collectx.place.local_launcher import LocalLauncher
@@ -75,16 +75,17 @@ def test_every_frame_is_there_once():
         ("uniform", "write"),
         *(("prioritized", where) for where in ("written", "update")),
         ("slices", "dropped"),
+        ("uniform", "shared"),
         *(nightly("prioritized", where) for where in ("write", "dropped")),
         *(nightly("slices", where) for where in ("write", "written")),
     ],
 )
 def test_a_writer_that_is_killed_in_the_midst(kind, where):
     buffer = ReplayBuffer(40, sampler=SAMPLERS[kind]())
-    stream = Stream(1, 5)
+    stream = Stream(1, 5, size=LARGE if where == "shared" else SIZE)
     buffer.extend(stream.take(50))
     assert finish(start(die, buffer, where)) == -signal.SIGKILL
-    lost = {"dropped": 16, "write": 16}.get(where, 0)
+    lost = {"dropped": 16, "write": 16, "shared": 16}.get(where, 0)
     assert len(buffer) == 40 - lost
     assert buffer.write_count == 50 + (16 if where == "written" else 0)
     check_whole(buffer.sample(400))
@@ -94,6 +95,9 @@ def test_a_writer_that_is_killed_in_the_midst(kind, where):
     buffer.extend(stream.take(50))
     assert len(buffer) == 40
     check_whole(buffer.sample(400))
+    if where == "shared":
+        # The killed writer has kept no place: the 40 frames have 41 observations, and one more for each new episode.
+        assert len(buffer.state_dict()["pools"]["values"]["observation"]) < 50
 
 
 @pytest.mark.parametrize(

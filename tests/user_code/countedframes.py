@@ -8,8 +8,11 @@ import torch
 from tensordict import TensorDict
 
 from collectx.env.counting import episode_length, frame
+from collectx.replay.pool import Pool
 
 SIZE = 64
+# Of observations that frames share.
+LARGE = 256
 
 
 class Stream:
@@ -77,8 +80,18 @@ def die(buffer, where: str) -> None:
     """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work.
 
     Args:
-        where: write, a method of the ring; or dropped, written or update, methods of the sampler.
+        where: write, a method of the ring; shared, while it stores large observations; or dropped, written or update,
+            methods of the sampler.
     """
+    if where == "shared":
+        store = Pool.write
+
+        def stored(pool, positions, *values):
+            store(pool, positions[:5], *(each[:5] for each in values))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Pool.write = stored
+        buffer.extend(Stream(2, size=LARGE).take(8))
     sampler = buffer.sampler
     attach = sampler.attach
 
@@ -90,7 +103,7 @@ def die(buffer, where: str) -> None:
         def killed(*arguments):
             if where == "write":
                 places = np.arange(ring.end, ring.end + 16) % ring.capacity
-                ring.views()["observation",][places, : SIZE // 2] = -1
+                ring.views()[0]["observation",][places, : SIZE // 2] = -1
             else:
                 original(*arguments)
                 if where == "update":

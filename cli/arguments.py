@@ -9,7 +9,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -252,6 +253,25 @@ def call_hydra(
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv, sys.argv = sys.argv, [program, *words]
     try:
-        hydra.main(config_path="pkg://collectx.conf", config_name=config_name, **plugins.VERSION_BASE)(task)()
+        with _texts_as_help():
+            hydra.main(config_path="pkg://collectx.conf", config_name=config_name, **plugins.VERSION_BASE)(task)()
     finally:
         sys.argv = old_argv
+
+
+@contextmanager
+def _texts_as_help() -> Iterator[None]:
+    """Within the block, argparse accepts an object as the help of an argument, such as that of Hydra 1.3's
+    `--shell-completion`. Python 3.14 only accepts a text."""
+    parser: Any = argparse.ArgumentParser
+    add = parser.add_argument
+
+    def add_with_text(parser: Any, *names: str, help: Any = None, **options: Any) -> Any:
+        text = help if help is None or isinstance(help, str) else str(help).replace("%", "%%")
+        return add(parser, *names, help=text, **options)
+
+    parser.add_argument = add_with_text
+    try:
+        yield
+    finally:
+        parser.add_argument = add

@@ -1,7 +1,7 @@
 """What one environment with everything in it does not show: other Pythons, and an installation without extras. Not
 collected by pytest.
 
-    python tests/installs.py [--python 3.12 3.13]
+    python tests/installs.py [--python 3.12 3.13 3.14]
 
 For each Python that is on the path or that pyenv has: the wheel in an environment of its own, and `make test` in
 another. In one that has no extra: the command works, and what needs an extra gives one message that names it; then
@@ -156,7 +156,7 @@ def output(*command: str, env: Mapping[str, str] | None = None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"dev"}
-    parser.add_argument("--python", nargs="*", default=("3.12", "3.13"), metavar="VERSION")
+    parser.add_argument("--python", nargs="*", default=("3.12", "3.13", "3.14"), metavar="VERSION")
     options = parser.parse_args()
     failures = [f"no run here needs the extra {extra}" for extra in extras - {extra for extra, _ in NEEDS}]
 

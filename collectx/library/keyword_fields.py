@@ -11,6 +11,7 @@ options to keywords in messages.
 from __future__ import annotations
 
 import functools
+import inspect
 import textwrap
 from collections.abc import Callable
 from dataclasses import field, fields, replace
@@ -86,7 +87,8 @@ def ignored(default: Any, reason: str = "") -> Any:
 def documented(cls: Any) -> Any:
     """Adds the texts of `sets`, `fixed` and `ignored` fields to the "Args" of a dataclass."""
     language = language_of(cls)
-    head, _, own = cls.__doc__.partition("\n    Args:\n")
+    # Python 3.13 and later remove the indentation when they compile, earlier ones do not.
+    head, _, own = inspect.cleandoc(cls.__doc__).partition("\nArgs:\n")
     lines = [own.rstrip()] if own else []
     for name in cls.__annotations__:
         keyword = cls.__dataclass_fields__.get(name)
@@ -96,8 +98,8 @@ def documented(cls: Any) -> Any:
             if not text.startswith(("True", "False", "None", "NaN")):
                 text = text[0].lower() + text[1:]
             text = " ".join(f"{name}: {text} {metadata.get('note', '')}".split())
-            lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
-    cls.__doc__ = "\n".join([head.rstrip(), "\n    Args:", *lines, "    "])
+            lines.append(textwrap.fill(text, 116, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    cls.__doc__ = "\n".join([head.rstrip(), "\nArgs:", *lines])
     return cls
 
 

@@ -171,9 +171,8 @@ class ReducingPickler(cloudpickle.Pickler):
         if type(base) is np.ndarray and base.base is None and (base.flags.c_contiguous or base.flags.f_contiguous):
             if not array.dtype.hasobject:
                 return _view, self._place(array, base)
-            # These three references are those of the array, of `base` and of the argument, so nothing else refers to
-            # it.
-            if sys.getrefcount(base) > 3:
+            # One more reference is that of the array. If there is another, something else refers to it.
+            if sys.getrefcount(base) > _num_own_references() + 1:
                 raise NotRestorableError(
                     "an object array that is a view of another one cannot be saved. Copy it (array.copy())"
                 )
@@ -290,6 +289,13 @@ def _has_name(value: Any) -> bool:
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is value
+
+
+def _num_own_references() -> int:
+    """Returns what `sys.getrefcount` counts for an object that only the caller refers to: Python 3.14 does not count
+    its argument."""
+    value = object()
+    return sys.getrefcount(value)
 
 
 def _bytes(storage: torch.UntypedStorage) -> np.ndarray:

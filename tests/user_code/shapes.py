@@ -20,6 +20,7 @@ import io
 import itertools
 import operator
 import random
+import sys
 import threading
 import types
 import weakref
@@ -1640,3 +1641,5 @@ class WeakCallback(Shape):
 
 
 NAMED = ("Generator", "OpenFile", "Thread", "Lock", "MemoryView", "SystemRandom", "SharedMemory", "WeakCallback")
+# From Python 3.14 on, the iterators of itertools cannot be pickled.
+NAMED += ("Iterators",) if sys.version_info >= (3, 14) else ()

@@ -59,7 +59,7 @@ class Checkpoints:
         Args:
             facts: plain data for the manifest. If they contain a `score`, the checkpoint with the greatest one is kept,
                 too.
-            unranked: the numbers of checkpoints that are kept because their scores will come, see `rank`.
+            unranked: the numbers of checkpoints to keep although they have no score yet, see `rank`.
             states: tensors and plain data, by file name. Tensors are not copied: do not change them meanwhile.
         """
         target = self.folder(number)

@@ -23,7 +23,7 @@ STEPS, OTHERS, IMPORTS = 0, 1, 2
 Counts = tuple[int, int, int]
 NBYTES = 24
 counts = memoryview(array("q", [0, 0, 0]))
-# A process that cannot count yet hangs if it uses less than this share of one core.
+# A process that does not report progress yet counts as hung if it uses less than this share of one core.
 LEAST_CPU = 0.01
 # After how long, and then how often, `telling_imports` prints.
 _SILENT_S, _TELL_S = 1.0, 5.0

@@ -72,7 +72,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 def named_call(item: Any) -> tuple[Any, Any]:
     """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments. `item` is a name, `{name:
     {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a dot or colon means a class
-    of gymnasium.wrappers. `_partial_: true` says what is so anyway: the env is missing."""
+    of gymnasium.wrappers. `_partial_: true` is accepted and has no effect: every wrapper is called with an env."""
     name, arguments = item, None
     if isinstance(item, Mapping):
         name, arguments = next(iter(item.items()), ("", None))

@@ -8,8 +8,8 @@ batches, from the schema alone; a new option is in it without further work.
     python tests/matrix.py --no-singles --documents         the tables "works with" of the pages
     python tests/matrix.py --no-singles --sweeps 40         sweeps over two values of an option, and `tune`
 
-Right is: the run completes with as many frames as asked, or it is refused before anything starts, with exit status 2
-and a message that names an option of the command line. A refusal of a value that the schema allows must also be in the
+A case passes if the run delivers the requested frames, or is refused before anything starts, with exit status 2 and a
+message that names an option of the command line. A refusal of a value that the schema allows must also be in the
 documents: one paragraph, row or comment with this option and one of those that the message names.
 
 A single value is first composed and checked in this process, as the command does. Values that are refused there need no

@@ -1,5 +1,5 @@
-"""Collectors: a schedule over a transport. `start_collector` starts one of a configuration. A collector runs in the
-trainer's process. A nested worker's collector runs in that worker's process (`collectx/worker/user_collector.py`)."""
+"""Collectors: a schedule over a transport. `start_collector` starts the collector of a configuration, in the trainer's
+process or, for a worker that is itself a collector, in the worker's process (`collectx/worker/nested.py`)."""
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo
 from collectx.collector.batch_info import WrittenBatch as WrittenBatch

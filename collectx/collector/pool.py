@@ -106,7 +106,7 @@ class WorkerPool:
 
     def start_all(self) -> None:
         """Starts the workers with which the run begins. Does not wait for them."""
-        # All workers are expected before the trainer's address is announced, as another program may have started them.
+        # Registers all workers before the address is announced: SLURM may already have started them.
         for _ in range(self._num_workers):
             self._expect_next()
         if self._channel.endpoint is not None:
@@ -317,7 +317,7 @@ class WorkerPool:
         settings = self.settings
         if changes := settings.since(worker.settings_version, worker.index):
             if not worker.has_replied:
-                # Its reply tells a process that ends while it makes its envs from one that a setting ends.
+                # If the process ends before this reply, making the envs ended it; after it, a setting did.
                 self._send(worker, Request("ready"), Pending(is_of_start=True))
             self._send(worker, Request("change", (changes,)), Pending(is_of_start=True))
             if not is_restored:

@@ -4,9 +4,9 @@ On Linux every worker carries a mark. All its descendants inherit it, also those
 whose parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and,
 since 2.4.25, uses for nothing. On other systems a worker leads a process group.
 
-Envs in the process of a trainer share it with threads that start processes too, as loggers do, and a resource limit
-belongs to the process. There the thread that runs envs also has an I/O priority of its own, which Linux keeps for each
-thread, and which the processes that this thread starts inherit: only those with mark and priority are the envs'.
+In the trainer's process, other threads start processes too, as loggers do, so the mark is not enough. There the thread
+that runs envs also gets an I/O priority of its own, which Linux keeps for each thread, and which its child processes
+inherit. Only processes with both mark and priority are ended.
 
 Who ends them: the worker, if it is not killed; the process that started the worker, when it notices the worker's end;
 and the fork server, when that process is gone.

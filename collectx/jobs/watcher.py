@@ -6,8 +6,6 @@ How a command that started jobs ends them:
     first Ctrl-C elsewhere, or SIGTERM    the jobs write a checkpoint and end
     second Ctrl-C or SIGTERM              the jobs are cancelled
     jobs that take too long to end        are cancelled
-
-The runs of a `Watcher`, and their display.
 """
 
 from __future__ import annotations

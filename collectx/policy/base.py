@@ -1,6 +1,6 @@
 """The interface of actors. An actor is a policy as the rollout calls it, with fixed keys, dtypes and device.
 
-The spaces of the leaves that policies read and write.
+Also finds the Gymnasium spaces of the leaves that policies read and write.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 worker --extend--> | ring in shared memory | --sample--> trainer
 worker --extend--> |    one lock for all   | <--update_priority--
 
-A lock between processes that the kernel releases when its holder dies.
+`Lock` protects a buffer; if the process that holds it dies, the kernel releases it.
 """
 
 from __future__ import annotations

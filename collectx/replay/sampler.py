@@ -1,8 +1,5 @@
-"""The base class of samplers, and the uniform sampler.
-
-Samples consecutive frames of one trajectory.
-
-Prioritised sampling (Schaul et al. 2016, "Prioritized Experience Replay").
+"""Samplers of replay buffers: uniform, slices of trajectories, and prioritised (Schaul et al. 2016, "Prioritized
+Experience Replay").
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from collectx.transport.base import Arrival
 
 
 class AsyncSchedule(Schedule):
-    """Delivers slots in the order in which they are filled. Grants no more slots than batches will be delivered, with
-    one exception at the end of a run: if all slots that are being filled belong to workers that have never delivered,
-    which may still wait in a cluster's queue, the others get more slots, so that the run does not wait.
+    """Delivers slots in the order in which they are filled. Grants no more slots than batches are still to deliver,
+    with one exception: if only workers that have never delivered owe the last batches, others may fill them, because
+    the former may still wait in a cluster's queue.
 
     Args:
         num_slots: slots of each worker; it fills one of them at a time.

@@ -1,11 +1,8 @@
-"""The actor-critic trainers, PPO and IMPALA: the training loop, the critic, batches as `[R, T]` tensors, and the
-losses.
+"""The actor-critic trainers, PPO and IMPALA: the training loop, the critic, batches as `[R, T]` tensors, the networks
+and their gradients, and the losses.
 
-The networks of an actor-critic trainer, and the gradients of their parameters.
-
-Two small networks spend 40 % of a gradient step on autograd's graph. `MlpNetworks` therefore calls the kernels that
-autograd would call, in the same order. Its gradients are equal to autograd's bit by bit, so it does not matter to a run
-which of the two classes computes them.
+`MlpNetworks` computes gradients without autograd, whose graph takes 40 % of a gradient step of two small networks. It
+calls the kernels that autograd would call, in the same order, so the gradients are equal bit by bit.
 """
 
 from __future__ import annotations

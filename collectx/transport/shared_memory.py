@@ -91,7 +91,7 @@ class SharedMemoryTransport(SlabTransport):
         while not self._events:
             if not self._supervisor.has_outstanding:
                 raise RuntimeError(
-                    "no worker is collecting a batch or answering a request, so there is nothing to receive"
+                    "internal error: waiting for workers although none has work. Please report this with events.jsonl."
                 )
             for peer, message in self._supervisor.events():
                 self._handle_message(peer, message)

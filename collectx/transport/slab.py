@@ -171,8 +171,8 @@ class Slab:
         for worker, write in writes.items():
             # Owner 0 of weights means all workers, owner 1 + w means worker w alone.
             owner = 0 if worker is None else 1 + worker
-            # Of the two buffers, a worker may still have to read the one that was granted last. All workers have read
-            # the other (`Schedule.must_wait_to_publish`), which is overwritten.
+            # Overwrites the buffer that was not granted last: all workers have read it
+            # (`Schedule.must_wait_to_publish`).
             last = [*self._granted.values()][-1] if self._granted else self._pointers[owner]
             pointers[owner] = 2 * version + 1 - last % 2
             write(self._weights(owner, pointers[owner]))

@@ -53,6 +53,9 @@ KINDS: dict[str, dict[str, Kind]] = {
         "q_mlp": Kind(policy.MlpPolicyConfig, "collectx.policy.q:build"),
         "q_cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.q:build"),
         "squashed_mlp": Kind(policy.SquashedMlpPolicyConfig, "collectx.policy.squashed:build"),
+        "multi": Kind(policy.MultiPolicyConfig, "collectx.policy.multi:build"),
+        "q_multi": Kind(policy.MultiPolicyConfig, "collectx.policy.q:build"),
+        "squashed_multi": Kind(policy.SquashedMultiPolicyConfig, "collectx.policy.squashed:build"),
         "custom": Kind(policy.CustomPolicyConfig, "collectx.policy.custom:build"),
     },
     "collector": {

@@ -62,6 +62,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
         advice = f"Use policy={cfg.kind.replace('cnn', 'multi')}, or leave out the other parts with env.exclude_keys."
+        advice = advice if leaves else "Exclude fewer parts in env.exclude_keys."
         raise ConfigError(f"policy={cfg.kind} needs a single image, but the env observes {names}. {advice}")
     encode = image_of(cfg, spec, leaves[0])
     return kind(spec, encode, convolutions(cfg, encode), cfg.hidden_size)

@@ -1,4 +1,4 @@
-"""`policy.kind=q_mlp`, `q_cnn` and `q_multi`: the networks of the kinds without `q_`, with action values as outputs.
+"""`policy.kind=q_NAME`: the network of `policy.kind=NAME`, with action values as outputs.
 
 The `dqn` trainer trains them; they act epsilon-greedily. Epsilon is a buffer of the module, so it is published with the
 weights.

@@ -1,5 +1,5 @@
-"""`policy.kind=squashed_mlp` and `squashed_multi`: the networks of the kinds without `squashed_`, with a Gaussian that
-tanh squashes into the bounds of a Box.
+"""`policy.kind=squashed_NAME`: the network of `policy.kind=NAME`, with a Gaussian that tanh squashes into the bounds of
+a Box.
 
 The `sac` trainer trains it (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C).
 """

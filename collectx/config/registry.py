@@ -50,9 +50,12 @@ KINDS: dict[str, dict[str, Kind]] = {
         "random": Kind(policy.PolicyConfig),
         "mlp": Kind(policy.MlpPolicyConfig, "collectx.policy.mlp:build"),
         "cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.cnn:build"),
+        "multi": Kind(policy.MultiPolicyConfig, "collectx.policy.multi:build"),
         "q_mlp": Kind(policy.MlpPolicyConfig, "collectx.policy.q:build"),
         "q_cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.q:build"),
+        "q_multi": Kind(policy.MultiPolicyConfig, "collectx.policy.q:build"),
         "squashed_mlp": Kind(policy.SquashedMlpPolicyConfig, "collectx.policy.squashed:build"),
+        "squashed_multi": Kind(policy.SquashedMultiPolicyConfig, "collectx.policy.squashed:build"),
         "custom": Kind(policy.CustomPolicyConfig, "collectx.policy.custom:build"),
     },
     "collector": {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from collectx.batch import Leaf
 from collectx.config.problem import YAML
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.action_masks import network_inputs
@@ -25,6 +26,8 @@ class Image(nn.Module):
 
     Attributes:
         num_channels, height, width: the size of the output.
+        num_outputs: the product of these.
+        num_dims: the number of dimensions of an observation.
     """
 
     def __init__(self, shape: tuple[int, ...], scale: float, kind: str = "cnn"):
@@ -40,6 +43,8 @@ class Image(nn.Module):
         stack, a, b, c = self._shape
         channels, self.height, self.width = (c, a, b) if self._channels_last else (a, b, c)
         self.num_channels = stack * channels
+        self.num_outputs = self.num_channels * self.height * self.width
+        self.num_dims = len(shape)
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the first leaf, `[..., *shape]`, as `[B, channels, height, width]`; flattens `...` to B."""
@@ -56,11 +61,23 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     leaves = network_inputs(spec)
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
-        raise ConfigError(f"policy={cfg.kind} needs a single image, but the env observes {names}. Use policy=custom.")
-    scale = cfg.scale if cfg.scale is not None else largest_value(input_space(spec.observation_space, leaves[0].key))
-    encode = Image(leaves[0].shape, scale, cfg.kind)
+        advice = f"Use policy={cfg.kind.replace('cnn', 'multi')}, or leave out the other parts with env.exclude_keys."
+        advice = advice if leaves else "Exclude fewer parts in env.exclude_keys."
+        raise ConfigError(f"policy={cfg.kind} needs a single image, but the env observes {names}. {advice}")
+    encode = image_of(cfg, spec, leaves[0])
+    return kind(spec, encode, convolutions(cfg, encode), cfg.hidden_size)
+
+
+def image_of(cfg: CnnPolicyConfig, spec: EnvSpec, leaf: Leaf) -> Image:
+    """Returns the encoder of a leaf that is an image."""
+    scale = cfg.scale if cfg.scale is not None else largest_value(input_space(spec.observation_space, leaf.key))
+    return Image(leaf.shape, scale, cfg.kind)
+
+
+def convolutions(cfg: CnnPolicyConfig, image: Image) -> nn.Sequential:
+    """Returns the layers over an image: from `[B, channels, height, width]` to `[B, cfg.hidden_size]`, float32."""
     layers: list[nn.Module] = []
-    channels, height, width = encode.num_channels, encode.height, encode.width
+    channels, height, width = image.num_channels, image.height, image.width
     for out_channels, kernel, stride in zip(cfg.channels, cfg.kernel_sizes, cfg.strides, strict=True):
         layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
         channels = out_channels
@@ -68,7 +85,6 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
         if height < 1 or width < 1:
             raise ConfigError(
                 f"policy.kernel_sizes={YAML.show(cfg.kernel_sizes)} with policy.strides={YAML.show(cfg.strides)} need "
-                f"an image larger than {encode.height}x{encode.width}. Use fewer or smaller convolutions."
+                f"an image larger than {image.height}x{image.width}. Use fewer or smaller convolutions."
             )
-    layers += [nn.Flatten(), nn.Linear(channels * height * width, cfg.hidden_size), nn.ReLU()]
-    return kind(spec, encode, nn.Sequential(*layers), cfg.hidden_size)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, cfg.hidden_size), nn.ReLU())

@@ -25,9 +25,11 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     (`collectx.policy.heads`)."""
     flatten = Flatten(spec, network_inputs(spec))
     encode = Normalized(flatten) if cfg.normalize_observations else flatten
-    layers: list[nn.Module] = []
-    width = flatten.num_outputs
-    for size in cfg.hidden_sizes:
-        layers += [nn.Linear(width, size), ACTIVATIONS[cfg.activation]()]
-        width = size
-    return kind(spec, encode, nn.Sequential(*layers), width)
+    sizes = [flatten.num_outputs, *cfg.hidden_sizes]
+    return kind(spec, encode, nn.Sequential(*hidden_layers(cfg, sizes[0])), sizes[-1])
+
+
+def hidden_layers(cfg: MlpPolicyConfig, width: int) -> list[nn.Module]:
+    """Returns the hidden layers of `cfg`, over rows of a width."""
+    widths = zip([width, *cfg.hidden_sizes], cfg.hidden_sizes, strict=False)
+    return [layer for sizes in widths for layer in (nn.Linear(*sizes), ACTIVATIONS[cfg.activation]())]

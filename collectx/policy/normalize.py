@@ -54,19 +54,19 @@ class Moments(nn.Module):
 
 class Normalized(Moments):
     """An encoder whose outputs have mean 0 and variance 1 over all frames so far, except for the one-hot columns of
-    Discrete parts. Raises `ConfigError` if all parts are Discrete."""
+    Discrete parts. Raises `ConfigError` if there are no others (None: no parts)."""
 
     _shift: torch.Tensor
     _scale: torch.Tensor
     _is_one_hot: torch.Tensor
 
-    def __init__(self, encode: Flatten):
-        super().__init__(encode.num_outputs)
-        if encode.is_one_hot.all():
+    def __init__(self, encode: Flatten | None):
+        if encode is None or encode.is_one_hot.all():
             raise ConfigError(
-                "policy.normalize_observations=true cannot be used: the env only observes Discrete values, which are "
-                "already one-hot. Use policy.normalize_observations=false."
+                "policy.normalize_observations=true cannot be used: the env observes no vectors. Discrete values are "
+                "already one-hot, and images have a scale of their own. Use policy.normalize_observations=false."
             )
+        super().__init__(encode.num_outputs)
         self.encode = encode
         self.num_outputs = encode.num_outputs
         # What `forward` computes with, in the dtype of networks.

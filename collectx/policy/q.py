@@ -1,4 +1,4 @@
-"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, with action values as outputs.
+"""`policy.kind=q_NAME`: the network of `policy.kind=NAME`, with action values as outputs.
 
 The `dqn` trainer trains them; they act epsilon-greedily. Epsilon is a buffer of the module, so it is published with the
 weights.
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
+from collectx.config.registry import implementation
+from collectx.config.schema.policy import TrainablePolicyConfig
 from collectx.env.action_masks import is_legal, uniform
 from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
-from collectx.policy import cnn, mlp
 from collectx.policy.heads import Categorical, Head
 from collectx.policy.stochastic import StochasticPolicy
 
@@ -92,15 +92,13 @@ class QPolicy(StochasticPolicy):
         return cast(EpsilonGreedy, self.head).index(action)
 
 
-def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`. Raises
-    `SpaceError` if the action space is not Discrete."""
+def build(cfg: TrainablePolicyConfig, spec: EnvSpec) -> StochasticPolicy:
+    """Returns the network of `cfg`, on the CPU. See `build` of the kind without `q_`. Raises `SpaceError` if the action
+    space is not Discrete."""
+    network = cfg.kind.removeprefix("q_")
     if not isinstance(spec.action_space, spaces.Discrete):
-        instead = cfg.kind.removeprefix("q_")
         raise SpaceError(
             f"policy={cfg.kind} needs a Discrete action space, but the env's is {spec.action_space}. Use trainer=ppo "
-            f"policy={instead}, or an env with discrete actions."
+            f"policy={network}, or an env with discrete actions."
         )
-    if isinstance(cfg, CnnPolicyConfig):
-        return cnn.build(cfg, spec, QPolicy)
-    return mlp.build(cfg, spec, QPolicy)
+    return implementation("policy", network)(cfg, spec, QPolicy)

@@ -1,4 +1,5 @@
-"""`policy.kind=squashed_mlp`: the network of `mlp`, with a Gaussian that tanh squashes into the bounds of a Box.
+"""`policy.kind=squashed_NAME`: the network of `policy.kind=NAME`, with a Gaussian that tanh squashes into the bounds of
+a Box.
 
 The `sac` trainer trains it (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C).
 """
@@ -12,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
+from collectx.config.registry import implementation
 from collectx.config.schema.policy import SquashedMlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
-from collectx.policy import mlp
 from collectx.policy.heads import Head
 from collectx.policy.stochastic import StochasticPolicy
 
@@ -79,16 +80,15 @@ class SquashedPolicy(StochasticPolicy):
 
 
 def build(cfg: SquashedMlpPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build`. Raises `SpaceError` if the action
-    space is not a Box of floats with finite bounds."""
+    """Returns the network of `cfg`, on the CPU. See `build` of the kind without `squashed_`. Raises `SpaceError` if
+    the action space is not a Box of floats with finite bounds."""
+    network = cfg.kind.removeprefix("squashed_")
     space = spec.action_space
     is_floats = isinstance(space, spaces.Box) and spec.action[0].dtype.is_floating_point
     if not isinstance(space, spaces.Box) or not is_floats or not space.is_bounded():
-        advice = "Use trainer=ppo policy=mlp."
-        if is_floats:
-            advice = "Leave out wrappers that remove the bounds, such as ClipAction, or use trainer=ppo policy=mlp."
+        advice = "Leave out wrappers that remove the bounds, such as ClipAction, or use" if is_floats else "Use"
         raise SpaceError(
             f"policy={cfg.kind} needs a Box of floats with finite bounds as action space, but the env's is {space}. "
-            f"{advice}"
+            f"{advice} trainer=ppo policy={network}."
         )
-    return mlp.build(cfg, spec, SquashedPolicy)
+    return implementation("policy", network)(cfg, spec, SquashedPolicy)

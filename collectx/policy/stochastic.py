@@ -34,8 +34,8 @@ class Flatten(nn.Module):
         super().__init__()
         if not leaves:
             raise ConfigError(
-                "policy=mlp, policy=q_mlp and critics need an observation, but the env returns none. Exclude fewer "
-                "parts in env.exclude_keys, or use policy=random trainer=meter."
+                "networks need an observation, but the env returns none. Exclude fewer parts in env.exclude_keys, or "
+                "use policy=random trainer=meter."
             )
         self._shapes = [leaf.shape for leaf in leaves]
         # Kept infos lack a space.
@@ -101,7 +101,7 @@ class StochasticPolicy(nn.Module):
         super().__init__()
         if len(spec.action) != 1:
             raise SpaceError(
-                f"policy=mlp and policy=cnn write a single action, but the action space {spec.action_space} has "
+                f"the built-in policies write a single action, but the action space {spec.action_space} has "
                 f"{len(spec.action)} parts. Use policy=custom or policy=random."
             )
         self.observation_keys = tuple(leaf.key for leaf in network_inputs(spec))

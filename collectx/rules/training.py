@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectx.config.problem import Problem, counted
-from collectx.config.schema.policy import CnnPolicyConfig
+from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
 from collectx.rules.evaluation_env import evaluated
@@ -77,8 +77,9 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     """There is at least one convolution, and every list contains one entry per convolution."""
     if isinstance(cfg.policy, CnnPolicyConfig):
-        lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
-        if len(set(lists.values())) > 1 or 0 in lists.values():
+        values = {name: getattr(cfg.policy, name) for name in ("channels", "kernel_sizes", "strides")}
+        lists = {name: len(value or ()) for name, value in values.items()}
+        if len(set(lists.values())) > 1 or [] in values.values():
             counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
             count, advice = lists["channels"], "give each of the three lists one entry per convolution"
             rule = f"has {counted(count, 'entry', 'entries')}, {counts}"
@@ -91,28 +92,33 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     """PPO and IMPALA learn an action distribution, DQN learns action values, SAC a squashed Gaussian."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
-    if policy == "random" and trainer in ("ppo", "impala"):
+    # As in q_cnn and squashed_mlp; without a prefix, the outputs are probabilities of actions.
+    outputs, _, network = policy.rpartition("_")
+    is_built_in = isinstance(cfg.policy, MlpPolicyConfig | CnnPolicyConfig)
+    if not is_built_in:
+        network = "mlp"
+    if cfg.policy.is_random and trainer in ("ppo", "impala"):
         rule = f"has no weights, so `trainer={trainer}` has nothing to train"
         yield Problem("policy", rule, policy, "use `policy=mlp`, or `trainer=meter`.")
     exploration = cfg.collector.exploration_type
-    if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
+    if exploration != "random" and is_built_in and not outputs and trainer in ("ppo", "impala"):
         rule = f"`trainer={trainer}` needs log-probabilities, which only sampled actions have"
         yield Problem("collector.exploration_type", rule, exploration, "use `collector.exploration_type=random`.")
-    if trainer == "dqn" and policy in ("random", "mlp", "cnn", "squashed_mlp"):
+    if trainer == "dqn" and (cfg.policy.is_random or (is_built_in and outputs != "q")):
         yield Problem(
             "policy",
             "`trainer=dqn` needs a policy that computes action values",
             policy,
-            "use `policy=q_mlp` or `policy=q_cnn`, and an env with discrete actions.",
+            f"use `policy=q_{network}`, and an env with discrete actions.",
         )
-    if trainer == "sac" and policy not in ("squashed_mlp", "custom"):
+    if trainer == "sac" and policy != "custom" and outputs != "squashed":
         yield Problem(
             "policy",
             "`trainer=sac` needs a policy of squashed Gaussians",
             policy,
-            "use `policy=squashed_mlp`, and an env whose actions are a Box.",
+            f"use `policy=squashed_{network.replace('cnn', 'multi')}`, and an env whose actions are a Box.",
         )
-    if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn", "squashed_mlp"):
+    if trainer in ("ppo", "impala") and is_built_in and outputs:
         rule = f"`trainer={trainer}` needs a policy that computes action probabilities"
-        instead, other = (policy.removeprefix("q_"), "dqn") if policy.startswith("q_") else ("mlp", "sac")
-        yield Problem("policy", rule, policy, f"use `policy={instead}`, or `trainer={other}`.")
+        other = "dqn" if outputs == "q" else "sac"
+        yield Problem("policy", rule, policy, f"use `policy={network}`, or `trainer={other}`.")

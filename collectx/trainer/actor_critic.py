@@ -144,7 +144,7 @@ class _Layers:
 
 
 _ADVICE = (
-    "it does not compute log-probabilities of actions. Use policy=mlp or policy=cnn, or write a module with "
+    "it does not compute log-probabilities of actions. Use policy=mlp, cnn or multi, or write a module with "
     "observation_keys and evaluate(observation, action), which also writes action_log_prob: see "
     "docs/tutorials/your-policy.md."
 )

@@ -22,7 +22,7 @@ from collectx.trainer.off_policy import OffPolicyTrainer
 from collectx.trainer.optimizer import Adam, check_finite
 
 _ADVICE = (
-    "it does not compute action values. Use policy=q_mlp or policy=q_cnn, or give your module the attributes "
+    "it does not compute action values. Use policy=q_mlp, q_cnn or q_multi, or give your module the attributes "
     "observation_keys, epsilon, index and forward, as collectx.policy.q.QPolicy has them."
 )
 

@@ -30,8 +30,8 @@ from collectx.trainer.off_policy import OffPolicyTrainer
 from collectx.trainer.optimizer import Adam, check_finite
 
 _ADVICE = (
-    "it does not compute squashed actions. Use policy=squashed_mlp, or give your module the attributes "
-    "observation_keys and rsample, as collectx.policy.squashed.SquashedPolicy has them."
+    "it does not compute squashed actions. Use policy=squashed_mlp or squashed_multi, or give your module the "
+    "attributes observation_keys and rsample, as collectx.policy.squashed.SquashedPolicy has them."
 )
 
 
@@ -162,11 +162,13 @@ class TwinCritic(nn.Module):
 
 def _network(layers: Iterable[nn.Module], width: int) -> nn.Sequential:
     """Returns new layers like `layers`, for an input of another width and with one output."""
-    copies: list[nn.Module] = []
+    copies: list[Any] = []
     for layer in layers:
         if isinstance(layer, nn.Linear):
             copies.append(nn.Linear(width, layer.out_features))
-            width = layer.out_features
         else:
             copies.append(copy.deepcopy(layer))
+            for part in copies[-1].modules():
+                getattr(part, "reset_parameters", lambda: None)()
+        width = copies[-1](torch.zeros(1, width)).shape[-1]
     return nn.Sequential(*copies, nn.Linear(width, 1))

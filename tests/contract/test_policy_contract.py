@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig, PolicyConfig
+from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig, MultiPolicyConfig, PolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
@@ -42,6 +42,7 @@ OBSERVATIONS = {
     "dict": spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)}),
     "stack": spaces.Box(0, 255, (4, 20, 24), np.uint8),
     "colour": spaces.Box(0, 255, (20, 24, 3), np.uint8),
+    "parts": spaces.Dict(a=spaces.Box(0, 255, (9, 8), np.uint8), b=spaces.Box(-1, 1, (2,)), c=spaces.Discrete(3)),
 }
 POLICIES = {
     "random": PolicyConfig(kind="random"),
@@ -54,11 +55,13 @@ POLICIES = {
         kind="q_cnn", channels=[4, 8], kernel_sizes=[4, 3], strides=[2, 2], hidden_size=16, scale=255.0
     ),
 }
+POLICIES |= {kind: MultiPolicyConfig(kind=kind, hidden_sizes=[16], hidden_size=16) for kind in ("multi", "q_multi")}
 RANDOM = ExplorationType.RANDOM
 
 # Kind, observation, action, exploration. Observations and actions meet in one tensor of features only.
 SEEN = [("mlp", name) for name in ("vector64", "discrete", "dict", "stack")] + [("cnn", "stack"), ("cnn", "colour")]
 CHOICES = [(*kind, "multidiscrete", RANDOM) for kind in SEEN] + [("q_cnn", "stack", "discrete_start", RANDOM)]
+CHOICES += [("multi", "parts", action, RANDOM) for action in ACTIONS] + [("q_multi", "parts", "discrete", RANDOM)]
 CHOICES += [("mlp", "vector", action, exploration) for action in ACTIONS for exploration in ExplorationType]
 CHOICES += [("random", "vector", action, RANDOM) for action in ACTIONS]
 CHOICES += [("q_mlp", "vector", action, each) for action in ("discrete", "discrete_start") for each in ExplorationType]
@@ -317,7 +320,7 @@ def test_one_hot_actions_are_refused_by_a_built_in_policy():
         build(POLICIES["mlp"], spec, 0)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "q_mlp", "cnn"])
+@pytest.mark.parametrize("kind", ["mlp", "q_mlp", "cnn", "multi"])
 def test_a_network_without_an_observation_is_refused(kind):
     spec = dataclasses.replace(
         make_spec("vector", "discrete"), observation=(), inputs=(), observation_space=spaces.Dict({})

@@ -80,6 +80,34 @@ class CnnPolicyConfig(TrainablePolicyConfig):
 
 
 @dataclass(kw_only=True)
+class MultiPolicyConfig(MlpPolicyConfig, CnnPolicyConfig):
+    images: list[str] | None = option(
+        None,
+        """The parts of the observation that are images, such as [camera] or [robot.camera]. `null`: those of 3 or 4
+        dimensions, and those of bytes of 2 dimensions.""",
+    )
+    channels: list[int] | None = like(  # type: ignore[assignment]
+        CnnPolicyConfig,
+        "channels",
+        """Output channels of each convolution over an image. channels, kernel_sizes and strides must have the same
+        length. `null` for all three: the defaults of policy=cnn for images of at least 36x36, kernels of 3 for smaller
+        ones.""",
+        default=None,
+    )
+    kernel_sizes: list[int] | None = like(CnnPolicyConfig, "kernel_sizes", default=None)  # type: ignore[assignment]
+    strides: list[int] | None = like(CnnPolicyConfig, "strides", default=None)  # type: ignore[assignment]
+    hidden_size: int = like(CnnPolicyConfig, "hidden_size", "Width of the layer after the convolutions of each image.")
+    hidden_sizes: list[int] = like(
+        MlpPolicyConfig, "hidden_sizes", "Width of each layer that reads all parts. []: only the heads read all."
+    )
+
+
+@dataclass(kw_only=True)
+class SquashedMultiPolicyConfig(SquashedMlpPolicyConfig, MultiPolicyConfig):
+    """The options of `multi` with the layers of `squashed_mlp`."""
+
+
+@dataclass(kw_only=True)
 class CustomPolicyConfig(TrainablePolicyConfig):
     target: str = required(
         """`module:name`. An nn.Module, or a function of an observation, is the policy itself. A class or factory is

@@ -68,7 +68,7 @@ def test_one_group_with_choices_of_the_user(tmp_path, capsys):
     assert listing.main(["policy", "--config-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "policy:"
-    assert "  mine          Mine." in out
+    assert "  mine            Mine." in out
     assert listing.main(["polic"]) == 2
     err = capsys.readouterr().err
     assert "Did you mean policy?" in err

@@ -10,11 +10,12 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import Leaf
-from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
+from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig, MultiPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError
 from collectx.policy import ExplorationType, is_random_policy, make_actor
+from collectx.policy.multi import Branches
 
 CPU = torch.device("cpu")
 
@@ -40,9 +41,18 @@ def cnn(kind="cnn", channels=(2,), kernels=(3,), strides=(2,), scale=2.0, **fiel
     return CnnPolicyConfig(kind=kind, hidden_size=5, scale=scale, **sizes, **fields)
 
 
+def multi(kind="multi", sizes=(4,), **fields):
+    return MultiPolicyConfig(kind=kind, hidden_sizes=[*sizes], hidden_size=5, **fields)
+
+
 PARTS = spaces.Dict(pose=box(2, 2, dtype="float64"), room=spaces.Discrete(3, start=5), gear=spaces.Discrete(2))
 INFO = Leaf(("info", "speed"), (2,), torch.float32)
 MASK = spaces.Dict(action_mask=spaces.MultiBinary(3), x=box(2))
+SEEN = spaces.Dict(
+    arm=spaces.Dict(camera=box(11, 9, 3, dtype="uint8"), pose=box(2, 2)),
+    room=spaces.Discrete(3, start=5),
+    view=box(4, 6),
+)
 CASES = {
     "a row": (mlp(), spec(box(3))),
     "a row of doubles": (mlp(), spec(box(3, dtype="float64"))),
@@ -96,12 +106,33 @@ CASES = {
     "no image": (cnn(), spec(spaces.Dict())),
     "an image for values": (cnn("q_cnn"), spec(box(5, 7, dtype="uint8"))),
     "an image for floats": (cnn("q_cnn"), spec(box(5, 7, dtype="uint8"), box(2))),
+    "an image among parts": (multi(), spec(SEEN)),
+    "an image among parts, normalised": (multi(normalize_observations=True), spec(SEEN)),
+    "two images among parts": (multi(images=["arm.camera", "view"], scale=3.0), spec(SEEN)),
+    "no image among parts": (multi(images=[]), spec(SEEN)),
+    "an image that is a row": (multi(images=["view", "room"]), spec(SEEN)),
+    "an image that does not exist": (multi(images=["camera"]), spec(SEEN)),
+    "an image alone": (multi(sizes=()), spec(box(40, 36, dtype="uint8"))),
+    "an image alone, normalised": (multi(normalize_observations=True), spec(box(5, 7, dtype="uint8"))),
+    "an image and a number, normalised": (
+        multi(normalize_observations=True),
+        spec(spaces.Dict(camera=box(5, 7, dtype="uint8"), room=spaces.Discrete(3, start=5))),
+    ),
+    "an image of one number": (multi(), spec(box(1, 1, 1))),
+    "an image that is too small among parts": (multi(channels=[2], kernel_sizes=[12], strides=[1]), spec(SEEN)),
+    "parts without an image": (multi(), spec(PARTS)),
+    "parts that are nothing": (multi(), spec(spaces.Dict())),
+    "an image among parts for values": (multi("q_multi"), spec(SEEN)),
+    "an image among parts and a mask": (multi(), spec(spaces.Dict(camera=box(5, 7, dtype="uint8"), **MASK.spaces))),
+    "images as a Tuple": (multi(), spec(spaces.Tuple([box(5, 7, dtype="uint8"), box(2)]))),
 }
 
 
 def layer(module):
     if isinstance(module, nn.Conv2d):
         return f"Conv2d {[*module.weight.shape]} by {[*module.stride]}"
+    if isinstance(module, Branches):
+        return ["; ".join(map(layer, branch)) for branch in module.branches]
     return f"Linear {[*module.weight.shape]}" if isinstance(module, nn.Linear) else type(module).__name__
 
 

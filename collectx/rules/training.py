@@ -80,9 +80,12 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
         values = {name: getattr(cfg.policy, name) for name in ("channels", "kernel_sizes", "strides")}
         lists = {name: len(value or ()) for name, value in values.items()}
         if len(set(lists.values())) > 1 or [] in values.values():
-            counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
-            count, advice = lists["channels"], "give each of the three lists one entry per convolution"
-            rule = f"has {counted(count, 'entry', 'entries')}, {counts}"
+            said = {
+                name: "is null" if value is None else f"has {counted(len(value), 'entry', 'entries')}"
+                for name, value in values.items()
+            }
+            advice = "give each of the three lists one entry per convolution"
+            rule = ", ".join([said.pop("channels"), *(f"`policy.{name}` {text}" for name, text in said.items())])
             if not any(lists.values()):
                 rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`, but a CNN needs a convolution"
                 advice += ", such as `policy.channels=[32]` `policy.kernel_sizes=[3]` `policy.strides=[1]`"

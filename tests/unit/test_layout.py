@@ -17,6 +17,7 @@ LAYERS = [
     {
         "errors",
         "fork_server",
+        "hydra_state",
         "batch",
         "imports",
         "memory",

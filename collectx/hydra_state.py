@@ -1,7 +1,7 @@
 """Hydra's part of the configuration, and the logging that it sets up, in processes that Hydra did not start.
 
-`current` reads it in the process that Hydra started, `adopt` sets it in a worker or a job, before user code is imported.
-Without Hydra, neither imports it.
+`current` reads it in the process that Hydra started, `adopt` sets it in a worker or a job, before user code is
+imported. Without Hydra, neither imports it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def _resolved(node: Any) -> Any:
     if not isinstance(node, DictConfig | ListConfig):
         return node.name if isinstance(node, Enum) else node
     values: dict[Any, Any] = {}
-    for key in node if isinstance(node, DictConfig) else range(len(node)):
+    keys: Any = node if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
         try:
             values[key] = _resolved(node[key])
         except OmegaConfBaseException:

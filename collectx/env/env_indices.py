@@ -110,8 +110,8 @@ class EnvNumbers:
 
 
 _NO_HYDRA = (
-    "Hydra did not start this process or its trainer, as in a script without @hydra.main. Pass what you need to the env "
-    "as an argument."
+    "Hydra started neither this process nor its trainer, as in a script without @hydra.main. Pass what you need to the "
+    "env as an argument."
 )
 # The numbers of the env that is made only to read its spaces.
 SPACES = EnvNumbers(-1, -1)

@@ -1,6 +1,6 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-`WorkerActor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
+Ray starts and ends workers (`collectx.place.ray_worker`); batches and weights travel over a network backend.
 
 Also connects the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers.
 """
@@ -22,13 +22,14 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import ray
-import torch
 
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place.ray_worker import WorkerActor
 from collectx.process import handling, limited
+from collectx.transport.network.handshake import Endpoint
 from collectx.transport.peer import Handle, Limit
 
 _T = TypeVar("_T")
@@ -189,12 +190,16 @@ class RayLauncher(Launcher):
         super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
         self._start_timeout_s = start_timeout_s
+        self._endpoint: Endpoint
         # By handle, an object of Ray that is ready when the actor's process has started.
         self._started: WeakKeyDictionary[RemoteHandle, Any] = WeakKeyDictionary()
         connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             check_resources("launcher.remote_configs", configs, start_timeout_s)
+
+    def announce(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
 
     def start(
         self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
@@ -204,7 +209,8 @@ class RayLauncher(Launcher):
         text = f"Ray actor {actor._actor_id.hex()}"
         handle = RemoteHandle(_kill, lambda handle: not self._is_waiting(handle), text)
         handle.actor, self._started[handle] = actor, actor.ready.remote()
-        work = actor.work.remote(sys.path, self._cfg.num_threads, pickle.dumps(entry)).future()
+        limits = self._cfg.num_threads, self._endpoint, worker, self._start_timeout_s
+        work = actor.work.remote(sys.path, *limits, pickle.dumps(entry)).future()
         work.add_done_callback(functools.partial(_finish, handle))
         return handle
 
@@ -245,21 +251,6 @@ def _actor_class(config: Mapping[str, Any] | None) -> Any:
     # With one thread, Ray calls the methods in the main thread of the actor's process.
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
     return make(WorkerActor)
-
-
-class WorkerActor:
-    """The actor of a worker, an object in the worker's process."""
-
-    def ready(self) -> None:
-        """Returns once the actor's process has started."""
-
-    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
-        """Runs the worker: calls the function that the pickle `call` contains. Returns when the worker ends."""
-        # The pickle may refer to modules on the trainer's path.
-        sys.path[:] = path
-        torch.set_num_threads(num_threads)
-        function, arguments = pickle.loads(call)
-        function(*arguments)
 
 
 def _kill(handle: RemoteHandle, signum: int) -> None:

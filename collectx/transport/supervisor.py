@@ -141,6 +141,10 @@ class Supervisor(Generic[AnyPeer]):
         """Makes `events` call `callback` whenever `descriptor` is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, callback)
 
+    def unwatch(self, descriptor: int) -> None:
+        """Ends `watch`; call before the descriptor is closed."""
+        self._selector.unregister(descriptor)
+
     @property
     def num_stepping(self) -> int:
         """Number of workers that have stepped their envs. Any thread may read it."""
@@ -203,11 +207,14 @@ class Supervisor(Generic[AnyPeer]):
         return True
 
     def _look(self) -> None:
-        """Reads the counters of all workers, at most every `_look_every_s`."""
+        """Reads the counters of all workers, at most every `_look_every_s`. Another limit may apply to a worker that
+        has left a queue."""
         if self._timers.now_s - self._looked_s >= self._look_every_s:
             self._looked_s = self._timers.now_s
             for peer in self.workers.values():
                 self.progressed(peer, peer.read_counts())
+                if peer.limit is not None and not peer.has_joined and peer.limit != self._limit(peer):
+                    self.renew_timer(peer)
 
     def renew_timer(self, peer: Peer) -> None:
         """Restarts the timer of a worker that owes something."""
@@ -298,9 +305,8 @@ class Supervisor(Generic[AnyPeer]):
     def timeout_error(self, peer: Peer, limit: Limit) -> Exception:
         """Returns the error of a worker that exceeded a timeout, with the stacks of its threads."""
         stacks = request_stacks(peer.handle.pid if peer.handle is not None else None, peer.connection)
-        return timeout_error(
-            self.describe(peer), peer.has_joined, limit, peer.describe_progress(self._num_steps), stacks
-        )
+        is_heard = peer.has_joined or peer.progress is not None
+        return timeout_error(self.describe(peer), is_heard, limit, peer.describe_progress(self._num_steps), stacks)
 
     def _limit(self, peer: Peer) -> Limit:
         if peer.has_stepped:

@@ -104,7 +104,7 @@ def test_an_env_that_asks_hydra_where_there_is_none_is_told_what_to_do(tmp_path)
     (tmp_path / "hyenv.py").write_text(_ENV)
     script = "import collectx, hyenv; collectx.Collector(lambda: hyenv.Env('x'), frames_per_batch=1)"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert "Hydra did not start this process or its trainer, as in a script without @hydra.main." in done.stderr
+    assert "Hydra started neither this process nor its trainer, as in a script without @hydra.main." in done.stderr
 
 
 def test_resolvers_of_the_working_directory_are_known_to_every_command(tmp_path):

@@ -145,7 +145,8 @@ class RemoteHandle:
         self._is_awaited = is_awaited
         self.sentinel, self._end = os.pipe()
         for descriptor in (self.sentinel, self._end):
-            weakref.finalize(self, os.close, descriptor)
+            # The end of this process closes them after the last thread that may call `finish`.
+            weakref.finalize(self, os.close, descriptor).atexit = False
 
     def finish(self, exitcode: int) -> None:
         """Notes the worker's end. Later calls do nothing."""

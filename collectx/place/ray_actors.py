@@ -8,9 +8,11 @@ Also connects the trainer's process to a Ray cluster, and checks whether the clu
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -23,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import ray
 
-from collectx.config.problem import counted
+from collectx.config.problem import YAML, counted
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
@@ -40,6 +42,7 @@ _TOKEN = (
     f"If the cluster requires a token, set {_AUTH_MODE}=token, and copy ~/.ray/auth_token from its first node to this "
     "machine."
 )
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Resources that Ray itself adds to each node.
 _PREFIXES = ("node:", "object_store_memory")
 
@@ -57,10 +60,15 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
     # Without an address, Ray would connect to any cluster on this host, even to one that ends with another run.
     address = {} if has_address else {"address": "local"}
+    # Ray changes what it gets, and takes only strings as variables, where the command line has numbers.
+    arguments = copy.deepcopy(dict(options))
+    runtime_env = arguments.get("runtime_env")
+    if isinstance(runtime_env, dict) and isinstance(variables := runtime_env.get("env_vars"), dict):
+        runtime_env["env_vars"] = {str(name): YAML.show(value) for name, value in variables.items()}
     try:
         _check_address(str(options.get("address")))
         with handling(handlers), limited("ray.init", "collector.start_timeout_s", timeout_s):
-            ray.init(**(_DEFAULTS | dict(options) | address))
+            ray.init(**(_DEFAULTS | arguments | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
@@ -68,9 +76,11 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         config = ", ".join(f"{name}: {value}" for name, value in options.items())
         reason = getattr(error.args[0], "template", str(error)) if error.args else ""
+        is_refused = isinstance(error, ValueError | TypeError)
+        advice = " Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
         raise LauncherError(
-            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token} "
-            "Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
+            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token}"
+            f"{'' if is_refused else advice}"
         ) from error
 
 
@@ -264,6 +274,9 @@ def _finish(handle: RemoteHandle, work: Any) -> None:
     error = work.exception()
     if error is not None:
         # The first line names the actor, the last one the cause; lines of fields stand between them.
-        lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+        text = _COLOUR.sub("", str(error))
+        lines = [line for line in text.splitlines() if line and not line.startswith(("\t", " "))]
         handle.text += f": {' '.join(lines[:1] + lines[1:][-1:])}"
+        if "No module named 'collectx'" in text:
+            handle.text += ". Install the same version of collectx in the Python of each node"
     handle.finish(0 if error is None else 1)

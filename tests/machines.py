@@ -35,7 +35,7 @@ mount --bind "$folder/hosts" /etc/hosts
 # No name server can be reached: fail at once, not after the 10 s of the default.
 printf 'nameserver 127.0.0.1\noptions timeout:1 attempts:1\n' > "$folder/resolv.conf"
 mount --bind "$folder/resolv.conf" /etc/resolv.conf
-mount --bind "$folder/etc" /etc/slurm
+if [ -d "$folder/etc" ]; then mount --bind "$folder/etc" /etc/slurm; fi
 ip link set lo up
 if [ "$name" != head ]; then
     mount -t proc proc /proc

@@ -88,6 +88,11 @@ class Launcher:
         name = self.names.get(worker, f"worker {worker}")
         return f"{name} ({'; '.join(words)})" if words else name
 
+    def waiting(self, worker: int, handle: Handle | None = None) -> str:
+        """Returns what a started worker still waits for; "" if it waits for nothing, or if this launcher says so
+        itself."""
+        return ""
+
     def log_size(self, worker: int) -> int:
         """Returns the bytes in a worker's log, which grows while the worker imports; 0 without a log. Blocks for a
         look at the file system."""

@@ -230,11 +230,14 @@ class RayLauncher(Launcher):
         return handle is not None and ray.is_initialized() and not ray.wait([self._started[handle]], timeout=0)[0]
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
+        waiting = self.waiting(worker, handle)
+        return f"worker {worker} (not yet started by Ray: {waiting})" if waiting else super().describe(worker, handle)
+
+    def waiting(self, worker: int, handle: Handle | None = None) -> str:
         if not self._is_waiting(handle):
-            return super().describe(worker, handle)
+            return ""
         resources = describe_request(self._remote_config(worker))
-        nodes = describe_resources(self._start_timeout_s)
-        return f"worker {worker} (not yet started by Ray: it asks for {resources}. {nodes})"
+        return f"it asks for {resources}. {describe_resources(self._start_timeout_s)}"
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         if self._is_waiting(handle):

@@ -68,6 +68,36 @@ def test_envs_of_workers_ask_hydra_and_log_as_the_command_says(tmp_path, collect
             assert any(line.endswith("[hyenv][DEBUG] - made") for line in lines)
 
 
+_SCRIPT = """
+import hydra
+import hyenv
+
+def make():
+    return hyenv.Env("x")
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    from collectx import MultiSyncCollector
+
+    with MultiSyncCollector([make], frames_per_batch=8, total_frames=8) as collector:
+        next(collector)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_envs_of_workers_of_a_script_ask_hydra_and_log_as_its_command_says(tmp_path):
+    """Its workers are no forks of the script's process."""
+    (tmp_path / "hyenv.py").write_text(_ENV)
+    (tmp_path / "script.py").write_text(_SCRIPT)
+    words = [sys.executable, "script.py", "hydra.run.dir=run", "hydra.verbose=hyenv"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    lines = done.stdout.splitlines()
+    assert lines.count(f"FOLDERS {tmp_path} {tmp_path / 'run'} x") >= 2, done.stderr
+    assert sum(line.endswith("[hyenv][DEBUG] - made") for line in lines) >= 2
+
+
 def test_envs_of_ray_ask_hydra_and_log_as_the_command_says(tmp_path):
     pytest.importorskip("ray")
     (tmp_path / "hyenv.py").write_text(_ENV)

@@ -21,7 +21,8 @@ def test_a_start_takes_longer_than_its_limit_if_each_part_is_shorter(tmp_path, c
     done = collectx(*RUN, *words, cwd=tmp_path)
     assert result(tmp_path / "run")["frames"] == 128
     first, *lines = done.stdout.splitlines()
-    assert first.endswith("] importing torch")
+    # Over a network, the check of this machine has imported torch.
+    assert first.endswith("] importing torch" if collector == "multi_sync" else "] making an env to read its spaces")
     said = "\n".join(lines)
     assert "] making an env to read its spaces\n" in said
     assert "] starting the workers (0 of 2 ready)\n" in said

@@ -21,7 +21,7 @@ TEST_RULES = [
         "wait for a condition, not for a time",
         "",
         r"time\.sleep(\(|$)",
-        r"(chaos|user_code|slurm|scripts|worlds)/|conftest\.py",
+        r"(chaos|user_code|slurm|scripts|worlds)/|conftest\.py|machines\.py",
     ),
     ("contract suites take their ways from ways.py", "contract", r"([\w.]*\.)?\w+Transport(\(|$)", r"$^"),
     ("nothing imports a test module", "", r"([\w.]*\.)?test_\w+(\.\w+)?(\(|$)", r"$^"),

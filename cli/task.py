@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from collectx import hydra_state
 from collectx.cli.compose import Composed, is_enumerated, typed
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError
@@ -93,7 +94,7 @@ class Task:
         assert self.cfg is not None
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            self.execute([NamedRun(folder.name, folder, self.cfg)])
+            self.execute([NamedRun(folder.name, folder, self.cfg, hydra_state.current())])
         except ConfigError as error:
             self.problems.extend(error.problems)
 
@@ -128,7 +129,7 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
         # Each point uses a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
     folder = Path(hydra.runtime.output_dir)
-    return NamedRun(name or folder.name, folder, cfg)
+    return NamedRun(name or folder.name, folder, cfg, hydra_state.current())
 
 
 def objectives(node: DictConfig) -> list[str]:

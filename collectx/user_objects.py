@@ -34,6 +34,10 @@ _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
 _IMPORT_PATH = re.compile(r"NAME(\.NAME)*[.:]NAME(\.NAME)*".replace("NAME", r"[^\W\d]\w*"))
 
 
+# What to do about a module that this process cannot import.
+missing_advice = ". Is it installed, or on PYTHONPATH?"
+
+
 def resolve(name: Any, where: str) -> Callable[..., Any]:
     """Returns the callable at the import path `name` ("package.module:object", or with dots only), or `name` if
     callable. Raises `ConfigError` if there is no such callable; the message names the option `where`."""
@@ -58,7 +62,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
             hint = did_you_mean(str(error.name), names, f"{named}:")
             raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
-        missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+        missing = missing_advice if isinstance(error, ModuleNotFoundError) else ""
         if found := re.search(r"; '(.+)' is not a package$", str(error)):
             rule = f"{found[1]} is a module, not a package, so it has no submodules"
             raise ConfigError(f"{where}={name} cannot be imported: {rule}. Write it as {found[1]}:NAME.") from error

@@ -216,6 +216,8 @@ def open_channel(
         launcher.join_timeout,
         num_steps=slots.steps,
         log_size=launcher.log_size,
+        waiting=launcher.waiting,
+        events=events,
     )
     if place.shares_memory:
         return _sharing_memory(slots, spec, is_served, supervisor)

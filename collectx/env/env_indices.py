@@ -110,8 +110,8 @@ class EnvNumbers:
 
 
 _NO_HYDRA = (
-    "Workers may run without Hydra. Pass what you need as an argument, such as "
-    "env.kwargs.folder='${hydra:runtime.output_dir}' or ${hydra:runtime.cwd}."
+    "Hydra started neither this process nor its trainer, as in a script without @hydra.main. Pass what you need to the "
+    "env as an argument."
 )
 # The numbers of the env that is made only to read its spaces.
 SPACES = EnvNumbers(-1, -1)

@@ -25,10 +25,13 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
+from collectx import hydra_state
+
 
 class Inherited:
     """The state that a process would inherit if the calling thread started it now: environment, umask, resource limits,
-    niceness, cores, blocked and ignored signals. multiprocessing passes on the working directory.
+    niceness, cores, blocked and ignored signals, and
+    what Hydra set up. multiprocessing passes on the working directory.
 
     A process that unpickles this object adopts all of it. Values that it may not set stay as they are."""
 
@@ -49,6 +52,7 @@ class Inherited:
             "blocked": [int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
             "ignored": _with(signal.SIG_IGN),
             "default": _with(signal.SIG_DFL),
+            "hydra": hydra_state.current(),
         }
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
@@ -72,6 +76,7 @@ def _adopt(
     blocked: list[int],
     ignored: list[int],
     default: list[int],
+    hydra: dict[str, Any] | None,
 ) -> None:
     import resource
 
@@ -95,6 +100,7 @@ def _adopt(
     for signum in {*_with(signal.SIG_IGN)}.intersection(default):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    hydra_state.adopt(hydra)
 
 
 def _with(action: signal.Handlers) -> list[int]:

@@ -91,7 +91,9 @@ def warm_up() -> None:
     with environment(**variables), _forked_if_preloaded():
         # A worker's server uses the trainer's temporary folder, and must not remove it.
         is_in_trainer = multiprocessing.parent_process() is None
-        modules = [*PRELOAD, "collectx.fork_server.end", *["collectx.fork_server.last_import"] * is_in_trainer]
+        hydra = ["hydra.core.utils"] * ("hydra.core.utils" in sys.modules)
+        modules = [*PRELOAD, *hydra, "collectx.fork_server.end"]
+        modules += ["collectx.fork_server.last_import"] * is_in_trainer
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
         _start_resource_tracker()

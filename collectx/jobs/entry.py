@@ -22,6 +22,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
+from collectx import hydra_state
 from collectx.checkpoints import Checkpoints
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
@@ -100,6 +101,7 @@ def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
 def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) -> int:
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder's name in the script."""
     with telling_imports():
+        hydra_state.adopt(spec.hydra, is_worker=False)
         from collectx.run.execution import execute
     cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
     assert isinstance(slurm, SlurmLauncherConfig)

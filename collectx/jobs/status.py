@@ -77,11 +77,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run: its name within the sweep, its absolute folder and its configuration."""
+    """A run: its name within the sweep, its absolute folder, its configuration, and what Hydra set up for it."""
 
     name: str
     folder: Path
     cfg: RunConfig
+    hydra: dict[str, Any] | None = None
 
     @property
     def run_folder(self) -> RunFolder:

@@ -78,7 +78,7 @@ class _Step:
         self._ended_s: float | None = None
         self._is_cancelled = False
         begin_submitted(run, argv)
-        JobSpec(run.cfg, tuple(argv)).write(run_folder)
+        JobSpec(run.cfg, tuple(argv), hydra=run.hydra).write(run_folder)
         self._exit_status.unlink(missing_ok=True)
         run_folder.log_begin.write_text("0\n")
         options = {
@@ -287,7 +287,7 @@ def _submit(
         limit.add(len(group), submitted[0].partition("_")[0])
         for run, job in zip(group, submitted, strict=True):
             begin_submitted(run, argv)
-            JobSpec(run.cfg, tuple(argv)).write(run.run_folder)
+            JobSpec(run.cfg, tuple(argv), hydra=run.hydra).write(run.run_folder)
             write_job(run.run_folder, job)
             print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):

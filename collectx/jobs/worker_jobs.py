@@ -205,11 +205,13 @@ _POLL_S = 0.1
 @dataclass(frozen=True)
 class JobSpec:
     """`jobs/task.json`: what the processes of a SLURM job run. `token` identifies this attempt of the run, see
-    `announce_trainer`; None in a job that runs trainer and workers, whose job id identifies it."""
+    `announce_trainer`; None in a job that runs trainer and workers, whose job id identifies it. `hydra` is what Hydra
+    set up in the process of the command."""
 
     cfg: RunConfig
     argv: tuple[str, ...] = ()
     token: str | None = None
+    hydra: dict[str, Any] | None = None
 
     def write(self, run_folder: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
         """Writes the file, and pickles `objects`, one for each worker, into a file beside it that only this user can
@@ -219,7 +221,7 @@ class JobSpec:
         if objects is not None:
             write_private(run_folder.job_objects, pickle.dumps([*map(Sealed.of, objects)]))
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
-        content = {"cfg": asdict(cfg), "argv": self.argv, "token": self.token}
+        content = {"cfg": asdict(cfg), "argv": self.argv, "token": self.token, "hydra": self.hydra}
         # It contains the values of environment variables, which may be secrets.
         write_json(run_folder.job_spec, content, is_private=True)
 
@@ -228,7 +230,7 @@ class JobSpec:
         """Returns the content of the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if it cannot be
         read."""
         content = json.loads(run_folder.job_spec.read_text())
-        return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
+        return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"], content.get("hydra"))
 
 
 def read_objects(run_folder: RunFolder, worker: int) -> Sealed[UserObjects] | None:

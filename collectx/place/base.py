@@ -38,9 +38,11 @@ class Place:
         can_be_step: whether a command inside `salloc` starts the run with `srun` instead of `sbatch`.
         has_worker_jobs: whether the trainer submits a job for each worker.
         needs_workers: whether `collector=single`, which starts no workers, is refused.
+        first_stage: what the display shows until the trainer's process can make its first env.
     """
 
     is_local = is_job = can_be_step = has_worker_jobs = needs_workers = False
+    first_stage = "importing torch"
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg

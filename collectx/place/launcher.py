@@ -88,6 +88,11 @@ class Launcher:
         name = self.names.get(worker, f"worker {worker}")
         return f"{name} ({'; '.join(words)})" if words else name
 
+    def waiting(self, worker: int, handle: Handle | None = None) -> str:
+        """Returns what a started worker still waits for; "" if it waits for nothing, or if this launcher says so
+        itself."""
+        return ""
+
     def log_size(self, worker: int) -> int:
         """Returns the bytes in a worker's log, which grows while the worker imports; 0 without a log. Blocks for a
         look at the file system."""
@@ -145,7 +150,8 @@ class RemoteHandle:
         self._is_awaited = is_awaited
         self.sentinel, self._end = os.pipe()
         for descriptor in (self.sentinel, self._end):
-            weakref.finalize(self, os.close, descriptor)
+            # The end of this process closes them after the last thread that may call `finish`.
+            weakref.finalize(self, os.close, descriptor).atexit = False
 
     def finish(self, exitcode: int) -> None:
         """Notes the worker's end. Later calls do nothing."""

@@ -16,6 +16,7 @@ from collectx.place.launcher import Launcher
 
 class RayCluster(Place):
     needs_workers = True
+    first_stage = "connecting to Ray"
 
     @property
     def _launcher(self) -> RayLauncherConfig:

@@ -1,6 +1,6 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-`WorkerActor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
+Ray starts and ends workers (`collectx.place.ray_worker`); batches and weights travel over a network backend.
 
 Also connects the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers.
 """
@@ -8,9 +8,11 @@ Also connects the trainer's process to a Ray cluster, and checks whether the clu
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -22,13 +24,14 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import ray
-import torch
 
-from collectx.config.problem import counted
+from collectx.config.problem import YAML, counted
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place.ray_worker import WorkerActor
 from collectx.process import handling, limited
+from collectx.transport.network.handshake import Endpoint
 from collectx.transport.peer import Handle, Limit
 
 _T = TypeVar("_T")
@@ -39,6 +42,7 @@ _TOKEN = (
     f"If the cluster requires a token, set {_AUTH_MODE}=token, and copy ~/.ray/auth_token from its first node to this "
     "machine."
 )
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Resources that Ray itself adds to each node.
 _PREFIXES = ("node:", "object_store_memory")
 
@@ -56,10 +60,15 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
     # Without an address, Ray would connect to any cluster on this host, even to one that ends with another run.
     address = {} if has_address else {"address": "local"}
+    # Ray changes what it gets, and takes only strings as variables, where the command line has numbers.
+    arguments = copy.deepcopy(dict(options))
+    runtime_env = arguments.get("runtime_env")
+    if isinstance(runtime_env, dict) and isinstance(variables := runtime_env.get("env_vars"), dict):
+        runtime_env["env_vars"] = {str(name): YAML.show(value) for name, value in variables.items()}
     try:
         _check_address(str(options.get("address")))
         with handling(handlers), limited("ray.init", "collector.start_timeout_s", timeout_s):
-            ray.init(**(_DEFAULTS | dict(options) | address))
+            ray.init(**(_DEFAULTS | arguments | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
@@ -67,9 +76,11 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         config = ", ".join(f"{name}: {value}" for name, value in options.items())
         reason = getattr(error.args[0], "template", str(error)) if error.args else ""
+        is_refused = isinstance(error, ValueError | TypeError)
+        advice = " Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
         raise LauncherError(
-            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token} "
-            "Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
+            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token}"
+            f"{'' if is_refused else advice}"
         ) from error
 
 
@@ -189,12 +200,16 @@ class RayLauncher(Launcher):
         super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
         self._start_timeout_s = start_timeout_s
+        self._endpoint: Endpoint
         # By handle, an object of Ray that is ready when the actor's process has started.
         self._started: WeakKeyDictionary[RemoteHandle, Any] = WeakKeyDictionary()
         connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             check_resources("launcher.remote_configs", configs, start_timeout_s)
+
+    def announce(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
 
     def start(
         self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
@@ -204,7 +219,8 @@ class RayLauncher(Launcher):
         text = f"Ray actor {actor._actor_id.hex()}"
         handle = RemoteHandle(_kill, lambda handle: not self._is_waiting(handle), text)
         handle.actor, self._started[handle] = actor, actor.ready.remote()
-        work = actor.work.remote(sys.path, self._cfg.num_threads, pickle.dumps(entry)).future()
+        limits = self._cfg.num_threads, self._endpoint, worker, self._start_timeout_s
+        work = actor.work.remote(sys.path, *limits, pickle.dumps(entry)).future()
         work.add_done_callback(functools.partial(_finish, handle))
         return handle
 
@@ -214,11 +230,14 @@ class RayLauncher(Launcher):
         return handle is not None and ray.is_initialized() and not ray.wait([self._started[handle]], timeout=0)[0]
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
+        waiting = self.waiting(worker, handle)
+        return f"worker {worker} (not yet started by Ray: {waiting})" if waiting else super().describe(worker, handle)
+
+    def waiting(self, worker: int, handle: Handle | None = None) -> str:
         if not self._is_waiting(handle):
-            return super().describe(worker, handle)
+            return ""
         resources = describe_request(self._remote_config(worker))
-        nodes = describe_resources(self._start_timeout_s)
-        return f"worker {worker} (not yet started by Ray: it asks for {resources}. {nodes})"
+        return f"it asks for {resources}. {describe_resources(self._start_timeout_s)}"
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         if self._is_waiting(handle):
@@ -247,21 +266,6 @@ def _actor_class(config: Mapping[str, Any] | None) -> Any:
     return make(WorkerActor)
 
 
-class WorkerActor:
-    """The actor of a worker, an object in the worker's process."""
-
-    def ready(self) -> None:
-        """Returns once the actor's process has started."""
-
-    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
-        """Runs the worker: calls the function that the pickle `call` contains. Returns when the worker ends."""
-        # The pickle may refer to modules on the trainer's path.
-        sys.path[:] = path
-        torch.set_num_threads(num_threads)
-        function, arguments = pickle.loads(call)
-        function(*arguments)
-
-
 def _kill(handle: RemoteHandle, signum: int) -> None:
     if ray.is_initialized():
         with contextlib.suppress(Exception):
@@ -273,6 +277,9 @@ def _finish(handle: RemoteHandle, work: Any) -> None:
     error = work.exception()
     if error is not None:
         # The first line names the actor, the last one the cause; lines of fields stand between them.
-        lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+        text = _COLOUR.sub("", str(error))
+        lines = [line for line in text.splitlines() if line and not line.startswith(("\t", " "))]
         handle.text += f": {' '.join(lines[:1] + lines[1:][-1:])}"
+        if "No module named 'collectx'" in text:
+            handle.text += ". Install the same version of collectx in the Python of each node"
     handle.finish(0 if error is None else 1)

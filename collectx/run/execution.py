@@ -154,7 +154,7 @@ class _Execution:
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
         # What the run does before its first batch.
-        self._stage = "importing torch"
+        self._stage = self._place.first_stage
 
     def run(self, argv: list[str], open_launcher: OpenLauncher | None) -> None:
         """Executes the run, from the snapshot to closing the collector; see `execute`."""

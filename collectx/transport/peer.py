@@ -165,6 +165,7 @@ class Peer:
         progress: the last known counts.
         cpu_s: the processor time of its process when `is_starting` was last True.
         log_size: the bytes in its log when its timer last expired, before it connected.
+        is_reported: whether an event has said that it waits to be started.
         began_s, progressed_s: when its current task began, and when its counts last changed, in seconds of
             `PeerTimers.now_s`.
     """
@@ -182,6 +183,7 @@ class Peer:
     progress: Counts | None = None
     cpu_s: float = 0.0
     log_size: int = 0
+    is_reported: bool = False
     began_s: float = 0.0
     progressed_s: float | None = None
 

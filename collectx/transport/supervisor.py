@@ -71,6 +71,8 @@ _EXIT_S = 1.0
 # If `events` is not called for longer than this share of the shorter timeout, the rest of the time does not count
 # towards timeouts, because the run may have been stopped (Ctrl-Z).
 _MAX_GAP = 0.25
+# After how long an event says that a worker waits to be started, in seconds.
+_WAIT_S = 10.0
 # Seconds between two reads of the workers' counters.
 _LOOK_S = 1.0
 
@@ -89,6 +91,8 @@ class Supervisor(Generic[AnyPeer]):
             connected is not late.
         join_timeout: `join_timeout(index, handle)` returns the option that limits the time until a worker connects, and
             its value in seconds; `start_timeout_s` then begins at the connection. None: `start_timeout_s` covers both.
+        waiting: `waiting(index, handle)` returns what a worker waits for that has not been started; "" for nothing.
+        events: called as `events("worker_waits", worker=index, message=...)`, once for each process.
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class Supervisor(Generic[AnyPeer]):
         clock: Callable[[], float] = time.monotonic,
         num_steps: int = 0,
         log_size: Callable[[int], int] = lambda index: 0,
+        waiting: Callable[[int, Handle | None], str] = lambda index, handle: "",
+        events: Callable[..., None] = lambda name, **fields: None,
     ):
         self.workers: dict[int, AnyPeer] = {}
         self._num_steps = num_steps
@@ -109,6 +115,7 @@ class Supervisor(Generic[AnyPeer]):
         self._close_timeout_s = close_timeout_s
         self._describe = describe
         self._join_timeout, self._log_size = join_timeout, log_size
+        self._waiting, self._events = waiting, events
         self._longest_gap_s = _MAX_GAP * min(start_timeout_s, worker_timeout_s)
         self._look_every_s, self._looked_s = min(_LOOK_S, self._longest_gap_s), 0.0
         self._timers = PeerTimers(self._longest_gap_s, clock)
@@ -140,6 +147,10 @@ class Supervisor(Generic[AnyPeer]):
     def watch(self, descriptor: int, callback: Callable[[], object]) -> None:
         """Makes `events` call `callback` whenever `descriptor` is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, callback)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Ends `watch`; call before the descriptor is closed."""
+        self._selector.unregister(descriptor)
 
     @property
     def num_stepping(self) -> int:
@@ -203,11 +214,21 @@ class Supervisor(Generic[AnyPeer]):
         return True
 
     def _look(self) -> None:
-        """Reads the counters of all workers, at most every `_look_every_s`."""
+        """Reads the counters of all workers, and looks at those in a queue, at most every `_look_every_s`."""
         if self._timers.now_s - self._looked_s >= self._look_every_s:
             self._looked_s = self._timers.now_s
             for peer in self.workers.values():
                 self.progressed(peer, peer.read_counts())
+                if peer.limit is not None and not peer.has_joined:
+                    self._look_at_queued(peer)
+
+    def _look_at_queued(self, peer: Peer) -> None:
+        if peer.limit != self._limit(peer):
+            self.renew_timer(peer)
+        elif not peer.is_reported and self._timers.now_s - peer.began_s >= _WAIT_S:
+            peer.is_reported = True
+            if message := self._waiting(peer.index, peer.handle):
+                self._events("worker_waits", worker=peer.index, message=message)
 
     def renew_timer(self, peer: Peer) -> None:
         """Restarts the timer of a worker that owes something."""
@@ -298,9 +319,8 @@ class Supervisor(Generic[AnyPeer]):
     def timeout_error(self, peer: Peer, limit: Limit) -> Exception:
         """Returns the error of a worker that exceeded a timeout, with the stacks of its threads."""
         stacks = request_stacks(peer.handle.pid if peer.handle is not None else None, peer.connection)
-        return timeout_error(
-            self.describe(peer), peer.has_joined, limit, peer.describe_progress(self._num_steps), stacks
-        )
+        is_heard = peer.has_joined or peer.progress is not None
+        return timeout_error(self.describe(peer), is_heard, limit, peer.describe_progress(self._num_steps), stacks)
 
     def _limit(self, peer: Peer) -> Limit:
         if peer.has_stepped:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Generator
 from typing import Any
 
-from collectx import progress
+from collectx import hydra_state, progress
 from collectx.errors import RendezvousError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.transport.base import Link
@@ -74,6 +74,7 @@ def run_remote_worker(
 
     def prepare(spec: dict[str, Any]) -> None:
         set_visible_device(spec["placement"]["visible_device"])
+        hydra_state.adopt(spec["hydra"])
         if start_collector is not None:
             # Before the pair is made, because that may start a thread. A process with threads cannot fork the fork
             # server of this worker's processes, which would then import everything again.

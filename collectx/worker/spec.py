@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from collectx import hydra_state
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
@@ -161,7 +162,8 @@ class ProcessSpec(ProcessExtras):
         return UserObjects.of(self.cfg.env, self.cfg.policy, self.hooks, self.user_collector)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the spec as plain data, for workers on other hosts, which get `user_objects` separately."""
+        """Returns the spec as plain data, for workers on other hosts, which get `user_objects` separately. Contains
+        what Hydra set up in this process as `hydra`."""
         objects, cfg = self.user_objects, self.cfg
         if objects.env is not None:
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=cfg.env.num_envs))
@@ -173,11 +175,12 @@ class ProcessSpec(ProcessExtras):
             "num_envs": self.num_envs,
             "steps": self.steps,
             "keeps_weights": self.keeps_weights,
+            "hydra": hydra_state.current(),
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> ProcessSpec:
-        """Reverses `to_json`."""
+        """Reverses `to_json`; ignores `hydra`."""
         cfg = from_dict(fields["cfg"])
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
@@ -185,7 +188,7 @@ class ProcessSpec(ProcessExtras):
             "hooks": objects.hooks,
             "user_collector": objects.user_collector,
         }
-        return cls(**(fields | values))
+        return cls(**({key: value for key, value in fields.items() if key != "hydra"} | values))
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from machines import HEAD, TRIAL, Machines, wait_until
 
 # libpmix-dev is for `srun --mpi=pmix`.
@@ -103,7 +105,8 @@ class Cluster(Machines):
         removed = ("SLURM", "SBATCH_", "SRUN_", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
         environment |= {"PATH": _PATH, "SLURM_CONF": str(folder / "etc" / "slurm.conf")}
-        super().__init__(folder, 4, [_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)], environment)
+        nodes = [f"n{number}" for number in range(1, 5)]
+        super().__init__(folder, nodes, [_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)], environment)
         self.shared = folder / "shared"
 
     def __enter__(self) -> Self:

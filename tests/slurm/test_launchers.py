@@ -39,6 +39,32 @@ def test_batches_are_those_of_a_local_run(cluster, run, digest, launcher, backen
     assert set(started.states(*jobs)) == {"COMPLETED"}
 
 
+_ASKING = """
+import logging
+import gymnasium
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+def make():
+    print("FOLDERS", hydra.utils.get_original_cwd(), HydraConfig.get().runtime.output_dir, flush=True)
+    logging.getLogger(__name__).debug("made")
+    return gymnasium.make("CartPole-v1")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["slurm", nightly("submitit")])
+def test_envs_of_jobs_ask_hydra_and_log_as_the_command_says(run, tmp_path, launcher):
+    (tmp_path / "asking.py").write_text(_ASKING)
+    words = ["env=gym", "env.entry_point=asking:make", "hydra/job_logging=default", "hydra.verbose=true"]
+    started = run(*SMALL, *LAUNCHERS[launcher], *words)
+    assert started.finish() == 0, started.output
+    logs = [started.files.worker_log(0), *[started.files.log("job")] * (launcher == "slurm")]
+    for log in logs:
+        lines = log.read_text().splitlines()
+        assert f"FOLDERS {tmp_path} {started.files.path}" in lines
+        assert any(line.endswith("[asking][DEBUG] - made") for line in lines)
+
+
 # Each module takes 15 ms longer in the trainer or in the workers, as on a file system that many processes read at once.
 _COLD = """
 import os, sys, time

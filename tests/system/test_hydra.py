@@ -49,16 +49,65 @@ class Env(gymnasium.Wrapper):
 """
 
 
-def test_envs_of_local_workers_ask_hydra_and_log_as_the_command_says(tmp_path):
+_ASKING = ["env=gym", "env.entry_point=hyenv:Env", "env.kwargs.folder=${hydra:runtime.output_dir}"]
+_ASKING += ["hydra/job_logging=default", "hydra.verbose=true"]
+
+
+@pytest.mark.parametrize("collector", ["multi_sync", "distributed_sync"])
+def test_envs_of_workers_ask_hydra_and_log_as_the_command_says(tmp_path, collector):
+    """Both points of a sweep share the fork server. A worker over a network has two processes of its own."""
     (tmp_path / "hyenv.py").write_text(_ENV)
-    words = ["env=gym", "env.entry_point=hyenv:Env", "env.kwargs.folder=${hydra:runtime.output_dir}"]
-    words += ["hydra/job_logging=default", "hydra.verbose=true", "collector=multi_sync", "hydra.run.dir=run"]
-    collectx("run", *TINY, *words, cwd=tmp_path)
+    words = [f"collector={collector}", "hydra.sweep.dir=s"]
+    words += ["collector.num_workers_per_collector=2"] * (collector == "distributed_sync")
+    collectx("run", "-m", "seed=0,1", *TINY, *_ASKING, *words, cwd=tmp_path)
+    for seed in (0, 1):
+        run = tmp_path / "s" / f"seed={seed}"
+        for worker in (0, 1):
+            lines = RunFolder(run).worker_log(worker).read_text().splitlines()
+            assert {line for line in lines if line.startswith("FOLDERS")} == {f"FOLDERS {tmp_path} {run} {run}"}
+            assert any(line.endswith("[hyenv][DEBUG] - made") for line in lines)
+
+
+_SCRIPT = """
+import hydra
+import hyenv
+
+def make():
+    return hyenv.Env("x")
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    from collectx import MultiSyncCollector
+
+    with MultiSyncCollector([make], frames_per_batch=8, total_frames=8) as collector:
+        next(collector)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_envs_of_workers_of_a_script_ask_hydra_and_log_as_its_command_says(tmp_path):
+    """Its workers are no forks of the script's process."""
+    (tmp_path / "hyenv.py").write_text(_ENV)
+    (tmp_path / "script.py").write_text(_SCRIPT)
+    words = [sys.executable, "script.py", "hydra.run.dir=run", "hydra.verbose=hyenv"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    lines = done.stdout.splitlines()
+    assert lines.count(f"FOLDERS {tmp_path} {tmp_path / 'run'} x") >= 2, done.stderr
+    assert sum(line.endswith("[hyenv][DEBUG] - made") for line in lines) >= 2
+
+
+def test_envs_of_ray_ask_hydra_and_log_as_the_command_says(tmp_path):
+    pytest.importorskip("ray")
+    (tmp_path / "hyenv.py").write_text(_ENV)
+    ray = ["collector=ray", "collector.sync=true", "launcher=ray", "hydra.run.dir=run"]
+    ray += ["launcher.ray_init_config={num_cpus: 2, log_to_driver: true}"]
+    done = collectx("run", *TINY, *_ASKING, *ray, cwd=tmp_path)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "WorkerActor" in line]
     run = tmp_path / "run"
-    for worker in (0, 1):
-        lines = RunFolder(run).worker_log(worker).read_text().splitlines()
-        assert f"FOLDERS {tmp_path} {run} {run}" in lines
-        assert any(line.endswith("[hyenv][DEBUG] - made") for line in lines)
+    assert any(line.endswith(f"FOLDERS {tmp_path} {run} {run}") for line in said)
+    assert any("[hyenv][DEBUG] - made" in line for line in said)
 
 
 def test_a_run_that_is_resumed_repeated_or_evaluated_is_in_the_same_working_directory(tmp_path):
@@ -85,7 +134,7 @@ def test_an_env_that_asks_hydra_where_there_is_none_is_told_what_to_do(tmp_path)
     (tmp_path / "hyenv.py").write_text(_ENV)
     script = "import collectx, hyenv; collectx.Collector(lambda: hyenv.Env('x'), frames_per_batch=1)"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert "Workers may run without Hydra. Pass what you need as an argument, such as " in done.stderr
+    assert "Hydra started neither this process nor its trainer, as in a script without @hydra.main." in done.stderr
 
 
 def test_resolvers_of_the_working_directory_are_known_to_every_command(tmp_path):

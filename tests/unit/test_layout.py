@@ -14,6 +14,7 @@ ROOT = TESTS.parent
 THEIRS = TESTS / "conformance" / "test_differences.py"
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
+    {"hydra_state"},
     {
         "errors",
         "fork_server",

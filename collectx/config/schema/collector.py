@@ -180,9 +180,8 @@ class CollectorConfig(Section):
     start_timeout_s: float = option(
         60.0,
         """Maximum seconds, above 0, for which a worker may make no progress until it has stepped its envs; afterwards,
-        worker_timeout_s applies. Each import, and creating or resetting an env, count as progress. Over a network, it
-        is also the maximum time until a worker connects. It also limits the first env, whose spaces the trainer
-        reads.""",
+        worker_timeout_s applies. Each import, and creating or resetting an env, count as progress. It also limits the
+        first env, whose spaces the trainer reads.""",
         above=0,
         without_effect=True,
     )

@@ -196,8 +196,8 @@ class RayLauncherConfig(LauncherConfig):
     )
     queue_timeout_s: float = option(
         180.0,
-        """Maximum seconds for Ray to start a worker process, including its first imports and the wait for resources in
-        use or, with autoscaling, for new nodes.""",
+        """Maximum seconds for Ray to start a worker process, including the wait for resources in use or, with
+        autoscaling, for new nodes. Afterwards, collector.start_timeout_s applies.""",
         above=0,
     )
     autoscaling: bool = option(

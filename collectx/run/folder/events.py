@@ -129,6 +129,7 @@ class EventLog:
 # Event messages that only fill in the event's fields; see `format_event`.
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
+    "worker_waits": "worker {worker} waits for its start: {message}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_note": "{message}",
     "checkpoint_hook_failed": "the checkpoint is complete, but then {hook} raised {message}. The run continues.",

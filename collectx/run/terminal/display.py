@@ -41,6 +41,8 @@ from collectx.run.terminal.printing import clock, number, print_line, scalar
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
+# When the first plain line appears, if no batch was delivered before.
+FIRST_S = 1.0
 DRAWING_SHARE = 0.01
 # Every so many plain lines, details follow.
 DETAILS_EVERY = 10
@@ -142,7 +144,7 @@ class Progress:
         try:
             is_live = self._live is not None or self._cell is not None
             min_s = interval_s = REFRESH_S if is_live else PLAIN_S
-            if is_live:
+            if is_live or (not self._stop.wait(FIRST_S) and self._statistics.started is None and not is_debugging()):
                 self._draw()
             while not self._stop.wait(interval_s):
                 if is_debugging():

@@ -94,7 +94,7 @@ class Admission:
         # Protects the states of workers until they have joined.
         self._lock = threading.Lock()
         self._is_closed = False
-        self._admitted: queue.SimpleQueue[tuple[RemotePeer, Connection, Pair]] = queue.SimpleQueue()
+        self._admitted: queue.SimpleQueue[tuple[RemotePeer, Connection, Pair | None]] = queue.SimpleQueue()
         self.readable, self._wakeup = os.pipe()
         try:
             self._listener = Listener(endpoint, self._admit, self._refuse, interface)
@@ -113,11 +113,12 @@ class Admission:
         with self._lock:
             peer.state = JoinState.GONE
 
-    def take(self) -> tuple[RemotePeer, Connection, Pair] | None:
-        """Returns the next admitted worker, with connection and pair; None if it was withdrawn. Blocks."""
+    def take(self) -> tuple[RemotePeer, Connection, Pair | None] | None:
+        """Returns the next admitted worker, with connection and pair; None if it was withdrawn. Without a pair, the
+        worker is still starting: each message is a sign of progress, until the connection ends. Blocks."""
         os.read(self.readable, 1)
         peer, connection, pair = self._admitted.get()
-        if peer.state is JoinState.PAIRING:
+        if peer.state is JoinState.PAIRING or pair is None:
             return peer, connection, pair
         _reject(connection, pair)
         return None
@@ -126,12 +127,12 @@ class Admission:
         """Makes the pair with a peer that knows the secret, if it is an expected worker."""
         enable_keepalive(connection, self._config.timeout_s)
         hello = receive_hello(connection)
-        index = hello.pop("worker", None)
+        index, is_starting = hello.pop("worker", None), hello.pop("is_starting", False)
         with self._lock:
             # In Python, JSON's `true` is an int.
             peer = self._workers.get(index) if type(index) is int else None
             if peer is not None and peer.state is JoinState.EXPECTED:
-                peer.state = JoinState.PAIRING
+                peer.state = JoinState.EXPECTED if is_starting else JoinState.PAIRING
             else:
                 peer = None
         if peer is None:
@@ -142,6 +143,9 @@ class Admission:
                 reason = f"worker {index} cannot join, because another process already joined as this worker."
             connection.send_bytes(json.dumps({"refused": reason}).encode())
             raise RendezvousError(reason)
+        if is_starting:
+            self._admit_as(peer, connection, None)
+            return
         peer.info = hello
         try:
             reply = {"spec": peer.make_spec(), "batch": self._slot_spec.to_json(), "pair": vars(self._config)}
@@ -155,6 +159,9 @@ class Admission:
                 if peer.state is JoinState.PAIRING:
                     peer.state, peer.is_making_pair = JoinState.EXPECTED, False
             raise RendezvousError(f"the connection of worker {peer.index} failed ({error!r})") from error
+        self._admit_as(peer, connection, pair)
+
+    def _admit_as(self, peer: RemotePeer, connection: Connection, pair: Pair | None) -> None:
         with self._lock:
             if not self._is_closed:
                 self._admitted.put((peer, connection, pair))
@@ -186,9 +193,10 @@ class Admission:
         os.close(self._wakeup)
 
 
-def _reject(connection: Connection, pair: Pair) -> None:
+def _reject(connection: Connection, pair: Pair | None) -> None:
     connection.close()
-    pair.close()
+    if pair is not None:
+        pair.close()
 
 
 T = TypeVar("T")

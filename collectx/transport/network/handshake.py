@@ -20,11 +20,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from collectx import progress
 from collectx.errors import RendezvousError
 from collectx.transport.connections import set_receive_timeout
 from collectx.transport.network.addresses import listening_sockets, plain_address
@@ -251,6 +252,33 @@ def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connectio
             advice = _REFUSED if is_refused else _SILENT
             raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried} at {results}. {advice}")
         time.sleep(_PAUSE_S)
+
+
+@contextlib.contextmanager
+def telling_progress(endpoint: Endpoint, worker: int, timeout_s: float) -> Iterator[None]:
+    """Tells the trainer, over a connection of its own, that this process of a worker imports modules in the block,
+    before it joins. Raises as `connect` does; `timeout_s` is `collector.start_timeout_s`."""
+    connection, _ = connect(endpoint, *join_limit(timeout_s))
+    told_s = 0.0
+
+    def tell(name: str) -> None:
+        nonlocal told_s
+        if (now_s := time.monotonic()) >= told_s + min(1.0, 0.25 * timeout_s):
+            told_s = now_s
+            # A trainer that is gone refuses the worker later.
+            with contextlib.suppress(OSError):
+                connection.send_bytes(b"")
+
+    with connection, progress.counting_imports(tell):
+        connection.send_bytes(json.dumps({"worker": worker, "is_starting": True}).encode())
+        yield
+
+
+def join_limit(timeout_s: float) -> tuple[float, str]:
+    """Returns how long a worker may try to reach the trainer, in seconds, and what messages call this time, by
+    `collector.start_timeout_s`. The worker gives up before the trainer does, so that the trainer can report the
+    reason."""
+    return 0.75 * timeout_s, f"three quarters of collector.start_timeout_s={timeout_s:g}"
 
 
 def receive_hello(connection: Connection) -> dict[str, Any]:

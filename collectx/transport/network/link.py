@@ -22,7 +22,7 @@ from collectx.progress import STEPS
 from collectx.transport import messages
 from collectx.transport.base import Fill, Request, SlotReport, SlotSpec
 from collectx.transport.connections import disconnect_poll, enable_keepalive
-from collectx.transport.network.handshake import Endpoint, connect
+from collectx.transport.network.handshake import Endpoint, connect, join_limit
 from collectx.transport.network.p2p import (
     POLL_S,
     WORKER,
@@ -56,9 +56,7 @@ def join_trainer(
         prepare: called with the worker's spec, before the pair is made.
     """
     deadline = time.monotonic() + timeout_s
-    # The worker gives up before the trainer does, so that the trainer can report the reason.
-    limit = f"three quarters of collector.start_timeout_s={timeout_s:g}"
-    connection, address = connect(endpoint, 0.75 * timeout_s, limit)
+    connection, address = connect(endpoint, *join_limit(timeout_s))
     enable_keepalive(connection, max(5.0, deadline - time.monotonic()))
     try:
         connection.send_bytes(json.dumps(hello | {"worker": worker}).encode())

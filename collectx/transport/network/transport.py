@@ -28,6 +28,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -155,6 +156,9 @@ class NetworkTransport:
         if admitted is None:
             return
         peer, connection, pair = admitted
+        if pair is None:
+            self._supervisor.watch(connection.fileno(), partial(self._take_progress, peer, connection))
+            return
         peer.pair = pair
         host = peer.info.get("host")
         peer.host = None if host == socket.gethostname() else host
@@ -164,6 +168,18 @@ class NetworkTransport:
         for send in peer.queued_before_join:
             send()
         self._supervisor.renew_timer(peer)
+
+    def _take_progress(self, peer: RemotePeer, connection: Connection) -> None:
+        """Notes that a worker that has not joined has imported more modules."""
+        try:
+            connection.recv_bytes(0)
+        except (EOFError, OSError):
+            self._supervisor.unwatch(connection.fileno())
+            connection.close()
+            return
+        if not peer.has_joined:
+            _, _, imports = peer.progress or (0, 0, 0)
+            self._supervisor.progressed(peer, (0, 0, imports + 1))
 
     def _handle_message(self, peer: RemotePeer, message: bytes) -> None:
         try:

@@ -18,7 +18,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ mount --bind "$folder/hosts" /etc/hosts
 # No name server can be reached: fail at once, not after the 10 s of the default.
 printf 'nameserver 127.0.0.1\noptions timeout:1 attempts:1\n' > "$folder/resolv.conf"
 mount --bind "$folder/resolv.conf" /etc/resolv.conf
-mount --bind "$folder/etc" /etc/slurm
+if [ -d "$folder/etc" ]; then mount --bind "$folder/etc" /etc/slurm; fi
 ip link set lo up
 if [ "$name" != head ]; then
     mount -t proc proc /proc
@@ -59,12 +59,12 @@ TRIAL = [
 
 
 class Machines:
-    """The head and the nodes of the cluster in `folder`, which all machines see, as they do the folders `shared`, also
-    where those are under /tmp. `broken` are the nodes with a fault, until they are booted again."""
+    """The head and the `nodes` of the cluster in `folder`, which all machines see, as they do the folders `shared`,
+    also where those are under /tmp. `broken` are the nodes with a fault, until they are booted again."""
 
-    def __init__(self, folder: Path, num_nodes: int, shared: list[Path], environment: dict[str, str]):
+    def __init__(self, folder: Path, nodes: Sequence[str], shared: list[Path], environment: dict[str, str]):
         self.folder = folder
-        self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
+        self.nodes = [*nodes]
         self.addresses = {machine: f"10.77.0.{11 + index}" for index, machine in enumerate(self.nodes)}
         self.addresses[HEAD] = "10.77.0.1"
         self.broken: set[str] = set()

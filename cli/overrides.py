@@ -61,7 +61,8 @@ _CLASS_OPTIONS = {
 def quoted(value: object) -> str:
     """Returns `value` in quotes, for an override: without them, Hydra would read `a=1,b=2`, the folder of a point, as
     two values."""
-    text = str(value).replace("'", "\\'")
+    # A backslash is itself, except before a quote.
+    text = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
     return f"'{text}'"
 
 

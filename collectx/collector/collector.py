@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -28,7 +29,7 @@ from collectx.schedule.base import Grant, Schedule
 from collectx.trajectories import Assembler, add_mask
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, WeightWriters
 from collectx.transport.messages import packed, unpacked
-from collectx.worker.spec import env_seed
+from collectx.worker.spec import INCARNATIONS_PER_WORKER, env_seed
 
 # What a user called, for messages, where a request has another name.
 _CALLS = {
@@ -383,7 +384,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         if (num_envs := self._spec.num_envs) is None:
             return traj_id, 0
         index, env = divmod(traj_id, num_envs)
-        return env, self.pool.family_of(index // IDS_PER_INCARNATION)
+        # How many workers with the same envs were added before.
+        return env, index // (IDS_PER_INCARNATION * INCARNATIONS_PER_WORKER)
 
     @property
     def envs_per_worker(self) -> int:
@@ -462,7 +464,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def with_versions(self, saved: Mapping[str, Any], change: int) -> dict[str, Any]:
         """Returns a batch of `CollectorState.undelivered` in which the policy versions of frames differ by `change`."""
         memory = saved["memory"].clone()
-        self._spec.batch(memory, len(saved["parts"]))[POLICY_VERSION].add_(change)
+        # A view: on another device, the batch would be a copy.
+        replace(self._spec, storing_device=None).batch(memory, len(saved["parts"]))[POLICY_VERSION].add_(change)
         return {**saved, "memory": memory}
 
     def load(self, state: CollectorState, seed: int) -> dict[int, str]:

@@ -29,7 +29,7 @@ from collectx.place.launcher import Entry, Launcher
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Departure, Joined, Reply, Request, Reset, Transport
 from collectx.transport.network.handshake import Endpoint
-from collectx.worker.spec import ProcessHistory, ProcessSpec
+from collectx.worker.spec import INCARNATIONS_PER_WORKER, ProcessHistory, ProcessSpec
 
 
 class Channel(NamedTuple):
@@ -127,6 +127,7 @@ class WorkerPool:
         try:
             self._start_first(worker)
         except BaseException:
+            self._set_state(worker, WorkerState.DROPPED)
             self.records.pop()
             raise
         self._events("worker_added", worker=worker.index, num_workers=self.num_alive)
@@ -135,7 +136,7 @@ class WorkerPool:
     def _expect_next(self) -> WorkerRecord:
         """Makes the record of the next worker, with the lowest unused index."""
         index = len(self.records)
-        new = ProcessHistory(index // self._num_workers * self._failure_policy.max_incarnations)
+        new = ProcessHistory(index // self._num_workers * INCARNATIONS_PER_WORKER)
         worker = WorkerRecord(index, self._histories.get(index, new))
         self.records.append(worker)
         self._expect(worker)
@@ -174,10 +175,6 @@ class WorkerPool:
         self.num_ready += (state is WorkerState.READY) - (worker.state is WorkerState.READY)
         self.num_starting += (state is WorkerState.STARTING) - (worker.state is WorkerState.STARTING)
         worker.state = state
-
-    def family_of(self, incarnation: int) -> int:
-        """Returns how many workers with the same envs were added before the one with this incarnation."""
-        return incarnation // self._failure_policy.max_incarnations
 
     @property
     def ready(self) -> set[int]:
@@ -308,7 +305,10 @@ class WorkerPool:
             self.send_settings(worker)
             return self._schedule.replaced(worker.index)
         self._leave(worker)
+        is_lost = worker.saved is not None
         self._wait_for(worker, [Request("ready")])
+        if is_lost:
+            worker.new_episodes = "its process ended before it had restored them"
         return ()
 
     def send_settings(self, worker: WorkerRecord, is_restored: bool = False) -> None:

@@ -204,13 +204,11 @@ class FailurePolicy:
     min_workers: int = 1
     max_requeues: int = 0
 
-    @property
-    def max_incarnations(self) -> int:
-        """The maximum number of incarnations of one worker."""
-        return self.max_restarts + self.max_requeues + 1
-
     def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> FailureAction:
         """Returns the action. Adds a note to `error` if a limit is the reason why the run ends."""
+        if worker.history.is_last:
+            error.add_note(f"{worker.name} was not replaced, because its trajectory ids are used up.")
+            return FailureAction.END_RUN
         if isinstance(error, JobEnded) and self.max_requeues:
             if worker.history.num_requeues < self.max_requeues:
                 return FailureAction.REQUEUE

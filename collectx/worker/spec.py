@@ -4,7 +4,7 @@ trainer's process makes it; the worker's process reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,9 @@ from collectx.rollout.wrappers import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 from collectx.worker.inference.rollout import ServedActor, split
 
+# The number of incarnations that a worker may have over the whole run, resumes included.
+INCARNATIONS_PER_WORKER = 2**16
+
 
 @dataclass(frozen=True)
 class ProcessHistory:
@@ -29,7 +32,8 @@ class ProcessHistory:
 
     Attributes:
         incarnation: number of earlier processes that used other seeds and trajectory ids, so that a restart repeats no
-            data. A process that continues saved envs keeps their incarnation. Added workers start at a higher number.
+            data. A process that continues saved envs keeps their incarnation. An added worker with the envs of an
+            earlier one starts at the next multiple of `INCARNATIONS_PER_WORKER`.
         restart_count: number of earlier processes over the whole run (`collectx.env.env_indices`).
         num_restarts: number of processes that replaced a failed one, since this trainer process started.
         num_requeues: number of processes that replaced one whose job the cluster's scheduler ended, since this trainer
@@ -40,6 +44,11 @@ class ProcessHistory:
     restart_count: int = 0
     num_restarts: int = 0
     num_requeues: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next incarnation would be one of another worker."""
+        return (self.incarnation + 1) % INCARNATIONS_PER_WORKER == 0
 
     @property
     def num_replaced(self) -> int:
@@ -170,7 +179,7 @@ class ProcessSpec(ProcessExtras):
         if objects.policy is not None:
             cfg = replace(cfg, policy=PolicyConfig(kind="python"))
         return {
-            "cfg": asdict(cfg),
+            "cfg": with_text_keys(asdict(cfg)),
             "placement": asdict(self.placement),
             "num_envs": self.num_envs,
             "steps": self.steps,
@@ -181,7 +190,7 @@ class ProcessSpec(ProcessExtras):
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> ProcessSpec:
         """Reverses `to_json`; ignores `hydra`."""
-        cfg = from_dict(fields["cfg"])
+        cfg = from_dict(with_own_keys(fields["cfg"]))
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
             "placement": Placement(**fields["placement"]),
@@ -189,6 +198,32 @@ class ProcessSpec(ProcessExtras):
             "user_collector": objects.user_collector,
         }
         return cls(**({key: value for key, value in fields.items() if key != "hydra"} | values))
+
+
+# The only key of a mapping that stands for one with keys that are not texts, which JSON does not have.
+_PAIRS = "\0pairs"
+
+
+def with_text_keys(value: Any) -> Any:
+    """Returns plain data in which all keys are texts; see `with_own_keys`."""
+    if isinstance(value, list | tuple):
+        return [with_text_keys(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if all(isinstance(key, str) for key in value):
+        return {key: with_text_keys(each) for key, each in value.items()}
+    return {_PAIRS: [[key, with_text_keys(each)] for key, each in value.items()]}
+
+
+def with_own_keys(value: Any) -> Any:
+    """Reverses `with_text_keys`."""
+    if isinstance(value, list):
+        return [with_own_keys(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if _PAIRS in value:
+        return {key: with_own_keys(each) for key, each in value[_PAIRS]}
+    return {key: with_own_keys(each) for key, each in value.items()}
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:

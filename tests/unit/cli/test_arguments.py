@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from collectx.cli import export
 from collectx.cli.arguments import split
+from collectx.cli.overrides import quoted
 from collectx.errors import ConfigError
 
 
@@ -14,6 +16,13 @@ def test_overrides_may_stand_on_both_sides_of_flags():
     assert arguments.words == ("a=1", "b=1,2", "~c")
     assert arguments.flags == {"multirun": "", "config-dir": "conf", "info": "all", "cfg": "job"}
     assert split(["-i", "plugins"]).flags == {"info": "plugins"}
+
+
+@pytest.mark.parametrize(
+    "text", ["a=1,b=2", "it's", "\\", "x\\", "\\'", "a\\b\\'c\\\\", "C:\\new\\", "", "'", '"', "\\\\'\\"]
+)
+def test_a_quoted_text_is_the_value_that_hydra_reads(text):
+    assert OverridesParser.create().parse_override(f"key={quoted(text)}").value() == text
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import re
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from collectx.batch import Leaf
+from collectx.batch import POLICY_VERSION, Leaf
 from collectx.collector import CollectorCore
 from collectx.collector.batch_info import BatchSpec
 from collectx.collector.env_methods import EnvMethods
@@ -346,14 +347,39 @@ def test_a_closed_or_failed_collector_publishes_nothing():
 
 
 def test_the_incarnations_of_a_worker_have_the_same_envs():
-    """Four incarnations of each worker at most; worker 2 was added, with the envs of worker 0."""
+    """Also those after several resumes; those of added workers, which have the envs of earlier ones, are others."""
     core = Story(SyncSchedule(2), num_envs=4).core
-    core.pool._failure_policy = FailurePolicy("restart", max_restarts=3)
-    first = [4 * 2**32 * incarnation for incarnation in range(9)]
+    first = {
+        4 * 2**32 * incarnation: family
+        for family in (0, 1, 2)
+        for incarnation in (2**16 * family, 2**16 * family + 999)
+    }
     keys = [core.env_of(start + index) for start in first for index in (0, 5, 9)]
-    assert keys == [(env, family) for family in [0] * 4 + [1] * 4 + [2] for env in (0, 1, 1)]
+    assert keys == [(env, family) for family in first.values() for env in (0, 1, 1)]
     own = Story(SyncSchedule(2)).core
     assert own.env_of(3) != own.env_of(7)
+
+
+def test_a_worker_that_ends_before_it_has_restored_its_envs_says_that_they_begin_new_episodes():
+    story = Story(SyncSchedule(2), first=lambda worker: [Request("ready"), Request("load", ({"seen": worker},))])
+    story.die(1)
+    for worker in (0, 0, 1):
+        story.reply(worker)
+    story.arrive((0, 0), (1, 0))
+    story.next()
+    ready = [line for line in story.lines if "event worker_ready" in line]
+    assert ["'new_episodes': None" in line for line in ready] == [True, False]
+    assert "its process ended before it had restored them" in ready[1]
+
+
+def test_the_versions_of_saved_batches_of_another_device_are_shifted():
+    core = Story(SyncSchedule(2)).core
+    slots = replace(core._spec.slots, leaves=(*LEAVES, Leaf(POLICY_VERSION, (), torch.int64)))
+    core._spec = replace(core._spec, slots=slots, storing_device=torch.device("meta"))
+    layout = slots.layout(2)
+    saved = {"parts": [0, 1], "memory": torch.zeros(layout.nbytes, dtype=torch.uint8)}
+    shifted = layout.slot(core.with_versions(saved, 5)["memory"]).tensors[POLICY_VERSION]
+    assert shifted.unique().tolist() == [5]
 
 
 def test_a_collector_that_continues(expected):

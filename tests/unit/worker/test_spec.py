@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from configurations import config, counting, mlp
+from configurations import config, counting, gym, mlp
 
 from collectx.collector.compose import SpecMaker
 from collectx.config.schema.launcher import RpcBackendConfig
@@ -19,6 +19,17 @@ def test_a_spec_travels_as_plain_json(kind):
     again = type(spec).from_json(json.loads(json.dumps(spec.to_json())), UserObjects())
     assert again == spec
     assert (again.cfg.seed, again.policy_device, again.cfg.collector.exploration_type) == (7, "cuda", "mode")
+
+
+def test_keys_that_are_no_texts_stay_what_they_are():
+    """As in shared memory, where a spec is pickled."""
+    table = {1: 0.5, None: [{True: {2.5: "x"}}], "text": {}}
+    env = replace(gym(table=table), wrappers=[{"user_code.wrapper": {"by": {0: 1}}}])
+    cfg = config("distributed_sync", env=env)
+    spec = SpecMaker(cfg, [ConfigOverrides()], 1).make(0, ProcessHistory())
+    again = type(spec).from_json(json.loads(json.dumps(spec.to_json())), UserObjects())
+    assert again.cfg.env.kwargs == {"table": table}
+    assert again.cfg.env.wrappers == [{"user_code.wrapper": {"by": {0: 1}}}]
 
 
 def test_user_objects_travel_another_way():

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,20 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
 from user_code.faulty import FaultyEnv
-from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
+from ways import (
+    GLOO_ASYNC,
+    GLOO_SYNC,
+    INLINE,
+    INLINE_SYNC,
+    RAY_SYNC,
+    SHARED,
+    SHARED_ASYNC,
+    SHARED_SYNC,
+    SINGLE,
+    WAYS,
+    case,
+    over,
+)
 
 from collectx import ProfileConfig, ReplayBuffer
 from collectx.errors import ConfigError, WorkerDied
@@ -232,6 +246,31 @@ def test_a_call_that_kills_each_worker_is_named():
             caught.value.__notes__
         )
         assert collector.stats()["workers"] == 2
+
+
+class Mapped(CartPoleEnv):
+    """Takes longer for a batch than the limit for a step, and keeps a map."""
+
+    def step(self, action):
+        time.sleep(0.05)
+        return super().step(action)
+
+    def set_map(self, values):
+        self.size = float(values.sum())
+        return values
+
+
+@over([SHARED_ASYNC, GLOO_ASYNC], smoke=True)
+def test_long_messages_wait_neither_for_a_batch_nor_for_each_other(way):
+    def hook(batch):
+        batch["features"] = torch.zeros(*batch.shape, 40_000)
+
+    with make(way, Mapped, frames_per_batch=50, worker_timeout_s=1.0, post_collect_hook=hook) as collector:
+        collector.next()
+        for size in (2_000_000, 3_000_000):
+            assert [len(each) for each in collector.call("set_map", torch.ones(size))] == [size] * 2
+            assert collector.next()["features"].shape[-1] == 40_000
+        assert collector.get_attr("size") == (3e6, 3e6)
 
 
 @over([GLOO_SYNC])

@@ -14,7 +14,7 @@ from user_code.toyworker import batch_spec
 
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
-from collectx.transport.connections import set_receive_timeout, set_send_timeout
+from collectx.transport.connections import MessageReader
 from collectx.transport.peer import JoinState, Peer, death_error
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
@@ -73,9 +73,6 @@ class ManualSupervisor(Supervisor):
     def connect(self, index):
         ours, self.ends[index] = (Connection(end.detach()) for end in socketpair())
         self._stack.callback(self.ends[index].close)
-        # Where the supervisor blocks, or does not read what was sent, the test fails instead of waiting.
-        set_receive_timeout(ours, 5.0)
-        set_send_timeout(self.ends[index], 5.0)
         super().connect(self.worker(index), ours)
 
     def step(self, index):
@@ -251,6 +248,24 @@ def test_a_message_to_a_dead_worker_is_no_error(supervisor):
     supervisor.ends[0].close()
     for _ in range(3):
         Supervisor.send(supervisor, supervisor.worker(0), b"hello")
+    ((worker, error),) = supervisor.poll()
+    assert (worker, type(error)) == (0, WorkerDied)
+
+
+def test_a_worker_that_reads_nothing_gets_all_messages_later(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    words = [b"y" * 3_000_000, b"word", b""]
+    for word in words:
+        Supervisor.send(supervisor, supervisor.worker(0), word)
+    reader, received = MessageReader(supervisor.ends[0]), []
+    supervisor.send_part(0)
+    while len(received) < 3:
+        received += reader.read()
+        assert supervisor.poll() == []
+    assert received == words
+    Supervisor.send(supervisor, supervisor.worker(0), words[0])
+    supervisor.ends[0].close()
     ((worker, error),) = supervisor.poll()
     assert (worker, type(error)) == (0, WorkerDied)
 

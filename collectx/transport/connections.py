@@ -1,6 +1,6 @@
-"""Additions to `multiprocessing.connection.Connection`: socket options, and a reader and a writer that never wait for the
-rest of a message. So a peer that stops in the middle of one blocks nobody, and two that send each other long messages
-do not wait for each other.
+"""Additions to `multiprocessing.connection.Connection`: socket options, and a reader and a writer that never wait for
+the rest of a message. So a peer that stops in the middle of one blocks nobody, and two peers can send each other long
+messages at the same time.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class MessageReader:
 
     def read(self) -> list[bytes]:
         """Reads once, and returns the messages that are complete now, perhaps none. Blocks only if nothing is readable
-        and no `MessageWriter` has this connection. Raises `EOFError` if the other end is closed, or `OSError` if the connection broke, or the bytes are not a
-        message."""
+        and the connection has no `MessageWriter`. Raises `EOFError` if the other end is closed, or `OSError` if the
+        connection broke, or the bytes are not a message."""
         try:
             more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
         except BlockingIOError:

@@ -155,8 +155,8 @@ class Peer:
     """One process of a worker. Its replacement gets another object.
 
     Attributes:
-        connection, reader, writer: the connection for control messages, its reader and its writer; None until the worker
-            has joined.
+        connection, reader, writer: the connection for control messages, and its reader and writer; None until the
+            worker has joined.
         handle: the handle of the process, if the trainer started it.
         host: name of its host; None for the trainer's host.
         num_outstanding: number of granted slots that were not delivered, and of requests that were not answered.

@@ -168,16 +168,18 @@ class Supervisor(Generic[AnyPeer]):
         return peer.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
     def send(self, peer: Peer, message: bytes) -> None:
-        """Sends a message to a worker that has joined. Neither raises nor blocks: if the worker is dead, `events` yields
-        its error; if it reads nothing, `events` sends the rest, or yields that the worker is late."""
-        assert peer.writer is not None and peer.connection is not None
+        """Sends a message to a worker that has joined. Neither raises nor blocks: if the worker is dead, `events`
+        yields its error; if it reads nothing, `events` sends the rest, or yields that the worker is late."""
+        assert peer.writer is not None
+        assert peer.connection is not None
         with contextlib.suppress(OSError):
             if peer.writer.write(message):
                 self._selector.modify(peer.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
 
     def _send_rest(self, peer: Peer) -> None:
         """Sends what `send` left, as far as there is room."""
-        assert peer.writer is not None and peer.connection is not None
+        assert peer.writer is not None
+        assert peer.connection is not None
         is_left = False
         with contextlib.suppress(OSError):
             is_left = peer.writer.flush()

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,12 +247,11 @@ def test_a_call_that_kills_each_worker_is_named():
         assert collector.stats()["workers"] == 2
 
 
-class Mapped(CartPoleEnv):
+class Mapped(FaultyEnv):
     """Takes longer for a batch than the limit for a step, and keeps a map."""
 
-    def step(self, action):
-        time.sleep(0.05)
-        return super().step(action)
+    def __init__(self):
+        super().__init__("sleeps", 10**6, step_s=0.05)
 
     def set_map(self, values):
         self.size = float(values.sum())

@@ -105,7 +105,7 @@ def test_the_bytes_of_messages(expected):
 def test_what_is_no_batch_is_refused():
     whole = messages.pack_full(2, REPORT)
     for message, words in (
-        (whole[:72], "FULL has 72 bytes, but needs at least 73"),
+        (whole[:80], "FULL has 80 bytes, but needs at least 81"),
         (whole[:-1], f"FULL has {len(whole) - 1} bytes, but 2 episodes and 1 metrics"),
         (whole[:25] + struct.pack("<q", -1) + whole[33:], "-1 episodes and 1 metrics"),
         (whole[:25] + struct.pack("<qq", 0, -1) + whole[41:], "0 episodes and -1 metrics"),

@@ -341,8 +341,9 @@ class Supervisor(Generic[AnyPeer]):
             limit = self._join_timeout(peer.index, peer.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
-    def remove(self, peer: Peer) -> None:
-        """Closes the connection of a worker and ends its process. Its record stays until `add` replaces it."""
+    def remove(self, peer: Peer, hangs: bool = False) -> None:
+        """Closes the connection of a worker and ends its process, at once if it `hangs`. Its record stays until `add`
+        replaces it."""
         peer.state = JoinState.GONE
         self._timers.stop(peer)
         connection, peer.connection, peer.reader, peer.writer = peer.connection, None, None, None
@@ -354,7 +355,7 @@ class Supervisor(Generic[AnyPeer]):
                 self._selector.unregister(handle.sentinel)
             # Waits briefly only, so that the other workers do not run out of slots. If another thread kills the
             # process, this wait ends.
-            end_processes([handle], min(_GRACE_S, self._close_timeout_s))
+            end_processes([handle], 0.0 if hangs else min(_GRACE_S, self._close_timeout_s))
             peer.handle = None
 
     def kill_workers(self, *states: JoinState) -> None:

@@ -281,6 +281,16 @@ def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
     assert worker.handle is None
 
 
+@pytest.mark.parametrize(("hangs", "waited_s"), [(True, 0.0), (False, 0.2)])
+def test_a_worker_that_hangs_is_killed_at_once(supervisor, hangs, waited_s):
+    """The waits for many workers that hang, one after the other, would add up."""
+    supervisor = supervisor()
+    job, waits = supervisor.run(3), []
+    job.join = waits.append
+    supervisor.remove(supervisor.worker(3), hangs)
+    assert waits[0] == pytest.approx(waited_s, abs=0.1)
+
+
 def test_a_message_of_which_a_part_has_come_holds_up_nobody(supervisor):
     """It may come in any parts, and one of the lost worker is an end like any other."""
     supervisor = supervisor()

@@ -415,7 +415,7 @@ def test_devices_are_those_that_the_keywords_resolve_to():
         assert collector.device == collector.env_device == collector.storing_device == (None, None)
         assert collector.policy_device == (cpu, None)
         assert collector.next().device is None
-    with make(INLINE_SYNC, frames_per_batch=4, storing_device=["cpu", cpu]) as collector:
+    with make(INLINE_SYNC, frames_per_batch=4, storing_device=["cpu", "cpu:0"]) as collector:
         assert collector.next().device == cpu
 
 

@@ -145,9 +145,8 @@ class EventLog:
                 self._lines.close()
         self._notices.close()
         if self._waiting:
-            self.show(
-                f"{counted(len(self._waiting), 'event')} could not be logged, so `collectx reproduce` may refuse this run."
-            )
+            lost = counted(len(self._waiting), "event")
+            self.show(f"{lost} could not be logged, so `collectx reproduce` may refuse this run.")
             self._waiting.clear()
 
 

@@ -129,9 +129,13 @@ class MessageWriter:
     def write(self, message: bytes) -> bool:
         """Writes a message after the earlier ones; see `flush`."""
         is_long = len(message) > _LONGEST
-        self._bytes += _LENGTH.pack(_LONG) + _LONG_LENGTH.pack(len(message)) if is_long else _LENGTH.pack(len(message))
+        head = _LENGTH.pack(_LONG) + _LONG_LENGTH.pack(len(message)) if is_long else _LENGTH.pack(len(message))
+        message = head + message
+        with contextlib.suppress(BlockingIOError):
+            if not self._bytes:
+                message = message[os.write(self._descriptor, message) :]
         self._bytes += message
-        return self.flush()
+        return bool(self._bytes) and self.flush()
 
     def flush(self) -> bool:
         """Writes what there is room for; returns whether bytes are left. Raises `OSError` if the connection broke."""

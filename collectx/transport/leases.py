@@ -127,17 +127,22 @@ class Leases:
     def close(self) -> None:
         """Returns the pages of all regions to the system, those of leased ones when they are free."""
         self._is_closed = True
-        for region in range(len(self._regions)):
+        for region, moved in self._moved.items():
+            # The batch keeps its private memory.
+            del self._leased[region]
+            self._discard(region, moved)
+            _libc().munmap(ctypes.c_void_p(moved), ctypes.c_size_t(self._regions[region].numel()))
+        for region in {*range(len(self._regions))} - self._moved.keys():
             if self._array(region) is None:
                 self._leased.pop(region, None)
                 self._discard(region)
 
-    def _discard(self, region: int) -> None:
+    def _discard(self, region: int, address: int | None = None) -> None:
         advice = getattr(mmap, "MADV_REMOVE" if self._is_shared else "MADV_DONTNEED", None)
         memory = self._regions[region]
         if advice is not None and len(self._regions) > len(self._slot_in):
             size = ctypes.c_size_t(aligned(memory.numel(), mmap.PAGESIZE))
-            _libc().madvise(ctypes.c_void_p(memory.data_ptr()), size, advice)
+            _libc().madvise(ctypes.c_void_p(address or memory.data_ptr()), size, advice)
 
 
 # The leases whose regions other processes map.

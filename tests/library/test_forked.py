@@ -1,5 +1,6 @@
 """Collectors in a process that was forked from the one that made them, and new ones that it makes."""
 
+import gc
 import inspect
 import json
 import multiprocessing
@@ -109,6 +110,22 @@ def test_batches_are_lent_without_a_copy_after_any_number_of_forks(way):
             assert (batch == copy).all()
     os.waitpid(forked(batch.clear), 0)
     assert (batch == copy).all()
+
+
+@over([SHARED[0]], smoke=True)
+def test_a_batch_that_is_kept_after_a_fork_outlives_the_collector_and_keeps_only_its_own_memory(way):
+    before = Path("/proc/self/maps").read_text().count("slab")
+    with make(way, frames_per_batch=64, total_frames=-1) as collector:
+        batch = collector.next()
+        os.waitpid(forked(int), 0)
+        copy = batch.clone()
+    assert (batch == copy).all()
+    del collector
+    gc.collect()
+    assert (batch == copy).all()
+    del batch
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("slab") == before
 
 
 # Of `RayCollector` alone.

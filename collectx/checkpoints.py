@@ -101,6 +101,7 @@ class Checkpoints:
                 new.chmod(file.stat().st_mode)
             sync(new)
             os.replace(new, file)
+            sync(file.parent)
 
     def folder(self, number: int) -> Path:
         """Returns the folder of the checkpoint with this number, whether it exists or not."""

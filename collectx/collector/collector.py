@@ -376,7 +376,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return {worker: unpacked(values) for worker, values in self.ask("get_attr", name).items()}
 
     def _settings_version(self, part: Arrival) -> int:
-        return self._settings_of_slots.get((part.worker, part.slot), 0)
+        return self._settings_of_slots.get((part.worker, part.slot), 0) - part.report.settings_lag
 
     def env_of(self, traj_id: int) -> tuple[int, int]:
         """Returns a key for the env of a trajectory, which all incarnations of its worker share. If a user's collector

@@ -163,5 +163,5 @@ def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...]
     arrivals = []
     for part in saved["parts"]:
         arrays = {name: part["report"][name].numpy() for name in ("returns", "lengths", "metrics")}
-        arrivals.append(Arrival(part["worker"], slot, SlotReport(**{**part["report"], **arrays})))
+        arrivals.append(Arrival(part["worker"], slot, SlotReport(**{**part["report"], **arrays, "settings_lag": 0})))
     return tuple(arrivals), saved["memory"]

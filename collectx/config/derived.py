@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
@@ -85,14 +87,26 @@ def rows_per_env(collector: CollectorConfig) -> int:
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
 
 
+def is_device(name: str) -> bool:
+    """Whether this is a name of a CPU or of a CUDA device."""
+    return re.fullmatch(r"(cpu|cuda)(:(0|[1-9]\d*))?", name) is not None
+
+
+def device_named(name: str) -> str:
+    """Returns the same name for all names of a device: cpu, or cuda:0 for cuda."""
+    kind, _, index = name.partition(":")
+    return kind if kind != "cuda" and index in ("", "0") else f"{kind}:{index or 0}"
+
+
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
     """Returns the devices by TorchRL's rule: `device` is the default of the other three; without it, batches stay on
-    the device of the policy and the envs if both share one."""
-    device = devices.device
-    policy, env = devices.policy_device or device, devices.env_device or device
+    the device of the policy and the envs if both share one. Each device has the name that `device_named` returns."""
+    named = {name: value and device_named(value) for name, value in vars(devices).items()}
+    device = named["device"]
+    policy, env = named["policy_device"] or device, named["env_device"] or device
     return DevicesConfig(
         device=device,
-        storing_device=devices.storing_device or device or (policy if policy == env else None),
+        storing_device=named["storing_device"] or device or (policy if policy == env else None),
         policy_device=policy,
         env_device=env,
     )

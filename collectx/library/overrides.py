@@ -16,6 +16,7 @@ from torch import nn
 
 from collectx.batch import as_key
 from collectx.collector.batch_info import workers_can_write
+from collectx.config.derived import device_named
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -156,6 +157,7 @@ def _overrides(
 ) -> ConfigOverrides:
     """Returns the overrides of a worker, whose `collector_kwargs` are `kwargs`."""
     device = policy_devices(keywords, cfg.collector.num_workers)[worker]
+    device = device and device_named(device)
     hooks = keywords.hooks
     if not keywords.has_workers:
         # `BatchConverter` calls it with the delivered batch.

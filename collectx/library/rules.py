@@ -16,6 +16,7 @@ from tensordict.nn import CudaGraphModule
 from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.check import out_of_range
+from collectx.config.derived import is_device
 from collectx.config.problem import PYTHON, check_all, counted, either
 from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
@@ -41,7 +42,7 @@ from collectx.library.overrides import (
     user_class,
     user_collector,
 )
-from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
+from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of, num_devices
 from collectx.library.weights import MODELS_HINT, unknown_models
 from collectx.place import place_of
 from collectx.place.ray import gpu_problems
@@ -188,9 +189,9 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
         for name in DEVICES:
             value = getattr(keywords, name)
             names = {device_name(each) or "cpu" for each in entries(value)}
-            reasons = {missing_device(device) for device in names if device.startswith("cuda")}
+            reasons = set(map(missing_device, filter(is_device, names)))
             yield from (f"{name}={value!r} cannot be used: {reason}" for reason in reasons if reason)
-    if len(set(map(device_name, entries(keywords.storing_device)))) > 1:
+    if num_devices(keywords.storing_device) > 1:
         yield (
             f"storing_device={keywords.storing_device!r} names several devices, but all batches are stored on one. "
             "Pass one device."

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from collectx.config.derived import device_named
 from collectx.config.problem import counted
 from collectx.config.schema.fields import Unset
 from collectx.policy.exploration import ExplorationType
@@ -89,8 +90,13 @@ def first_device(value: Any) -> str | None:
 def only_device(value: Any) -> str | None:
     """Returns the name of a device, or of the one that is repeated in a list; None if a list contains different
     devices. Raises `ValueError` like `device_name`."""
-    names = {device_name(one) for one in entries(value)}
-    return names.pop() if len(names) == 1 else None
+    return first_device(value) if num_devices(value) == 1 else None
+
+
+def num_devices(value: Any) -> int:
+    """Returns the number of devices, or None, in a list. Raises `ValueError` like `device_name`."""
+    names = map(device_name, entries(value))
+    return len({name and device_named(name) for name in names})
 
 
 def visible_names(devices: Any) -> list[str] | None:

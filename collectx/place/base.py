@@ -7,13 +7,12 @@ place of them. All other code asks this object instead of reading the groups.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from collectx.config import registry
-from collectx.config.derived import num_workers_of, resolve_devices
+from collectx.config.derived import device_named, is_device, num_workers_of, resolve_devices
 from collectx.config.problem import YAML, Problem, check_all
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import ServerInferenceConfig
@@ -25,8 +24,6 @@ from collectx.transport.network.rpc_options import visible_problems
 
 # Backends for workers on other hosts.
 NETWORKS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
-
-_DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 class Place:
@@ -89,7 +86,7 @@ class Place:
             if not device.startswith("cuda"):
                 return f"nccl only sends batches from GPU to GPU, but `devices.{name}={device}`"
         # On another host the same name is another GPU.
-        policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
+        policy, storing = map(device_named, ends.values())
         if self.is_local and policy == storing:
             return (
                 f"nccl needs a separate GPU at each end, but with `launcher=local`, `devices.policy_device` and "
@@ -205,7 +202,7 @@ class Place:
         """Devices are CPUs or CUDA devices, and each worker sees the GPU of its policy. The env's device is checked
         when the env is made."""
         for name, value in vars(self.cfg.devices).items():
-            if value is not None and not _DEVICE.fullmatch(value):
+            if value is not None and not is_device(value):
                 yield Problem(
                     f"devices.{name}", "is not a device", value, f"use devices.{name}=cpu, cuda, or cuda:N for GPU N."
                 )

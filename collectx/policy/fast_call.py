@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -89,7 +90,8 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
     A `Sequential` of known layers becomes a chain of kernels. For any other module, `forward` is called on a shadow: an
     object that shares the module's parameters, buffers and attributes, and whose layers are chains. Modules with hooks
-    are called unchanged. Hooks and modules that are added or replaced later are ignored; see `structure`. `one_row`
+    are called unchanged. Hooks and modules that are added or replaced later are ignored, except modules that `forward`
+    itself replaces; see `structure`. `one_row`
     says whether inputs may lack a batch dimension. Linear layers then use a cheaper kernel, whose rounding differs."""
     if not isinstance(module, nn.Module):
         return module
@@ -104,8 +106,15 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
 
 def _fast_class(kind: type[nn.Module]) -> type:
-    """Returns a class like `kind` whose instances are called by their attribute `_fast`."""
-    return type(f"_Fast{kind.__name__}", (kind,), {"__slots__": ("_fast",), "__call__": lambda self, x: self._fast(x)})
+    """Returns a class like `kind` whose instances are called by their attribute `_fast`, until a policy that is being
+    called replaces a layer in them."""
+
+    def replace(self: Any, name: str, value: Any) -> None:
+        object.__setattr__(self, "_fast", MethodType(kind.forward, self))
+        kind.__setattr__(self, name, value)
+
+    methods = {"__call__": lambda self, x: self._fast(x), "__setattr__": replace}
+    return type(f"_Fast{kind.__name__}", (kind,), {"__slots__": ("_fast",), **methods})
 
 
 _FAST_CLASSES: dict[type, type] = {kind: _fast_class(kind) for kind in (nn.Sequential, nn.Linear)}
@@ -136,10 +145,19 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
     kind: Any = type(module)
     try:
         # Shares all attributes. Class attributes hide children, which are found only by `Module.__getattr__`.
-        shadow = object.__new__(type(kind)(kind.__name__, (kind,), cheaper))
+        shadow_kind: Any = type(kind)(kind.__name__, (kind,), cheaper)
+        shadow = object.__new__(shadow_kind)
     except TypeError:  # a class that cannot be derived from in this way
         return module
     object.__setattr__(shadow, "__dict__", module.__dict__)
+
+    def replace(self: Any, name: str, value: Any) -> None:
+        """Shows a child that `forward` replaces."""
+        if name in shadow_kind.__dict__:
+            delattr(shadow_kind, name)
+        kind.__setattr__(self, name, value)
+
+    shadow_kind.__setattr__ = replace
     return shadow
 
 

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from collectx import rules
-from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option
+from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option, is_device
 from collectx.config.problem import Problem, either, nearest
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -121,7 +121,7 @@ def missing_device(device: str) -> str | None:
     """Returns why a CPU or GPU cannot be used here, and what to do; None if the device exists. Imports torch."""
     import torch
 
-    kind, _, index = device.partition(":")
+    kind, _, index = device.partition(":") if is_device(device) else ("", "", "")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) < {"cpu": 1, "cuda": gpus}.get(kind, 0):
         return None

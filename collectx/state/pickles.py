@@ -9,6 +9,7 @@ the pipe.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
@@ -28,6 +29,11 @@ from collectx.state.reducers import SAVES_PROCESS, Kept, ReducingPickler, kept_o
 _ENVS = (gymnasium.Env, gymnasium.vector.VectorEnv)
 # A node of a linked list takes two nested calls, each with some hundred bytes of the stack.
 _DEEPEST, _STACK_BYTES = 100_000, 256 << 20
+# The deepest recursion for which the stack of any thread is large enough.
+_DEEP = 10_000
+_THREAD = "collectx-pickle"
+# The recursion limit is that of all threads.
+_has_recursion_limit = threading.Lock()
 _MAX_PATH = 16
 _Result = TypeVar("_Result")
 
@@ -157,11 +163,10 @@ def _kept(value: Any, outside: Sequence[Any]) -> list[tuple[Any, Kept]]:
 
 
 def _deeply(call: Callable[[], _Result]) -> _Result:
-    """Calls a function. If it exceeds the recursion limit, calls it again in a thread with a larger stack."""
-    try:
+    """Calls a function. If it exceeds the recursion limit, calls it again in a thread with a larger stack; also if the
+    user's limit is so high that the stack would overflow first."""
+    if threading.current_thread().name == _THREAD:
         return call()
-    except RecursionError:
-        pass
     results: list[Any] = []
 
     def run() -> None:
@@ -170,15 +175,20 @@ def _deeply(call: Callable[[], _Result]) -> _Result:
         except BaseException as error:
             results.append((None, error))
 
-    limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
-    try:
-        sys.setrecursionlimit(_DEEPEST)
-        thread = threading.Thread(target=run, name="collectx-pickle")
-        thread.start()
-        thread.join()
-    finally:
-        sys.setrecursionlimit(limit)
-        threading.stack_size(size)
+    with _has_recursion_limit:
+        limit = sys.getrecursionlimit()
+        with contextlib.suppress(RecursionError):
+            if limit <= _DEEP:
+                return call()
+        size = threading.stack_size(_STACK_BYTES)
+        try:
+            sys.setrecursionlimit(_DEEPEST)
+            thread = threading.Thread(target=run, name=_THREAD)
+            thread.start()
+            thread.join()
+        finally:
+            sys.setrecursionlimit(limit)
+            threading.stack_size(size)
     result, error = results[0]
     if error is not None:
         raise error

@@ -98,6 +98,7 @@ class SlotReport:
         wait_s: seconds for which the worker waited for the grant.
         send_s: seconds that sending the previous slot and loading new weights took.
         metrics: `InfoMetrics.take` of the batch's steps, `[2, metrics]` float64; empty without `env.metrics`.
+        settings_lag: number of settings that a nested collector has applied since it collected the batch ahead.
         added: tensors that the user's hook added to the batch, `[envs, steps, *shape]`, by key.
     """
 
@@ -110,6 +111,7 @@ class SlotReport:
     wait_s: float = 0.0
     send_s: float = 0.0
     metrics: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    settings_lag: int = 0
     added: dict[Key, torch.Tensor] = field(default_factory=dict)
 
 

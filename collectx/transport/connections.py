@@ -1,5 +1,6 @@
-"""Additions to `multiprocessing.connection.Connection`: socket options, and a reader that never waits for the rest of a
-message, so that a sender that stops in the middle of a message does not block the receiver.
+"""Additions to `multiprocessing.connection.Connection`: socket options, and a reader and a writer that never wait for
+the rest of a message. So a peer that stops in the middle of one blocks nobody, and two peers can send each other long
+messages at the same time.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ milliseconds in 31 bits."""
 _MAX_KEEPALIVE_S, _MAX_USER_TIMEOUT_MS = 32767, 2**31 - 1
 # The maximum number of bytes per read, for a new message and for the rest of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
-# The length before a message; if it is `_LONG`, a second length follows.
-_LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
+# The length before a message; if it is `_LONG`, because the message is longer than `_LONGEST`, a second length follows.
+_LENGTH, _LONG_LENGTH, _LONG, _LONGEST = struct.Struct("!i"), struct.Struct("!Q"), -1, 2**31 - 1
 
 
 @contextlib.contextmanager
@@ -41,21 +42,12 @@ def shut_down(connection: Connection) -> None:
     connection.close()
 
 
-def set_send_timeout(connection: Connection, seconds: float) -> None:
-    """Makes `send_bytes` raise `BlockingIOError` if the other end reads nothing for `seconds`."""
-    _set_timeout(connection, socket.SO_SNDTIMEO, seconds)
-
-
 def set_receive_timeout(connection: Connection, seconds: float | None) -> None:
     """Makes `recv_bytes` raise `BlockingIOError` if nothing arrives for `seconds`; None: no limit."""
-    _set_timeout(connection, socket.SO_RCVTIMEO, seconds)
-
-
-def _set_timeout(connection: Connection, option: int, seconds: float | None) -> None:
     # A C struct timeval; with zero, the kernel waits without limit.
     timeout_s = 0 if seconds is None else max(1, int(min(seconds, LONGEST_WAIT_S)))
     with socket_of(connection) as view:
-        view.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", timeout_s, 0))
+        view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", timeout_s, 0))
 
 
 def enable_keepalive(connection: Connection, notice_s: float) -> None:
@@ -90,10 +82,13 @@ class MessageReader:
         self._bytes = bytearray()
 
     def read(self) -> list[bytes]:
-        """Reads once, and returns the messages that are complete now, perhaps none. Blocks only if nothing is readable.
-        Raises `EOFError` if the other end is closed, or `OSError` if the connection broke, or the bytes are not a
-        message."""
-        more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
+        """Reads once, and returns the messages that are complete now, perhaps none. Blocks only if nothing is readable
+        and the connection has no `MessageWriter`. Raises `EOFError` if the other end is closed, or `OSError` if the
+        connection broke, or the bytes are not a message."""
+        try:
+            more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
+        except BlockingIOError:
+            return []
         if not more:
             raise EOFError
         self._bytes += more
@@ -120,3 +115,33 @@ class MessageReader:
         message = bytes(memoryview(buffer)[start : start + length])
         del buffer[: start + length]
         return message
+
+
+class MessageWriter:
+    """Writes messages to a connection without waiting: keeps the bytes for which there is no room yet. Nothing else may
+    write to the connection, which becomes non-blocking."""
+
+    def __init__(self, connection: Connection):
+        self._descriptor = connection.fileno()
+        os.set_blocking(self._descriptor, False)
+        self._bytes = bytearray()
+
+    def write(self, message: bytes) -> bool:
+        """Writes a message after the earlier ones; see `flush`."""
+        is_long = len(message) > _LONGEST
+        head = _LENGTH.pack(_LONG) + _LONG_LENGTH.pack(len(message)) if is_long else _LENGTH.pack(len(message))
+        message = head + message
+        with contextlib.suppress(BlockingIOError):
+            if not self._bytes:
+                message = message[os.write(self._descriptor, message) :]
+        self._bytes += message
+        return bool(self._bytes) and self.flush()
+
+    def flush(self) -> bool:
+        """Writes what there is room for; returns whether bytes are left. Raises `OSError` if the connection broke."""
+        while self._bytes:
+            try:
+                del self._bytes[: os.write(self._descriptor, self._bytes)]
+            except BlockingIOError:
+                return True
+        return False

@@ -48,6 +48,8 @@ class Leases:
         self._free = list(range(len(self._slot_in), len(regions)))
         # For each region, the last array that was leased: all tensors of that batch keep it alive.
         self._leased: dict[int, weakref.ref[Any]] = {}
+        # Where the shared memory of a region is mapped while private memory is in its place, because of a fork.
+        self._moved: dict[int, int] = {}
         self._is_shared = is_shared
         self.on_lack: Callable[[], object] = lambda: None
         self._is_closed = False
@@ -98,6 +100,9 @@ class Leases:
         """Frees a region whose batch is gone, unless its slot was not released."""
         if self._leased.get(region) is not reference or region in self._slot_in:
             return
+        if (moved := self._moved.pop(region, None)) is not None:
+            memory = self._regions[region]
+            _move(moved, memory.data_ptr(), memory.numel())
         self._free.append(region)
         if self._is_closed:
             del self._leased[region]
@@ -105,27 +110,39 @@ class Leases:
 
     def before_fork(self) -> None:
         """Moves leased batches to private memory at the same addresses: a child process must not share them with the
-        workers, nor with this process. Their regions are not used again."""
-        for region in [region for region in self._leased if region not in self._slot_in]:
+        workers, nor with this process. When a batch is gone, its region is there again."""
+        for region in [region for region in self._leased if region not in {*self._slot_in, *self._moved}]:
             array = self._array(region)
             if array is not None:
-                del self._leased[region]
-                _make_private(array.ctypes.data, array.nbytes)
+                moved = _make_private(array.ctypes.data, array.nbytes)
+                if moved is None:
+                    del self._leased[region]  # it is not used again
+                else:
+                    self._moved[region] = moved
+
+    def after_fork_in_child(self) -> None:
+        """Frees no region from now on: they are the parent's."""
+        self._leased.clear()
 
     def close(self) -> None:
         """Returns the pages of all regions to the system, those of leased ones when they are free."""
         self._is_closed = True
-        for region in range(len(self._regions)):
+        for region, moved in self._moved.items():
+            # The batch keeps its private memory.
+            del self._leased[region]
+            self._discard(region, moved)
+            _libc().munmap(ctypes.c_void_p(moved), ctypes.c_size_t(self._regions[region].numel()))
+        for region in {*range(len(self._regions))} - self._moved.keys():
             if self._array(region) is None:
                 self._leased.pop(region, None)
                 self._discard(region)
 
-    def _discard(self, region: int) -> None:
+    def _discard(self, region: int, address: int | None = None) -> None:
         advice = getattr(mmap, "MADV_REMOVE" if self._is_shared else "MADV_DONTNEED", None)
         memory = self._regions[region]
         if advice is not None and len(self._regions) > len(self._slot_in):
             size = ctypes.c_size_t(aligned(memory.numel(), mmap.PAGESIZE))
-            _libc().madvise(ctypes.c_void_p(memory.data_ptr()), size, advice)
+            _libc().madvise(ctypes.c_void_p(address or memory.data_ptr()), size, advice)
 
 
 # The leases whose regions other processes map.
@@ -137,25 +154,44 @@ def _before_fork() -> None:
         leases.before_fork()
 
 
-os.register_at_fork(before=_before_fork)
+def _after_fork_in_child() -> None:
+    for leases in list(_in_shared_memory):
+        leases.after_fork_in_child()
 
 
-def _make_private(address: int, nbytes: int) -> None:
-    """Replaces pages by private ones with the same content; other threads may read them meanwhile. Does nothing on
-    systems other than Linux."""
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+def _make_private(address: int, nbytes: int) -> int | None:
+    """Replaces shared pages by private ones with the same content; other threads may read them meanwhile. Returns the
+    address at which the shared pages are mapped from now on. Does nothing on systems other than Linux; returns None."""
     if not sys.platform.startswith("linux"):
-        return
+        return None
     libc, size = _libc(), ctypes.c_size_t(aligned(nbytes, mmap.PAGESIZE))
-    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
     access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    copy = libc.mmap(None, size, access, kind, -1, ctypes.c_long(0))
-    if copy != _FAILED:
-        ctypes.memmove(copy, address, nbytes)
-        copy = libc.mremap(ctypes.c_void_p(copy), size, size, _MAY_MOVE | _FIXED, ctypes.c_void_p(address))
-    if copy == _FAILED:
+    # Of a mapping of size 0, mremap makes a second mapping of the same pages.
+    moved = _checked(libc.mremap(ctypes.c_void_p(address), ctypes.c_size_t(0), size, _MAY_MOVE))
+    copy = _checked(libc.mmap(None, size, access, kind, -1, ctypes.c_long(0)))
+    ctypes.memmove(copy, address, nbytes)
+    _move(copy, address, nbytes)
+    return moved
+
+
+def _move(source: int, address: int, nbytes: int) -> None:
+    """Moves the pages at `source` to `address`, in place of those that are there."""
+    size = ctypes.c_size_t(aligned(nbytes, mmap.PAGESIZE))
+    _checked(_libc().mremap(ctypes.c_void_p(source), size, size, _MAY_MOVE | _FIXED, ctypes.c_void_p(address)))
+
+
+def _checked(address: int) -> int:
+    """Returns an address that mmap or mremap returned. Raises `OSError` if they failed."""
+    if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return address
 
 
 @cache
 def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+    return libc

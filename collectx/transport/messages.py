@@ -4,7 +4,7 @@ network are signed, because they carry states of envs, which a resuming worker u
 trainer -> worker    GRANT   | slot, reset, version (int64): the oldest weights to act with, or the only ones with
                              | `SlotSpec.grants_name_version`. In a slab, these are a region and a pointer to weights
                      WEIGHTS | version (int64)
-worker -> trainer    FULL    | slot, version, frames, episodes, metrics (int64), seconds (4 float64)
+worker -> trainer    FULL    | slot, version, frames, episodes, metrics, settings (int64), seconds (4 float64)
                              | returns (float64) | lengths (int64) | sums, counts of metrics (float64)
                              | nothing, or `SlotReport.added` as by `pack_tensors`
                      HAVE    | version (int64)
@@ -37,7 +37,7 @@ _NUMBERS = struct.Struct("<cqqq")
 # How a grant encodes a reset: none; one without a seed; greater numbers encode the seed and whether it is static.
 _NO_RESET, _RESET = 0, 1
 _PROOF_BYTES = 32
-_FULL = struct.Struct("<cqqqqqdddd")
+_FULL = struct.Struct("<cqqqqqqdddd")
 
 
 def pack_signed(kind: bytes, content: Any, secret: bytes) -> bytes:
@@ -113,7 +113,7 @@ def unpack_progress(message: bytes) -> tuple[int, int, int]:
 def pack_full(slot: int, report: SlotReport) -> bytes:
     """Returns a message that `slot` is filled, with its report."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
-    counts = (len(report.returns), report.metrics.shape[1])
+    counts = (len(report.returns), report.metrics.shape[1], report.settings_lag)
     head = _FULL.pack(FULL, slot, report.policy_version, report.frames, *counts, *times)
     added = pack_tensors(FULL, report.added) if report.added else b""
     return head + report.returns.tobytes() + report.lengths.tobytes() + report.metrics.tobytes() + added
@@ -124,7 +124,7 @@ def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     `ValueError` if the size or the content of the message is wrong."""
     if len(message) < _FULL.size:
         raise ValueError(f"FULL has {len(message)} bytes, but needs at least {_FULL.size}")
-    _, slot, version, frames, episodes, metrics, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
+    _, slot, version, frames, episodes, metrics, lag, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
     end = _FULL.size + 16 * (episodes + metrics)
     if min(episodes, metrics) < 0 or end > len(message):
         raise ValueError(f"FULL has {len(message)} bytes, but {episodes} episodes and {metrics} metrics need {end}")
@@ -132,7 +132,7 @@ def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
     sums = np.frombuffer(message, np.float64, 2 * metrics, _FULL.size + 16 * episodes).reshape(2, metrics)
     added = _unpack_added(message[end:]) if end < len(message) else {}
-    return slot, SlotReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, sums, added)
+    return slot, SlotReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, sums, lag, added)
 
 
 def _unpack_added(message: bytes) -> dict[Key, torch.Tensor]:

@@ -19,7 +19,7 @@ from collectx.config.problem import counted
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.progress import LEAST_CPU, STEPS, Counts, cpu_s
-from collectx.transport.connections import LONGEST_WAIT_S, MessageReader
+from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, MessageWriter
 
 # An option, and its value in seconds.
 Limit: TypeAlias = tuple[str, float]
@@ -155,7 +155,8 @@ class Peer:
     """One process of a worker. Its replacement gets another object.
 
     Attributes:
-        connection, reader: the connection for control messages, and its reader; None until the worker has joined.
+        connection, reader, writer: the connection for control messages, and its reader and writer; None until the
+            worker has joined.
         handle: the handle of the process, if the trainer started it.
         host: name of its host; None for the trainer's host.
         num_outstanding: number of granted slots that were not delivered, and of requests that were not answered.
@@ -174,6 +175,7 @@ class Peer:
     state: JoinState = JoinState.EXPECTED
     connection: Connection | None = None
     reader: MessageReader | None = None
+    writer: MessageWriter | None = None
     handle: Handle | None = None
     host: str | None = None
     num_outstanding: int = 0

@@ -106,7 +106,7 @@ class SharedMemoryTransport(SlabTransport):
         if not isinstance(message, bytes):
             # The departure comes first, because Ctrl-C may end the wait for the process.
             self._events.append(Departure(peer.index, message))
-            self._supervisor.remove(peer)
+            self._supervisor.remove(peer, hangs=isinstance(message, WorkerTimeout))
             return
         if message[:1] == messages.FULL:
             event = self._arrival(peer.index, *messages.unpack_full(message))

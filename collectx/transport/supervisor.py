@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from collectx import progress
 from collectx.progress import STEPS, Counts
-from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, set_send_timeout, shut_down
+from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, MessageWriter, shut_down
 from collectx.transport.peer import Handle, JoinState, Limit, Peer, death_error, end_processes, timeout_error
 from collectx.transport.tracebacks import request_stacks
 
@@ -133,8 +133,7 @@ class Supervisor(Generic[AnyPeer]):
 
     def connect(self, peer: Peer, connection: Connection) -> None:
         """Takes over the connection of a worker that has joined, and closes it later."""
-        set_send_timeout(connection, self._start_timeout_s)
-        peer.connection, peer.reader = connection, MessageReader(connection)
+        peer.connection, peer.reader, peer.writer = connection, MessageReader(connection), MessageWriter(connection)
         peer.state = JoinState.JOINED
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
@@ -169,12 +168,23 @@ class Supervisor(Generic[AnyPeer]):
         return peer.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
     def send(self, peer: Peer, message: bytes) -> None:
-        """Sends a message to a worker that has joined. Does not raise: if the worker is dead, `events` yields its
-        error. Blocks while the worker reads nothing. Gives up after the worker's timeout; `events` then yields that
-        the worker is late."""
+        """Sends a message to a worker that has joined. Neither raises nor blocks: if the worker is dead, `events`
+        yields its error; if it reads nothing, `events` sends the rest, or yields that the worker is late."""
+        assert peer.writer is not None
         assert peer.connection is not None
         with contextlib.suppress(OSError):
-            peer.connection.send_bytes(message)
+            if peer.writer.write(message):
+                self._selector.modify(peer.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+
+    def _send_rest(self, peer: Peer) -> None:
+        """Sends what `send` left, as far as there is room."""
+        assert peer.writer is not None
+        assert peer.connection is not None
+        is_left = False
+        with contextlib.suppress(OSError):
+            is_left = peer.writer.flush()
+        if not is_left:
+            self._selector.modify(peer.connection, selectors.EVENT_READ, peer)
 
     def granted(self, peer: Peer) -> None:
         """Notes that a worker was granted a slot or sent a request; starts its timer if it was idle."""
@@ -184,10 +194,7 @@ class Supervisor(Generic[AnyPeer]):
 
     def delivered(self, peer: Peer) -> None:
         """Notes that a worker delivered one of its outstanding batches."""
-        if not peer.has_delivered:
-            peer.has_delivered = True
-            assert peer.connection is not None
-            set_send_timeout(peer.connection, self._worker_timeout_s)
+        peer.has_delivered = True
         self.replied(peer)
 
     def replied(self, peer: Peer) -> None:
@@ -251,12 +258,16 @@ class Supervisor(Generic[AnyPeer]):
         active: set[Any] = set()
         gone: set[Any] = set()
         was_called = False
-        for key, _ in ready:
+        for key, possible in ready:
             if not isinstance(key.data, Peer):
                 key.data()
                 was_called = True
                 continue
             peer: Any = key.data
+            if possible & selectors.EVENT_WRITE and peer.state is not JoinState.GONE:
+                self._send_rest(peer)
+            if not possible & selectors.EVENT_READ:
+                continue
             for message in self._messages(peer, key.fileobj):
                 if peer in gone:
                     break
@@ -330,11 +341,12 @@ class Supervisor(Generic[AnyPeer]):
             limit = self._join_timeout(peer.index, peer.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
-    def remove(self, peer: Peer) -> None:
-        """Closes the connection of a worker and ends its process. Its record stays until `add` replaces it."""
+    def remove(self, peer: Peer, hangs: bool = False) -> None:
+        """Closes the connection of a worker and ends its process, at once if it `hangs`. Its record stays until `add`
+        replaces it."""
         peer.state = JoinState.GONE
         self._timers.stop(peer)
-        connection, peer.connection, peer.reader = peer.connection, None, None
+        connection, peer.connection, peer.reader, peer.writer = peer.connection, None, None, None
         if connection is not None:
             self._selector.unregister(connection)
             shut_down(connection)
@@ -343,7 +355,7 @@ class Supervisor(Generic[AnyPeer]):
                 self._selector.unregister(handle.sentinel)
             # Waits briefly only, so that the other workers do not run out of slots. If another thread kills the
             # process, this wait ends.
-            end_processes([handle], min(_GRACE_S, self._close_timeout_s))
+            end_processes([handle], 0.0 if hangs else min(_GRACE_S, self._close_timeout_s))
             peer.handle = None
 
     def kill_workers(self, *states: JoinState) -> None:

@@ -71,9 +71,10 @@ class NestedSource:
 
     def fill(self, grant: Fill) -> SlotReport:
         collector, tensors = self._collector, self._slots[grant.slot]
-        if grant.reset is not None:
-            collector.request_reset(grant.reset)
         try:
+            if grant.reset is not None:
+                collector.wait_until_idle()  # drops batches that were collected ahead
+                collector.request_reset(grant.reset)
             batch = next(collector)
         except WorkerError:
             if self._link.stop[0]:
@@ -81,7 +82,8 @@ class NestedSource:
             raise
         for key, tensor in tensors.items():
             tensor.copy_(batch.get(key).reshape(tensor.shape))
-        parts = collector.last_batch_info.parts
+        info = collector.last_batch_info
+        parts = info.parts
         self._last_versions |= {part.worker: part.report.policy_version for part in parts}
         acted = self._versions[parts[0].report.policy_version]
         if len(self._last_versions) == self._num_workers:
@@ -96,6 +98,7 @@ class NestedSource:
             np.concatenate([part.report.returns for part in parts]),
             np.concatenate([part.report.lengths for part in parts]),
             metrics=sum(part.report.metrics for part in parts),
+            settings_lag=collector.settings.version - min(info.settings, default=0),
             added=_joined([part.report.added for part in parts]),
         )
 

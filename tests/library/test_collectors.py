@@ -270,6 +270,39 @@ def test_a_worker_is_a_collector_whose_workers_are_seeded(inner, size, wait_unti
             wait_until(lambda: torch.equal(collector.next()["observation"], seen), what="the same batch")
 
 
+class Level(gymnasium.Wrapper):
+    """Rewards its level, in endless episodes."""
+
+    level = 0.0
+
+    def __init__(self):
+        super().__init__(cartpole())
+
+    def step(self, action):
+        observation, _, _, _, info = self.env.step(action)
+        return observation, self.level, False, False, info
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("inner", ["sync", "async"])
+def test_settings_and_resets_reach_a_worker_that_is_a_collector_between_its_batches(inner):
+    """An async one has collected batches ahead, with the earlier settings."""
+    keywords = {"num_workers": 1, "num_workers_per_collector": 2, "collector_class": inner}
+    with make(GLOO_SYNC, Level, frames_per_batch=16, **keywords) as collector:
+        collector.next()
+        for level in (1, 2, 3):
+            collector.set_attr("level", float(level))
+            for _ in range(3):
+                batch = collector.next()
+                assert torch.equal(batch["next", "reward"][..., 0], batch["collector", "settings_version"].float())
+        seen = {0, 1}
+        for _ in range(3):
+            collector.reset()
+            first = set(collector.next()["collector", "traj_ids"].flatten().tolist())
+            assert not first & seen
+            seen |= first | set(collector.next()["collector", "traj_ids"].flatten().tolist())
+
+
 @pytest.mark.difference("a keyword of the constructor in `collector_kwargs`, such as `max_frames_per_traj`")
 @over((GLOO_SYNC, RAY_SYNC))
 def test_collector_kwargs_are_of_each_worker_or_of_all(way):

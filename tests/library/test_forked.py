@@ -1,5 +1,6 @@
 """Collectors in a process that was forked from the one that made them, and new ones that it makes."""
 
+import gc
 import inspect
 import json
 import multiprocessing
@@ -10,6 +11,7 @@ import sys
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -83,6 +85,47 @@ def test_a_forked_process_and_its_parent_have_a_batch_each(way):
         assert child.exitcode == 0
         assert (batch == copy).all()
     assert len(ids) == 9
+
+
+def mapping_of(tensor):
+    """Returns the name of what is mapped where a tensor is."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, _, end = line.split()[0].partition("-")
+        if int(first, 16) <= tensor.data_ptr() < int(end, 16):
+            return line.partition("/")[2]
+    raise AssertionError("it is not in memory")
+
+
+@over([SHARED[0]], smoke=True)
+def test_batches_are_lent_without_a_copy_after_any_number_of_forks(way):
+    """As with a DataLoader in each batch."""
+    with make(way, frames_per_batch=64, total_frames=-1) as collector:
+        for _ in range(8):
+            batch = collector.next()
+            assert "slab" in mapping_of(batch["observation"])
+            copy = batch.clone()
+            for _ in range(2):
+                os.waitpid(forked(lambda batch=batch: batch.apply_(lambda tensor: tensor.fill_(1))), 0)
+            collector.get_attr("gravity")  # the workers have filled what they were granted
+            assert (batch == copy).all()
+    os.waitpid(forked(batch.clear), 0)
+    assert (batch == copy).all()
+
+
+@over([SHARED[0]], smoke=True)
+def test_a_batch_that_is_kept_after_a_fork_outlives_the_collector_and_keeps_only_its_own_memory(way):
+    before = Path("/proc/self/maps").read_text().count("slab")
+    with make(way, frames_per_batch=64, total_frames=-1) as collector:
+        batch = collector.next()
+        os.waitpid(forked(int), 0)
+        copy = batch.clone()
+    assert (batch == copy).all()
+    del collector
+    gc.collect()
+    assert (batch == copy).all()
+    del batch
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("slab") == before
 
 
 # Of `RayCollector` alone.

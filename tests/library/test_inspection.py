@@ -21,7 +21,20 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
 from user_code.faulty import FaultyEnv
-from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
+from ways import (
+    GLOO_ASYNC,
+    GLOO_SYNC,
+    INLINE,
+    INLINE_SYNC,
+    RAY_SYNC,
+    SHARED,
+    SHARED_ASYNC,
+    SHARED_SYNC,
+    SINGLE,
+    WAYS,
+    case,
+    over,
+)
 
 from collectx import ProfileConfig, ReplayBuffer
 from collectx.errors import ConfigError, WorkerDied
@@ -234,6 +247,30 @@ def test_a_call_that_kills_each_worker_is_named():
         assert collector.stats()["workers"] == 2
 
 
+class Mapped(FaultyEnv):
+    """Takes longer for a batch than the limit for a step, and keeps a map."""
+
+    def __init__(self):
+        super().__init__("sleeps", 10**6, step_s=0.05)
+
+    def set_map(self, values):
+        self.size = float(values.sum())
+        return values
+
+
+@over([SHARED_ASYNC, GLOO_ASYNC], smoke=True)
+def test_long_messages_wait_neither_for_a_batch_nor_for_each_other(way):
+    def hook(batch):
+        batch["features"] = torch.zeros(*batch.shape, 40_000)
+
+    with make(way, Mapped, frames_per_batch=50, worker_timeout_s=1.0, post_collect_hook=hook) as collector:
+        collector.next()
+        for size in (2_000_000, 3_000_000):
+            assert [len(each) for each in collector.call("set_map", torch.ones(size))] == [size] * 2
+            assert collector.next()["features"].shape[-1] == 40_000
+        assert collector.get_attr("size") == (3e6, 3e6)
+
+
 @over([GLOO_SYNC])
 def test_workers_on_other_hosts_cannot_be_asked(way):
     words = "is not possible with workers over a network"
@@ -378,7 +415,7 @@ def test_devices_are_those_that_the_keywords_resolve_to():
         assert collector.device == collector.env_device == collector.storing_device == (None, None)
         assert collector.policy_device == (cpu, None)
         assert collector.next().device is None
-    with make(INLINE_SYNC, frames_per_batch=4, storing_device=["cpu", cpu]) as collector:
+    with make(INLINE_SYNC, frames_per_batch=4, storing_device=["cpu", "cpu:0"]) as collector:
         assert collector.next().device == cpu
 
 

@@ -12,6 +12,7 @@ from ways import INLINE_SYNC, SINGLE, over
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from gymnasium import spaces
+from torch import nn
 from torch.nn.functional import one_hot
 from torchrl.envs import GymWrapper, SerialEnv
 from user_code.torchrlenvs import Sampled
@@ -69,3 +70,33 @@ def test_an_action_may_lack_last_dimensions_of_size_1(create, width, num_ones):
     action = batch["action"]
     assert action.flatten().tolist() == batch["observation"].mean(-1).flatten().tolist()
     assert action.shape[batch.ndim :] in (width, width or (1,))
+
+
+class Switching(nn.Module):
+    """Acts with one layer for five calls, then with another one, which it puts in the place of the first: as its
+    attribute, or as an item of a Sequential."""
+
+    def __init__(self, by_item):
+        super().__init__()
+        self.options = [nn.Linear(4, 2), nn.Linear(4, 2)]
+        for action, layer in enumerate(self.options):
+            nn.init.zeros_(layer.weight)
+            layer.bias.data = one_hot(torch.tensor(action), 2).float()
+        self.net = nn.Sequential(nn.Identity(), self.options[0])
+        self._by_item, self.actions = by_item, []
+
+    def forward(self, observation):
+        self.actions.append(len(self.actions) // 5 % 2)
+        if self._by_item:
+            self.net[1] = self.options[self.actions[-1]]
+        else:
+            self.net = nn.Sequential(self.options[self.actions[-1]])
+        return self.net(observation).argmax(-1)
+
+
+@pytest.mark.parametrize("by_item", [False, True])
+def test_a_layer_that_a_policy_replaces_within_a_batch_acts_at_once(by_item):
+    policy = Switching(by_item)
+    with Collector(cartpole, policy, frames_per_batch=16) as collector:
+        for _ in range(2):
+            assert collector.next()["action"].tolist() == policy.actions[-16:]

@@ -180,6 +180,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"policy_device": ["cpu"] * 3}, "policy_device 3 2"),
         ("sync", {"storing_device": ["cpu", None]}, "storing_device= one"),
         ("sync", {"device": "cuda:99"}, "device='cuda:99' cpu"),
+        ("sync", {"device": "cpu:1"}, "device='cpu:1' no such device. cpu"),
         ("sync", {"device": object()}, "device= 'cuda:N'"),
         ("sync", {"reset_when_done": False}, "reset_when_done=False"),
         ("sync", {"extend_buffer": False, "replay_buffer": SimpleNamespace(extend=print)}, "extend_buffer=False add()"),

@@ -158,6 +158,45 @@ def test_the_error_of_a_collector_outside_of_the_guard_says_so(script):
     assert 'or a script that makes a collector outside of its `if __name__ == "__main__":`' in run.stderr
 
 
+DEEP = """
+import sys, threading
+from gymnasium.envs.classic_control import CartPoleEnv
+from collectx import Collector, MultiSyncCollector
+
+class Node:
+    next = None
+
+class Deep(CartPoleEnv):
+    def __init__(self, limit):
+        super().__init__()
+        sys.setrecursionlimit(limit)
+        for _ in range(20_000):
+            node = Node()
+            self.last, node.next = node, getattr(self, "last", None)
+
+def reasons(kind, limit, results):
+    with kind(lambda: Deep(limit), frames_per_batch=8) as collector:
+        collector.next()
+        results += [collector.state_dict()["worker0"]["rollout"].get("reason") for _ in range(4)]
+
+results = []
+reasons(lambda create, **keywords: MultiSyncCollector([create], **keywords), 10**6, results)
+reasons(Collector, 10**6, results)
+threads = [threading.Thread(target=reasons, args=(Collector, 1000, results)) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(results == [None] * 20, sys.getrecursionlimit())
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="C functions have a recursion limit of their own")
+def test_deep_objects_of_envs_are_saved_with_any_recursion_limit_and_in_several_threads(script):
+    run = script(DEEP)
+    assert (run.stdout, run.returncode) == ("True 1000\n", 0), run.stderr
+
+
 @pytest.fixture
 def script(tmp_path):
     """Runs a script, and returns what has become of it."""

@@ -167,10 +167,14 @@ class Cluster(Machines):
             (self.folder / name).mkdir()
         self._configure()
         self.boot(HEAD)
-        self.on(HEAD, ["slurmctld", "-f", str(self.folder / "etc" / "slurm.conf")])
+        self.start_controller()
         for node in self.nodes:
             self._start_node(node)
         wait_until(lambda: all(self.state(node) == "idle" for node in self.nodes), 60, "the nodes to be idle")
+
+    def start_controller(self) -> None:
+        """Starts SLURM's controller, on the head."""
+        self.on(HEAD, ["slurmctld", "-f", str(self.folder / "etc" / "slurm.conf")])
 
     def _configure(self) -> None:
         etc, first_job = self.folder / "etc", int(time.time()) % 60_000_000 + 1

@@ -42,6 +42,7 @@ from collectx.rollout.wrappers import RolloutOptions
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
+from collectx.run.preflight import missing_device
 
 # The number of calls with one observation, after which a policy that always returns the same action counts as greedy.
 _NUM_CALLS = 32
@@ -83,6 +84,8 @@ def load_policy(
     run_folder = RunFolder(run_dir)
     cfg = run_config(run_folder)
     foreign_code.check(run_folder, cfg, trust)
+    if reason := missing_device(str(device)):
+        raise ConfigError(f"device={str(device)!r} cannot be used: {reason}")
     kind = "deterministic" if deterministic else cfg.collector.exploration_type
     loaded = LoadedPolicy.of(run_folder, cfg, ExplorationType(kind), torch.device(device), weights)
     for text in loaded.warnings():

@@ -10,6 +10,7 @@ import re
 import textwrap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
@@ -81,36 +82,33 @@ class Notices:
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. If there is
     a message about the event (`format_event`), it is also written to `logs/trainer.log` and, unless the name is in
-    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`)."""
+    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`). Events that a full disk refuses
+    are written with a later one."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
         self.show: Callable[[str], None] = lambda text: None
         self._notices = Notices(lambda text: self.show(text))
         self._log = folder.log("trainer")
-        self._lines = JsonLines(folder.events)
+        self._path = folder.events
+        self._lines: JsonLines | None = JsonLines(self._path)
+        # Events that are not written yet, with their messages.
+        self._waiting: deque[tuple[dict[str, Any], str | None]] = deque()
         self._lock = threading.Lock()
-        self._closed = False
-        self._has_failed = False
+        self._closed = self._has_failed = False
 
     def __call__(self, name: str, **fields: Any) -> None:
         line = {"time": round(time.time(), 6), "event": name} | fields
-        text, failure = format_event(name, fields), None
+        text = format_event(name, fields)
         with self._lock:
             # A thread may still report the end of a worker while the run closes.
             if self._closed:
                 return
-            if not self._has_failed:
-                try:
-                    self._lines.append(line)
-                    if text is not None:
-                        with open(self._log, "a") as file:
-                            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-                except OSError as error:
-                    # Not raised: the threads that report events must not stop, and the run continues without its log.
-                    self._has_failed, failure = True, error
-        if failure is not None:
-            self.show(f"events are no longer logged: {failure}. The run continues.")
+            self._waiting.append((line, text and f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"))
+            failure, had_failed = self._write(), self._has_failed
+            self._has_failed = failure is not None
+        if failure is not None and not had_failed:
+            self.show(f"events cannot be logged: {failure}. The run continues, and logs them when it can.")
         if text is None or name in self._hidden:
             return
         if "worker" in fields:
@@ -118,12 +116,38 @@ class EventLog:
         else:
             self.show(text)
 
+    def _write(self) -> OSError | None:
+        """Writes the waiting events. Returns the error of the disk, which is not raised: the threads that report events
+        must not stop, and the run continues without its log."""
+        try:
+            while self._waiting:
+                line, text = self._waiting[0]
+                if self._lines is None:
+                    self._lines = JsonLines(self._path)  # without the part of a line that the full disk took
+                self._lines.append(line)
+                self._waiting.popleft()
+                if text is not None:
+                    with open(self._log, "a") as file:
+                        file.write(text)
+        except OSError as error:
+            if self._lines is not None:
+                self._lines.close()
+            self._lines = None
+            return error
+        return None
+
     def close(self) -> None:
-        """Closes the log; later events are dropped. Idempotent."""
+        """Writes waiting events, and closes the log; later events are dropped. Idempotent."""
         with self._lock:
             self._closed = True
-            self._lines.close()
+            self._write()
+            if self._lines is not None:
+                self._lines.close()
         self._notices.close()
+        if self._waiting:
+            lost = counted(len(self._waiting), "event")
+            self.show(f"{lost} could not be logged, so `collectx reproduce` may refuse this run.")
+            self._waiting.clear()
 
 
 # Event messages that only fill in the event's fields; see `format_event`.

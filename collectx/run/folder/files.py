@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from collectx.checkpoints import INCOMPLETE
+from collectx.checkpoints import INCOMPLETE, sync
 from collectx.errors import DamagedFileError
 
 
@@ -40,6 +40,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], is_private
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync(path.parent)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         # torch.save raises a RuntimeError, whose context is the OSError of the file.
@@ -59,6 +60,7 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(handle)
+    sync(path.parent)
 
 
 def read_private(path: Path) -> bytes:

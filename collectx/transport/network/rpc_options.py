@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from collectx.config.derived import device_named
 from collectx.config.problem import Problem, counted
 from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -50,6 +51,7 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
         return
     for worker, sees in enumerate(visible):
         acts = acting(worker)
-        if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
+        # `cuda` is the GPU that the worker sees.
+        if sees == "cpu" if acts == "cuda" else device_named(acts) not in ("cpu", sees):
             rule = f"the policy of worker {worker} acts on {acts}, but the worker only sees {sees}"
             yield Problem(path, rule, visible, "give both the same device.")

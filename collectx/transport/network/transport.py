@@ -255,7 +255,7 @@ class NetworkTransport:
         # The departure comes first, because Ctrl-C may end the wait for the process.
         self._received.append(Departure(peer.index, error))
         self._admission.withdraw(peer)
-        self._supervisor.remove(peer)
+        self._supervisor.remove(peer, hangs=isinstance(error, WorkerTimeout))
         if has_joined:
             self._weight_sync.remove(peer)
             assert peer.pair is not None

@@ -63,6 +63,9 @@ def test_an_env_is_named_by_the_option_that_chose_it():
         ("- - cuda:0 cuda:0", "- cuda:0 cuda:0 cuda:0"),
         ("- - cuda:0 cpu", "- - cuda:0 cpu"),
         ("- - cuda:0 -", "- - cuda:0 -"),
+        ("- - cuda cuda:0", "- cuda:0 cuda:0 cuda:0"),
+        ("- - cpu:0 cpu", "- cpu cpu cpu"),
+        ("cpu:1 - cpu:0 meta:0", "cpu:1 cpu:1 cpu meta"),
     ],
 )
 def test_devices_that_are_not_given_follow_from_others(given, expected):

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from collectx import checkpoints
 from collectx.cli import run
 from collectx.run import RunFolder, execute
 from collectx.run.folder import files as folders
+from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import JsonLines, read_lines, write_atomically
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
@@ -83,6 +85,50 @@ def test_a_line_that_the_disk_takes_in_parts_is_complete(tmp_path):
     lines.append({"batch": 0, "frames": 20})
     lines.close()
     assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"batch": 0, "frames": 20}]
+
+
+def test_events_that_a_full_disk_refuses_are_written_when_there_is_room(folder):
+    folder.events.symlink_to("/dev/full")
+    events, told = EventLog(folder), []
+    events.show = told.append
+    for message in ("one", "two"):
+        events("jobs", message=message)
+    assert told[1:] == ["one", "two"]
+    assert re.fullmatch(r"events cannot be logged: .*No space left.* logs them when it can\.", told[0])
+    folder.events.unlink()
+    folder.events.write_text('{"event":"jo')  # the disk took a part of the line
+    events("jobs", message="three")
+    events.close()
+    assert [line["message"] for line in folder.read_events()] == ["one", "two", "three"]
+    assert [line.split()[-1] for line in folder.log("trainer").read_text().splitlines()] == ["one", "two", "three"]
+    assert told[3:] == ["three"]
+
+
+def test_events_for_which_there_is_never_room_are_counted(folder):
+    folder.events.symlink_to("/dev/full")
+    events, told = EventLog(folder), []
+    events.show = told.append
+    events("jobs", message="one")
+    events.close()
+    assert told[2:] == ["1 event could not be logged, so `collectx reproduce` may refuse this run."]
+
+
+def test_the_folder_of_a_file_that_was_renamed_is_synced(tmp_path, within):
+    """Otherwise, the file has its old content after the host has lost power."""
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        os.fsync(descriptor)
+
+    within(checkpoints, "os", fsync=fsync)
+    write_atomically(tmp_path / "final.pt", lambda file: file.write(b"weights"))
+    assert synced == [str(tmp_path)]
+    kept = checkpoints.Checkpoints(tmp_path / "checkpoints", 1)
+    folder = kept.write(3, {}, {checkpoints.STATE: {}})
+    synced.clear()
+    kept.rank(3, 0.5)
+    assert synced[-1] == str(folder)
 
 
 @pytest.mark.parametrize("rest", ["", "{", '{"batch": "' + 9000 * "x"])

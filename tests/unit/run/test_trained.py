@@ -98,6 +98,9 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
         ShapeError, match=r"observation must have shape \[4\], or \[B, 4\] for a batch, but has shape \[3\]"
     ):
         collectx.load_policy(trained)(np.zeros(3, np.float32))
+    for device in ("cuda:99", "cpu:1", "gpu"):
+        with pytest.raises(ConfigError, match=rf"^device='{device}' cannot be used: .* Use cpu"):
+            collectx.load_policy(trained, device=device)
     files = RunFolder(run(tmp_path / "run", f"{_SHORT} checkpoint.keep=1"))
     # Cut off, as by a full disk.
     files.policy.write_bytes(files.policy.read_bytes()[:2000])

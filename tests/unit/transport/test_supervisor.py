@@ -14,7 +14,7 @@ from user_code.toyworker import batch_spec
 
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
-from collectx.transport.connections import set_receive_timeout, set_send_timeout
+from collectx.transport.connections import MessageReader
 from collectx.transport.peer import JoinState, Peer, death_error
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
@@ -73,9 +73,6 @@ class ManualSupervisor(Supervisor):
     def connect(self, index):
         ours, self.ends[index] = (Connection(end.detach()) for end in socketpair())
         self._stack.callback(self.ends[index].close)
-        # Where the supervisor blocks, or does not read what was sent, the test fails instead of waiting.
-        set_receive_timeout(ours, 5.0)
-        set_send_timeout(self.ends[index], 5.0)
         super().connect(self.worker(index), ours)
 
     def step(self, index):
@@ -255,6 +252,24 @@ def test_a_message_to_a_dead_worker_is_no_error(supervisor):
     assert (worker, type(error)) == (0, WorkerDied)
 
 
+def test_a_worker_that_reads_nothing_gets_all_messages_later(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    words = [b"y" * 3_000_000, b"word", b""]
+    for word in words:
+        Supervisor.send(supervisor, supervisor.worker(0), word)
+    reader, received = MessageReader(supervisor.ends[0]), []
+    supervisor.send_part(0)
+    while len(received) < 3:
+        received += reader.read()
+        assert supervisor.poll() == []
+    assert received == words
+    Supervisor.send(supervisor, supervisor.worker(0), words[0])
+    supervisor.ends[0].close()
+    ((worker, error),) = supervisor.poll()
+    assert (worker, type(error)) == (0, WorkerDied)
+
+
 def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
     """Another thread removes it, as the shutdown of a collector with a background thread does."""
     supervisor = supervisor()
@@ -264,6 +279,16 @@ def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
     supervisor.remove(worker)
     assert during == [job] * 3
     assert worker.handle is None
+
+
+@pytest.mark.parametrize(("hangs", "waited_s"), [(True, 0.0), (False, 0.2)])
+def test_a_worker_that_hangs_is_killed_at_once(supervisor, hangs, waited_s):
+    """The waits for many workers that hang, one after the other, would add up."""
+    supervisor = supervisor()
+    job, waits = supervisor.run(3), []
+    job.join = waits.append
+    supervisor.remove(supervisor.worker(3), hangs)
+    assert waits[0] == pytest.approx(waited_s, abs=0.1)
 
 
 def test_a_message_of_which_a_part_has_come_holds_up_nobody(supervisor):

@@ -18,7 +18,7 @@ def test_a_spec_travels_as_plain_json(kind):
     spec = SpecMaker(cfg, [ConfigOverrides(steps=4)] * 2, 2).make(1, ProcessHistory(3))
     again = type(spec).from_json(json.loads(json.dumps(spec.to_json())), UserObjects())
     assert again == spec
-    assert (again.cfg.seed, again.policy_device, again.cfg.collector.exploration_type) == (7, "cuda", "mode")
+    assert (again.cfg.seed, again.policy_device, again.cfg.collector.exploration_type) == (7, "cuda:0", "mode")
 
 
 def test_keys_that_are_no_texts_stay_what_they_are():

@@ -14,6 +14,7 @@ from torch import nn
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Leaf, batch_leaves
 from collectx.collector.compose import SpecMaker
+from collectx.collector.worker_record import Settings
 from collectx.errors import WorkerError
 from collectx.policy.flat_weights import FlatWeights
 from collectx.rollout.loop import RolloutStopped
@@ -205,12 +206,15 @@ class Inner:
 
     def __init__(self):
         self.calls, self.batches, self.version, self.envs_per_worker = [], [], -1, 2
-        self.last_batch_info = None
+        self.last_batch_info, self.settings = None, Settings()
 
     def publish(self, policy):
         self.version += 1
         self.calls.append(("publish", type(policy).__name__, self.version))
         return self.version
+
+    def wait_until_idle(self):
+        self.calls.append("wait_until_idle")
 
     def request_reset(self, reset):
         self.calls.append(reset)
@@ -220,7 +224,8 @@ class Inner:
         if isinstance(batch, Exception):
             raise batch
         tensors, parts = batch
-        self.last_batch_info = SimpleNamespace(parts=[Arrival(worker, 0, report) for worker, report in parts])
+        parts = [Arrival(worker, 0, report) for worker, report in parts]
+        self.last_batch_info = SimpleNamespace(parts=parts, settings=())
         return tensors
 
     def change(self, kind, name, contents):

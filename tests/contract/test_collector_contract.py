@@ -21,6 +21,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import RecordedBatch, start_collector
 from collectx.errors import ConfigError
+from collectx.worker.spec import INCARNATIONS_PER_WORKER
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
 HERE = (*ways.INLINE, *ways.SHARED, *ways.GLOO)
@@ -52,14 +53,14 @@ def collect(way, env=None, policy=None, **knobs):
 
 @over([ways.GLOO_SYNC], smoke=True)
 def test_added_workers_have_the_next_indices_and_trajectories_of_their_own(way):
-    with collect(way, counting(1), frames_per_batch=10, total_frames=-1, max_restarts=4) as collector:
+    with collect(way, counting(1), frames_per_batch=10, total_frames=-1) as collector:
         next(collector)
         collector.add()
         collector.add()
         batch = next(collector)
         assert [part.worker for part in collector.last_batch_info.parts] == [0, 1, 2, 3]
-    # They have the envs of the first two, after all lives that these may have: their first one and four restarts.
-    first_id = 5 * 2**32 * way.num_workers
+    # They have the envs of the first two, after all incarnations that these may have.
+    first_id = INCARNATIONS_PER_WORKER * 2**32 * way.num_workers
     assert batch["collector", "traj_ids"][2:, 0, 0].tolist() == [first_id, first_id + 1]
 
 

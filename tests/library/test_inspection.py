@@ -263,7 +263,7 @@ def test_long_messages_wait_neither_for_a_batch_nor_for_each_other(way):
     def hook(batch):
         batch["features"] = torch.zeros(*batch.shape, 40_000)
 
-    with make(way, Mapped, frames_per_batch=50, worker_timeout_s=1.0, post_collect_hook=hook) as collector:
+    with make(way, Mapped, frames_per_batch=25, worker_timeout_s=1.0, post_collect_hook=hook) as collector:
         collector.next()
         for size in (2_000_000, 3_000_000):
             assert [len(each) for each in collector.call("set_map", torch.ones(size))] == [size] * 2

@@ -88,8 +88,8 @@ class ExclusiveUse:
 class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     """Yields batches until `total_frames` are delivered: TensorDicts of `frames_per_batch` frames
     (`collectx/batch.py`); or a `WrittenBatch` for each, if workers write them to a replay buffer. A sync batch is
-    smaller while workers are missing. With `collector.preemptive_threshold` batches have a mask, and after the first
-    setting the settings version of each frame.
+    smaller while workers are missing. With `collector.preemptive_threshold`, batches have a mask. After the first
+    `set_attr` or `call`, each frame has a settings version.
 
     Attributes:
         assembler: joins batches to complete trajectories for the consumer, see `join_trajectories`; None: the consumer
@@ -494,8 +494,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.pool.restore_starting(saved_workers)
         ready, starting = self.pool.ready, self.pool.starting
         reset = Reset(env_seed(seed, state["frames"], 1))
-        # Only later does it show whether the envs of a starting worker can be restored. It gets a reset now, which is
-        # withdrawn if they can.
+        # A starting worker may restore its envs or not. It gets a reset now, which `handle_first_reply` drops if the
+        # worker restores them.
         self._reset_after(state, reset, starting & saved_workers.keys())
         askable = self.pool.askable & saved_workers.keys()
         replies = self.ask("load", per_worker={index: (saved_workers[index],) for index in askable})

@@ -4,8 +4,8 @@ multiprocessing imports the trainer's `__main__` script in every process that it
 `if __name__ == "__main__":` would start its collector again in each worker. Such a script is not imported: collectors
 pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
 
-The state that a worker's process inherits. The fork server is older than its workers: without this module, they
-would get the environment that the trainer's process had when the server started.
+Workers are forked from a server that may be hours old. `Inherited` gives them the state that the trainer's process has
+now: environment variables, limits, signal masks, Hydra's configuration.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from collectx import hydra_state
 
 class Inherited:
     """The state that a process would inherit if the calling thread started it now: environment, umask, resource limits,
-    niceness, cores, blocked and ignored signals, and
-    what Hydra set up. multiprocessing passes on the working directory.
+    niceness, cores, blocked and ignored signals, and what Hydra set up. multiprocessing passes on the working
+    directory.
 
     A process that unpickles this object adopts all of it. Values that it may not set stay as they are."""
 

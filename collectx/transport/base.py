@@ -184,12 +184,12 @@ class Fill:
 
 
 def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -> list[_Weights]:
-    """With `SlotSpec.grants_name_version`: keeps the weights of a version that is being granted. Two batches are filled
-    at a time, so only the two versions that were granted last are kept. Returns the weights that are no longer kept.
+    """Keeps the weights of a granted version, with `SlotSpec.grants_name_version`. Workers fill two batches at a time,
+    so the two versions that were granted last are enough. Returns the weights that are no longer kept.
 
     Args:
         granted: the kept weights by version, the oldest first; this changes the dict.
-        newest: stored as the weights of `version`, if these are not kept yet.
+        newest: the weights of `version`, if `granted` lacks them.
     """
     granted.setdefault(version, newest)
     return [granted.pop(next(iter(granted))) for _ in range(len(granted) - 2)]

@@ -205,8 +205,8 @@ class Peer:
         return self.has_delivered or (counts is not None and counts[STEPS] > 0)
 
     def is_starting(self) -> bool:
-        """Whether a process of this machine has not begun to count its progress, because it imports the user's script,
-        for example, and has used the processor since the last call."""
+        """Whether a local process is still starting: it has reported no progress, as while it imports the user's
+        script, but has used the processor since the last call."""
         if any(self.read_counts() or self.progress or ()) or self.handle is None or self.handle.pid is None:
             return False
         assert self.limit is not None

@@ -50,6 +50,9 @@ _OTHER_NAMES = {
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.
 PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
+# Subcommands that step envs, or start processes that do.
+_STEPPING = ("run", "reproduce", "resume", "eval", "tune")
+
 # How long a command waits for the threads that user code has left.
 _THREADS_S = 10.0
 
@@ -77,12 +80,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command; the entry point of the installed script. Ends in `sys.exit`."""
     open_closed()
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words and words[0] in _STEPPING:
+        _fix_hashes()
     if words and words[0] not in PRINTING:
         outlive_readers(lambda text: print(f"collectx {words[0]}: {text}", file=sys.stderr))
         unbind_threads(lambda text: print(f"note: {text}", file=sys.stderr))
     status = _status(words)
     _limit_exit(status)
     sys.exit(status)
+
+
+def _fix_hashes() -> None:
+    """Starts this command again, with `PYTHONHASHSEED=0`, unless the variable is set: so sets of texts have the same
+    order in every run and in all of its workers. Python reads the variable at its start only. Does nothing in a
+    debugger."""
+    if "PYTHONHASHSEED" not in os.environ and sys.gettrace() is None and threading.active_count() == 1:
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _limit_exit(status: int) -> None:

@@ -41,6 +41,8 @@ def become(argv: Sequence[str], folder: Path, variables: Mapping[str, str], outp
             os.dup2(source, target)
         os.environ.clear()
         os.environ.update(variables)
+        # As this process; the command would start again to set it.
+        os.environ.setdefault("PYTHONHASHSEED", "0")
         sys.argv = [COMMAND, *argv]
         path = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
         sys.path[:1] = [str(Path(COMMAND).parent), *path]
@@ -72,7 +74,11 @@ class Forking:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(PYTHONHASHSEED="0"),
         )
 
     def run(self, argv: Sequence[str], cwd: Path, outputs: tuple[Path, Path]) -> int:

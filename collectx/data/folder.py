@@ -174,12 +174,14 @@ class SequentialWriter(Writer):
         self._lock = open(self.path / "_lock", "w")  # noqa: SIM115, closed by close()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             option = self.run.format_option
             raise ConfigError(
                 f"{self.path} is in use: another run is recording to it, and {option}={self.run.format} allows only "
                 f"one at a time. Wait until it ends, or use {option}=memmap or {option}=parquet."
             ) from error
+        except OSError:
+            pass  # a file system without locks
 
     def close(self) -> None:
         super().close()

@@ -27,6 +27,7 @@ from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
+from collectx.env.mujoco_warnings import advice_on_display
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
 from collectx.env.wrappers import refuse
@@ -168,7 +169,12 @@ class GymEnv(Env):
                     "`env.wrappers=[ClipAction]`"
                 )
             )
-        error.add_note(f"raised in step() of env {e} (of {self.spec.num_envs})")
+        self._note(error, "step", e)
+
+    def _note(self, error: Exception, name: str, e: int) -> None:
+        if advice := advice_on_display(error):
+            error.add_note(advice)
+        error.add_note(f"raised in {name}() of env {e} (of {self.spec.num_envs})")
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         self.reset_options = options or {}
@@ -189,7 +195,7 @@ class GymEnv(Env):
             return result[1]
         except Exception as error:
             refuse(error, "reset", f"env {e}", result)
-            error.add_note(f"raised in reset() of env {e} (of {self.spec.num_envs})")
+            self._note(error, "reset", e)
             raise
 
     def _values(self, observation: Any, info: dict) -> list[Any]:

@@ -8,8 +8,10 @@ write to the same terminal (`place/local_launcher.py`).
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
+import traceback
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -17,6 +19,24 @@ from typing import Any
 
 # The texts of the warnings that were shown, without numbers.
 shown: set[str] = set()
+
+
+# The files of MuJoCo's renderers, of Gymnasium's and of dm_control's.
+_RENDERERS = re.compile(
+    r"mujoco_rendering|[/\\](OpenGL|glfw|dm_control[/\\]_render|mujoco[/\\](renderer|gl_context|egl|osmesa))\b"
+)
+
+
+def advice_on_display(error: BaseException) -> str:
+    """Returns what to set if rendering with MuJoCo failed because the machine has no display, or ""."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if os.environ.get("DISPLAY") or not any(_RENDERERS.search(frame.filename) for frame in frames):
+        return ""
+    now = f", and MUJOCO_GL={os.environ['MUJOCO_GL']}" if "MUJOCO_GL" in os.environ else ""
+    return (
+        f"this machine has no display{now}. Set MUJOCO_GL=egl (with the driver of a GPU) or MUJOCO_GL=osmesa (with the "
+        "library OSMesa) before the command"
+    )
 
 
 def show_once() -> None:

@@ -141,6 +141,8 @@ class Request(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
+# What `Transport.receive` raises if it would wait for ever.
+NO_WORK = "internal error: waiting for workers although none has work. Please report this with events.jsonl."
 # Requests whose arguments and results are tensors and plain data, so they can be sent over networks.
 PLAIN_REQUESTS = ("ready", "state", "load", "change", "get_attr")
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
+from collectx.transport.base import NO_WORK, Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
@@ -55,7 +55,7 @@ class InlineTransport(SlabTransport):
 
     def receive(self) -> Arrival | Departure | Reply:
         if not self._pending:
-            raise RuntimeError("no worker is collecting a batch or answering a request, so there is nothing to receive")
+            raise RuntimeError(NO_WORK)
         worker = self._pending[0]
         try:
             if next(self._workers[worker], _ENDED) is _ENDED:

@@ -16,7 +16,7 @@ import cloudpickle
 
 from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
+from collectx.transport.base import NO_WORK, Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.inference_channel import InferenceChannel, InferenceClient
 from collectx.transport.peer import Handle, Peer
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink, SlabTransport
@@ -90,9 +90,7 @@ class SharedMemoryTransport(SlabTransport):
     def receive(self) -> Arrival | Departure | Reply:
         while not self._events:
             if not self._supervisor.has_outstanding:
-                raise RuntimeError(
-                    "internal error: waiting for workers although none has work. Please report this with events.jsonl."
-                )
+                raise RuntimeError(NO_WORK)
             for peer, message in self._supervisor.events():
                 self._handle_message(peer, message)
         return self._events.popleft()

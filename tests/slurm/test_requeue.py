@@ -151,6 +151,17 @@ def test_a_request_for_a_checkpoint_is_served_and_the_job_runs_on(cluster, run, 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("words", [["--signal=HUP"], ["--batch", "--signal=HUP"]], ids=["job", "batch"])
+def test_a_hangup_ends_a_job_with_a_checkpoint(cluster, run, words):
+    started = run(*_SLOW, "launcher=slurm", "launcher.nodes=1")
+    started.wait_for_more(1)
+    cluster.login(["scancel", *words, *started.jobs])
+    assert started.finish() == 130, started.output
+    started.wait_for("checkpoint", 1)
+    assert started.result["status"] == "interrupted"
+
+
+@pytest.mark.nightly
 def test_a_job_without_time_for_a_batch_does_not_come_back_for_ever(cluster, run):
     cluster.login(["scontrol", "update", "PartitionName=train", "DefaultTime=1"])
     try:

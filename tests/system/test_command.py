@@ -244,3 +244,18 @@ def test_processes_that_are_too_many_or_not_collectxs_own_are_named(tmp_path):
     done = subprocess.run(torchrun, cwd=tmp_path / "outputs", **how)
     assert "torchrun runs 2 copies of this command, but collectx starts its own processes" in done.stderr
     assert not (tmp_path / "outputs" / "outputs").exists()
+
+
+def test_a_run_in_which_no_episode_ended_says_so(tmp_path):
+    said = forked("run", "env=pendulum", "debug=tiny", "trainer=meter", cwd=tmp_path).stderr
+    assert "no episode ended in 128 frames, so this run has no return. Raise collector.total_frames" in said
+
+
+def test_the_mission_of_minigrid_is_left_out_by_the_override_that_the_refusal_names(tmp_path):
+    pytest.importorskip("minigrid", reason="needs the dev extra")
+    words = ["run", "env=gym", "env.id=minigrid:MiniGrid-Empty-5x5-v0", "debug=tiny"]
+    refused = forked(*words, cwd=tmp_path, status=2).stderr
+    assert "'mission' cannot be stored as a tensor" in refused
+    override = re.search(r"env\.exclude_keys=\[mission\]", refused)
+    assert override is not None, refused
+    forked(*words, override[0], cwd=tmp_path)

@@ -32,6 +32,6 @@ def test_a_trainer_may_keep_and_change_batches(kind, kept, changed, num_notes, t
     (tmp_path / "keeping.py").write_text(TRAINER.replace("KEPT", kept).replace("CHANGED", changed))
     words = ["env=cartpole", f"collector={kind}", "collector.frames_per_batch=64", "collector.total_frames=640"]
     run = collectx("run", *words, "trainer=custom", "trainer.target=keeping:Keeping", "hydra.run.dir=run", cwd=tmp_path)
-    assert run.stdout.count("the trainer keeps several batches") == num_notes
+    assert run.stdout.count("the trainer holds several") == num_notes
     assert (tmp_path / "run" / "events.jsonl").read_text().count('"batches_copied"') == num_notes
     assert result(tmp_path / "run")["frames"] == 640

@@ -33,6 +33,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.env.env_indices import SPACES, of_evaluation
 from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
+from collectx.env.mujoco_warnings import advice_on_display
 from collectx.env.wrappers import with_statistics
 from collectx.errors import ConfigError, EpisodeTooLongError, summary_of
 from collectx.policy import is_user_policy
@@ -278,7 +279,8 @@ def _check_rendering(make: Callable[[], Any]) -> None:
             env.close()
     except Exception as error:
         raise ConfigError(
-            f"eval.video=true cannot be used, because the env cannot render: {summary_of(error)}"
+            f"eval.video=true cannot be used, because the env cannot render: {summary_of(error).rstrip('.')}."
+            + (f" {advice[0].upper()}{advice[1:]}." if (advice := advice_on_display(error)) else "")
         ) from error
     if np.ndim(frame) != 3:
         modes = env.metadata.get("render_modes")

@@ -164,7 +164,7 @@ _MESSAGES = {
     "log_limited": "{file} exceeded run.max_log_bytes={max_bytes}: repeated lines are folded, and the oldest removed. "
     "For all lines, raise run.max_log_bytes.",
     "jobs": "{message}",
-    "batches_copied": "batches are copied from now on, which is slower: the trainer holds several, or forked while it "
+    "batches_copied": "batches are copied now, which is slower, because the trainer holds several, or forked while it "
     "held one. Keep clones of what it needs, and drop batches before a fork.",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",

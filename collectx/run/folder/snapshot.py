@@ -99,6 +99,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "values": _digests(cfg),
         "git": {"cwd": git_state(_typed_in()), "collectx": git_state(Path(__file__).parent)},
         "seeds": {"seed": cfg.seed},
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
 
 
@@ -184,6 +185,7 @@ def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
         **values,
         **(meta.get("numerics") or {}),
         "python": meta.get("python"),
+        "PYTHONHASHSEED": meta.get("PYTHONHASHSEED"),
         **git,
         **(meta.get("packages") or {}),
     }
@@ -193,6 +195,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):  # `git_state`
         commit = f"commit {str(value.get('commit'))[:10]}"
         changes = f" ({value['diff'][:10]})" if value.get("diff") else ""
+        if value.get("refused"):
+            return f"unknown ({value['refused']})"
         return f"{commit} with uncommitted changes{changes}" if value.get("dirty") else commit
     return "none" if value is None else str(value)
 
@@ -221,10 +225,13 @@ def packages() -> dict[str, str]:
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Returns `{"commit", "dirty"}` of the checkout that contains `folder`, and, if it is dirty, `"diff"`, the digest
-    of the changes; None without a checkout or git. Dirty means that tracked files differ from the commit."""
+    of the changes; None without a checkout or git. Dirty means that tracked files differ from the commit. If git
+    refuses to read a checkout that belongs to another user, `{"commit": None, "refused"}` says what to do."""
     status = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", folder=folder)
     if status is None:
         return None
+    if isinstance(status, str):
+        return {"commit": None, "refused": status}
     lines = status.decode(errors="replace").splitlines()
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
     state: dict[str, Any] = {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
@@ -235,16 +242,22 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def _diff(folder: Path) -> bytes | None:
     """Returns the uncommitted changes of the checkout's tracked files, for `git apply`."""
-    return _git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", folder=folder)
+    changes = _git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", folder=folder)
+    return changes if isinstance(changes, bytes) else None
 
 
-def _git(*arguments: str, folder: Path) -> bytes | None:
-    """Returns the output of git; None without a checkout or git, or if git takes too long."""
-    command = ["git", "--no-optional-locks", *arguments]
+def _git(*arguments: str, folder: Path) -> bytes | str | None:
+    """Returns the output of git; None without a checkout or git, or if git takes too long; as a text, what to do if git
+    refuses the checkout."""
+    command, english = ["git", "--no-optional-locks", *arguments], {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, env=english)
     except (OSError, subprocess.SubprocessError):
         return None
+    if done.returncode == 0:
+        return done.stdout
+    advice = re.search(rb"git config --global --add safe\.directory .+", done.stderr)
+    return f"another user owns the checkout. To record its commit: {advice[0].decode()}" if advice else None
 
 
 class Target(NamedTuple):

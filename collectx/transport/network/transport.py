@@ -36,7 +36,7 @@ import torch
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.memory import batch_memory
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, WeightWriters
+from collectx.transport.base import NO_WORK, Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, WeightWriters
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission, RemotePeer
 from collectx.transport.network.handshake import Endpoint
@@ -137,9 +137,7 @@ class NetworkTransport:
     def receive(self) -> Arrival | Departure | Joined | Reply:
         while not self._received:
             if not self._supervisor.has_outstanding:
-                raise RuntimeError(
-                    "no worker is collecting a batch or answering a request, so there is nothing to receive"
-                )
+                raise RuntimeError(NO_WORK)
             self._process_events(POLL_S if self._announced else None)
         return self._received.popleft()
 

@@ -105,10 +105,12 @@ SQUEUE = "17_0|RUNNING|None|n1\n17_1|PENDING|Priority|\n18|SUSPENDED|x|n2\n19|CO
 SACCT = "21|CANCELLED by 1000|n[1-2]\n22|COMPLETED|None assigned\na banner\n23|RUNNING|n5\n"
 JOBS = ["17_0", "17_1", "18", "19", "20"]
 INVALID = "slurm_load_jobs error: Invalid job id specified"
+WAITING = "1|PENDING|DependencyNeverSatisfied|\n2|PENDING|Reservation|\n3|PENDING|job requeued in held state|\n"
 HELD = "17|PENDING|JobHeldUser|\n"
 # By name: the call, and what each command prints in turn; an error's text is what it prints to standard error.
 CALLS = {
     "states": (lambda: commands.states([*JOBS, "21", "22", "24"]), [SQUEUE, SACCT]),
+    "states that wait for something": (lambda: commands.states(["1", "2", "3"]), [WAITING]),
     "states of no job": (lambda: commands.states([]), []),
     "states of known jobs": (lambda: commands.states(JOBS), [SQUEUE]),
     "states of forgotten jobs": (lambda: commands.states(["21"]), [ValueError(INVALID), SACCT]),

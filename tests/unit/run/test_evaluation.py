@@ -1,6 +1,7 @@
 """`collectx eval`: complete episodes of the trained policy, in this process."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,8 @@ def test_an_evaluation_leaves_out_one_normaliser_and_uses_the_statistics_of_the_
 @pytest.mark.ci
 def test_videos(run, evaluate, tmp_path):
     folder = run(_LINE)
-    _, _, result = evaluate(folder, "episodes=2", "video=true")
+    _, text, result = evaluate(folder, "episodes=2", "video=true")
+    assert re.search(r"^videos in .*run/videos$", text, re.MULTILINE), text
     assert result["videos"] == ["videos/eval-episode-0.mp4", "videos/eval-episode-1.mp4"]
     assert all((tmp_path / "run" / each).stat().st_size > 1000 for each in result["videos"])
     assert evaluate(folder, "episodes=1", "video=true")[2]["videos"] == ["videos/eval-episode-0.mp4"]

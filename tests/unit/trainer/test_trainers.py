@@ -390,10 +390,16 @@ def test_custom(monkeypatch):
     assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
     with pytest.raises(ConfigError, match="without a method train"):
         build("builtins:dict")
+    with pytest.raises(ConfigError, match="is a function of the collection, but it must make a trainer"):
+        build(f"{__name__}:trains")
     for method, word in (("generates", "yield"), ("awaits", "async")):
         monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", globals()[method])
         with pytest.raises(ConfigError, match=f"contains `{word}`, so a call of it trains nothing"):
             build("collectx.trainer.base:MeterTrainer")
+
+
+def trains(collection, learning_rate=0.1):
+    list(collection)
 
 
 def generates(self, collection):

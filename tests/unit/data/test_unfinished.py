@@ -1,5 +1,7 @@
 """Frames of long episodes in files, and how a data set's files are replaced."""
 
+import errno
+import os
 import shutil
 from dataclasses import replace
 
@@ -10,8 +12,10 @@ from gymnasium import spaces
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
 from collectx.data import folder
 from collectx.data.folder import RecordedRun, begin
+from collectx.data.minari import MinariWriter
 from collectx.data.shard_writers import MemmapWriter
 from collectx.errors import ConfigError
+from collectx.run.folder import layout
 from collectx.trainer import record as unfinished
 from collectx.trainer.record import UnfinishedEpisodes
 
@@ -50,6 +54,21 @@ def test_a_resumed_run_has_the_frames_of_its_checkpoint(tmp_path):
     assert (resumed.read(7) == frames(7, 5)).all()
     with pytest.raises(ConfigError, match=r"contains fewer frames than the 6 that the checkpoint counts\. Restore it"):
         UnfinishedEpisodes(tmp_path, RUN, {7: 6})
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_lets_a_run_record(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    writer = MinariWriter(tmp_path, RUN)
+    writer.open()
+    writer.close()
+    monkeypatch.setattr(layout, "_call", refuse)
+    handle, is_acquired = layout.acquire(tmp_path / "lock")
+    layout.release(handle)
+    assert is_acquired
 
 
 def test_a_folder_that_cannot_be_removed_is_removed_after_a_later_checkpoint(tmp_path, within):

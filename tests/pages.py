@@ -81,7 +81,7 @@ def tier(page: Path) -> str:
 
 
 def needs(page: Path) -> str | None:
-    """What the page's blocks need beyond this installation, or None."""
+    """Returns what the page's blocks need beyond this installation, or None."""
     found = re.match(r"<!-- needs: (\w+) -->", page.read_text())
     return found[1] if found else None
 

@@ -98,7 +98,7 @@ def mapping_of(tensor):
 
 @over([SHARED[0]], smoke=True)
 def test_batches_are_lent_without_a_copy_after_any_number_of_forks(way):
-    """As with a DataLoader in each batch."""
+    """A DataLoader in each batch forks so."""
     with make(way, frames_per_batch=64, total_frames=-1) as collector:
         for _ in range(8):
             batch = collector.next()

@@ -29,7 +29,7 @@ LEARNING = [*ERRAND, MULTI, "env.num_envs=8", "collector.total_frames=60000", "t
 
 @pytest.mark.ci
 def test_it_learns_what_needs_the_image_and_the_vector(tmp_path):
-    """Of three seeds each, multi reached 0.97 to 1.0 with all frames, and mlp 0.52 to 0.61."""
+    """Three seeds each: multi reached 0.97 to 1.0 with all frames, and mlp 0.52 to 0.61."""
     collectx("run", *LEARNING, "hydra.run.dir=run", cwd=tmp_path)
     assert result(tmp_path / "run")["mean_return"] >= 0.9
 
@@ -37,7 +37,7 @@ def test_it_learns_what_needs_the_image_and_the_vector(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", ["camera", "vector"])
 def test_one_of_the_two_is_not_enough(tmp_path, part):
-    """Of three seeds each, runs reached 0.25 to 0.36 without the camera, and 0.60 to 0.71 without the vector."""
+    """Three seeds each: runs reached 0.25 to 0.36 without the camera, and 0.60 to 0.71 without the vector."""
     collectx("run", *LEARNING, f"env.kwargs={{{part}: false}}", "hydra.run.dir=run", cwd=tmp_path)
     assert result(tmp_path / "run")["mean_return"] < 0.8
 

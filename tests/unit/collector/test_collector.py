@@ -347,7 +347,7 @@ def test_a_closed_or_failed_collector_publishes_nothing():
 
 
 def test_the_incarnations_of_a_worker_have_the_same_envs():
-    """Also those after several resumes; those of added workers, which have the envs of earlier ones, are others."""
+    """Several resumes leave it so. Added workers have the envs of earlier ones, but count as others."""
     core = Story(SyncSchedule(2), num_envs=4).core
     first = {
         4 * 2**32 * incarnation: family

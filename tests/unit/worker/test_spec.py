@@ -22,7 +22,7 @@ def test_a_spec_travels_as_plain_json(kind):
 
 
 def test_keys_that_are_no_texts_stay_what_they_are():
-    """As in shared memory, where a spec is pickled."""
+    """Pickles, which workers of this machine get, keep them anyway."""
     table = {1: 0.5, None: [{True: {2.5: "x"}}], "text": {}}
     env = replace(gym(table=table), wrappers=[{"user_code.wrapper": {"by": {0: 1}}}])
     cfg = config("distributed_sync", env=env)

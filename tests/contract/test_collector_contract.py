@@ -234,7 +234,8 @@ def test_weights_taken_between_steps_are_told_frame_by_frame(way, autoreset):
             assert torch.equal(batch["low"], version.float())
             assert torch.equal(batch["high"], version.float())
             assert (version.diff(dim=-1) >= 0).all()
-            assert collector.last_batch_info.parts[0].report.policy_version == version.min()
+            if autoreset is None:  # with NEXT_STEP, a batch may begin with a reset, or with frames of an earlier one
+                assert collector.last_batch_info.parts[0].report.policy_version == version.min()
             most = len(version.unique())
             until = time.monotonic() + 0.1  # while the worker steps
             while time.monotonic() < until:

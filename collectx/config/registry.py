@@ -10,7 +10,7 @@ its module, its dataclass, an entry here, and its YAML file, of which `make conf
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from importlib import import_module
 from typing import Any, get_type_hints
 
@@ -138,6 +138,40 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
     written = [(tuple(path), text) for path, text in values.get("written", ())]
     return RunConfig(**groups, **sections, seed=values["seed"], written=written)
+
+
+# The only key of a mapping that stands for one with keys that are not texts, which JSON does not have.
+_PAIRS = "\0pairs"
+
+
+def to_json(cfg: RunConfig) -> dict[str, Any]:
+    """Returns the configuration as plain data whose keys are all texts, for `from_json`."""
+    return _with_text_keys(asdict(cfg))
+
+
+def from_json(values: dict[str, Any]) -> RunConfig:
+    """Reverses `to_json`. Checks nothing."""
+    return from_dict(_with_own_keys(values))
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if all(isinstance(key, str) for key in value):
+        return {key: _with_text_keys(each) for key, each in value.items()}
+    return {_PAIRS: [[key, _with_text_keys(each)] for key, each in value.items()]}
+
+
+def _with_own_keys(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_own_keys(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if _PAIRS in value:
+        return {key: _with_own_keys(each) for key, each in value[_PAIRS]}
+    return {key: _with_own_keys(each) for key, each in value.items()}
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:

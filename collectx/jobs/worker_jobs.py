@@ -25,12 +25,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.derived import num_workers_of
-from collectx.config.registry import from_dict
+from collectx.config.registry import from_json, to_json
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -221,7 +221,7 @@ class JobSpec:
         if objects is not None:
             write_private(run_folder.job_objects, pickle.dumps([*map(Sealed.of, objects)]))
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
-        content = {"cfg": asdict(cfg), "argv": self.argv, "token": self.token, "hydra": self.hydra}
+        content = {"cfg": to_json(cfg), "argv": self.argv, "token": self.token, "hydra": self.hydra}
         # It contains the values of environment variables, which may be secrets.
         write_json(run_folder.job_spec, content, is_private=True)
 
@@ -230,7 +230,7 @@ class JobSpec:
         """Returns the content of the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if it cannot be
         read."""
         content = json.loads(run_folder.job_spec.read_text())
-        return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"], content.get("hydra"))
+        return cls(from_json(content["cfg"]), tuple(content["argv"]), content["token"], content.get("hydra"))
 
 
 def read_objects(run_folder: RunFolder, worker: int) -> Sealed[UserObjects] | None:

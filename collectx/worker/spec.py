@@ -4,14 +4,14 @@ trainer's process makes it; the worker's process reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from collectx import hydra_state
-from collectx.config.registry import from_dict
+from collectx.config.registry import from_json, to_json
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -179,7 +179,7 @@ class ProcessSpec(ProcessExtras):
         if objects.policy is not None:
             cfg = replace(cfg, policy=PolicyConfig(kind="python"))
         return {
-            "cfg": with_text_keys(asdict(cfg)),
+            "cfg": to_json(cfg),
             "placement": asdict(self.placement),
             "num_envs": self.num_envs,
             "steps": self.steps,
@@ -190,7 +190,7 @@ class ProcessSpec(ProcessExtras):
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> ProcessSpec:
         """Reverses `to_json`; ignores `hydra`."""
-        cfg = from_dict(with_own_keys(fields["cfg"]))
+        cfg = from_json(fields["cfg"])
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
             "placement": Placement(**fields["placement"]),
@@ -198,32 +198,6 @@ class ProcessSpec(ProcessExtras):
             "user_collector": objects.user_collector,
         }
         return cls(**({key: value for key, value in fields.items() if key != "hydra"} | values))
-
-
-# The only key of a mapping that stands for one with keys that are not texts, which JSON does not have.
-_PAIRS = "\0pairs"
-
-
-def with_text_keys(value: Any) -> Any:
-    """Returns plain data in which all keys are texts; see `with_own_keys`."""
-    if isinstance(value, list | tuple):
-        return [with_text_keys(each) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    if all(isinstance(key, str) for key in value):
-        return {key: with_text_keys(each) for key, each in value.items()}
-    return {_PAIRS: [[key, with_text_keys(each)] for key, each in value.items()]}
-
-
-def with_own_keys(value: Any) -> Any:
-    """Reverses `with_text_keys`."""
-    if isinstance(value, list):
-        return [with_own_keys(each) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    if _PAIRS in value:
-        return {key: with_own_keys(each) for key, each in value[_PAIRS]}
-    return {key: with_own_keys(each) for key, each in value.items()}
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:

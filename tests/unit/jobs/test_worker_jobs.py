@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from composed_overrides import composed
@@ -154,6 +155,9 @@ def test_a_job_reads_what_was_written_for_it(files):
     JobSpec(cfg, ("collectx", "run"), "t").write(files)
     assert JobSpec.read(files) == JobSpec(cfg, ("collectx", "run"), "t")
     assert read_objects(files, 0) is None
+    with_numbers = replace(cfg, env=replace(cfg.env, kwargs={"table": {1: 0.5, None: [{True: "x"}]}}))
+    JobSpec(with_numbers).write(files)
+    assert JobSpec.read(files).cfg == with_numbers
     JobSpec(cfg).write(files, [UserObjects(hooks=None), UserObjects(hooks=3)])
     read = JobSpec.read(files)
     assert (read.cfg.env.kind, read.cfg.policy.kind, read.cfg.seed, read.token) == ("python", "python", 3, None)

@@ -246,17 +246,21 @@ def call_hydra(
         SystemExit: the words contain `--help`, and Hydra has printed it.
     """
     import hydra
+    from hydra.core.hydra_config import HydraConfig
 
     from hydra_plugins import collectx as plugins
 
     plugins.register(config_dir)
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv, sys.argv = sys.argv, [program, *words]
+    # `--cfg` sets it, and leaves it set.
+    state = HydraConfig.instance()
+    old_config = state.cfg
     try:
         with _texts_as_help():
             hydra.main(config_path="pkg://collectx.conf", config_name=config_name, **plugins.VERSION_BASE)(task)()
     finally:
-        sys.argv = old_argv
+        sys.argv, state.cfg = old_argv, old_config
 
 
 @contextmanager

@@ -12,22 +12,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from collectx.collector.env_methods import EnvMethods
+from collectx.run.context import RunContext
 from collectx.run.folder.batch_line import BatchLine, PartTotals, WorkerEntry
 from collectx.run.folder.files import JsonLines
-from collectx.run.folder.layout import RunFolder
-from collectx.run.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch import nn
 
     from collectx.collector.batch_info import BatchInfo
     from collectx.collector.collector import CollectorCore
-    from collectx.run.digest import Digest
     from collectx.run.evaluator import Evaluator
 
 
@@ -52,55 +49,44 @@ class RunBatches(EnvMethods):
 
     def __init__(
         self,
+        run: RunContext,
         core: CollectorCore,
-        folder: RunFolder,
-        statistics: Statistics,
-        digest: Digest | None = None,
         check: Callable[[Callable[[], None]], None] = lambda complete: None,
-        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
-        clock: Callable[[], float] = time.monotonic,
-        max_batches: int | None = None,
-        end_s: float | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
-        events: Callable[..., None] = lambda name, **fields: None,
-        check_finite: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
-            digest: hashes every batch, which takes about 0.05 ms plus 0.2 ms per MB; None: no digests.
+            run: its options end the iteration after `run.max_batches`, or at the first request after
+                `ResultBuilder.end_s`, except for the run's first batch. Its record's digest hashes every batch, which
+                takes about 0.05 ms plus 0.2 ms per MB. Gets events for metrics that no episode has, for the end of a
+                run without an episode, and with `collector.check_finite` for the first NaN or infinity that the trainer
+                logs under each name. No signal raises while a batch is counted.
             check: called before each batch; raises if the run has to stop. Its argument is a function that writes
                 the line of the last batch.
-            hold: makes a context manager within which a signal does not raise, so that each batch is counted
-                completely.
-            clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
-            max_batches: ends the iteration after this number of the collector's batches; None: no limit.
-            end_s: ends the iteration at the first request after this time of `clock`, except for the run's first batch;
-                None: no limit.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
-            events: the event log; receives metrics that no episode has, and the end of a run without an episode.
-            check_finite: whether `events` receives the first NaN or infinity that the trainer logs under each name.
+            clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
         """
-        self.statistics = statistics
-        self.folder, self.run_id = folder.path, folder.run_id or ""
+        self.statistics = statistics = run.statistics
+        self.folder, self.run_id = run.folder.path, run.folder.run_id or ""
         self.total_frames = statistics.total_frames = core.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
         self._core = core
-        self._digest = digest
+        self._events, self._digest = run.add_event, run.record.digest
         self._check = check
-        self._hold = hold
+        self._hold = run.signals.hold
         self._clock = clock
-        self._max_batches, self._end_s = max_batches, end_s
+        self._max_batches, self._end_s = run.cfg.run.max_batches, run.record.end_s
         # For each worker: the time of its last complete entry, and its totals at that time.
         self._written = {worker: (-math.inf, copy(totals)) for worker, totals in statistics.workers.items()}
-        self._lines = JsonLines(folder.metrics)
+        self._lines = JsonLines(run.folder.metrics)
         self._loggers = loggers
         self._evaluator = evaluator
-        self._events = events
-        self._check_finite = check_finite
+        self._check_finite = run.cfg.collector.check_finite
         # The scalars whose NaN or infinity was reported.
         self._said: set[str] = set()
         self._has_said_missing = False

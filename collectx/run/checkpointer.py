@@ -23,13 +23,12 @@ import torch
 
 from collectx import state as states
 from collectx.checkpoints import STATE, Checkpoints, sync
-from collectx.config.schema.run import OF_EVALUATION, CheckpointOptions, RunConfig
+from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.errors import summary_of
+from collectx.run.context import RunContext
 from collectx.run.folder.files import write_atomically
-from collectx.run.folder.layout import RunFolder
-from collectx.run.folder.result import ResultBuilder
 from collectx.run.resume import buffer_file
-from collectx.run.signals import RunStopped, Signals
+from collectx.run.signals import RunStopped
 
 if TYPE_CHECKING:
     from collectx.collector.collector import CollectorCore
@@ -46,27 +45,17 @@ _LARGE_ENVS = 64 << 20
 
 
 class Checkpointer:
-    """Writes checkpoints. The event log `events` receives each one, and the seconds that it took."""
+    """Writes checkpoints, with an event for each one, which contains the seconds that it took."""
 
-    def __init__(
-        self,
-        options: CheckpointOptions,
-        run_folder: RunFolder,
-        core: CollectorCore,
-        trainer: Trainer,
-        record: ResultBuilder,
-        signals: Signals,
-        events: Callable[..., None],
-        evaluator: Evaluator | None = None,
-    ):
-        self._options = options
-        self._metrics = run_folder.metrics
-        self._checkpoints = Checkpoints(run_folder.checkpoints, options.keep)
+    def __init__(self, run: RunContext, core: CollectorCore, trainer: Trainer, evaluator: Evaluator | None = None):
+        self._events = run.add_event
+        self._options = options = run.cfg.checkpoint
+        self._metrics = run.folder.metrics
+        self._checkpoints = Checkpoints(run.folder.checkpoints, options.keep)
         self._core = core
         self._trainer = trainer
-        self._record = record
-        self._signals = signals
-        self._events = events
+        self._record = record = run.record
+        self._signals = run.signals
         self._evaluator = evaluator
         # With `checkpoint.keep_best=eval/NAME`, each evaluation ranks the checkpoint of its weights. By batches.
         self._scores: dict[int, float] = {}

@@ -33,8 +33,7 @@ from collectx.place.local_launcher import LocalLauncher
 from collectx.policy.flat_weights import FlatWeights
 from collectx.run.after.evaluation import STEPS, evaluate, in_envs, with_video
 from collectx.run.after.trained import build
-from collectx.run.folder.layout import RunFolder
-from collectx.run.statistics import Statistics
+from collectx.run.context import RunContext
 from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.transport.peer import Handle, end_processes
 
@@ -55,29 +54,20 @@ class Evaluator:
     `wait` and `close` block.
 
     Args:
+        run: gets an event for every result, waits of the trainer, the evaluations that a stopped run left, and the
+            first error, which ends the evaluations. A run that a signal has stopped waits for no evaluation.
         newest_weights: returns a copy of the last published weights, a flat tensor; see `FlatWeights`.
-        events: the event log; receives every result, waits of the trainer, the evaluations that a stopped run left, and
-            the first error, which ends the evaluations.
-        is_stopping: whether a signal has stopped the run, which then waits for no evaluation.
 
     Attributes:
         last_batches: the number of batches of the newest weights that were to be evaluated.
         on_result: called with each result, before `result` returns it.
     """
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        run_folder: RunFolder,
-        statistics: Statistics,
-        newest_weights: Callable[[], torch.Tensor],
-        events: Callable[..., None],
-        is_stopping: Callable[[], bool] = lambda: False,
-    ):
-        self._cfg, self._statistics, self._events = cfg, statistics, events
-        self._newest_weights, self._is_stopping = newest_weights, is_stopping
+    def __init__(self, run: RunContext, newest_weights: Callable[[], torch.Tensor]):
+        self._cfg, self._statistics, self._signals, self._events = run.cfg, run.statistics, run.signals, run.add_event
+        self._newest_weights = newest_weights
         # A checkpoint of this batch contains its evaluation, see `state`.
-        self.last_batches = statistics.batches
+        self.last_batches = run.statistics.batches
         self.on_result: Callable[[dict[str, Any]], object] = lambda result: None
         self._is_over = self._has_said_wait = False
         # The requests whose results `result` has not returned; the main thread's.
@@ -87,9 +77,9 @@ class Evaluator:
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._handle: Handle | None = None
-        self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=run_folder.logs)
+        self._launcher = LocalLauncher(1, run.cfg.collector.start_timeout_s, log_dir=run.folder.logs)
         self._launcher.names[0] = "evaluator"
-        self._videos = run_folder.videos
+        self._videos = run.folder.videos
         self._thread = threading.Thread(target=self._run, name="collectx-evaluator", daemon=True)
         self._thread.start()
 
@@ -152,7 +142,7 @@ class Evaluator:
         `timeout_s`."""
         began_s, has_said = time.monotonic(), num_open > 0 and self._has_said_wait
         # Another thread counts them down.
-        while (open_now := self._num_open) > num_open and not self._is_over and not self._is_stopping():
+        while (open_now := self._num_open) > num_open and not self._is_over and not self._signals.last:
             waited_s = time.monotonic() - began_s
             if waited_s >= timeout_s:
                 return False

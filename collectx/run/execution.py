@@ -29,6 +29,7 @@ from collectx.place import place_of
 from collectx.process import limited
 from collectx.progress import counting_imports
 from collectx.run import cores, preflight
+from collectx.run.context import RunContext
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
@@ -88,7 +89,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
             try:
                 with signals.hold():
                     _begin(run_folder, is_job, point is not None, record)
-                _Execution(cfg, run_folder, record, signals, point).run(argv, open_launcher)
+                _Execution(RunContext(cfg, run_folder, signals, record), point).run(argv, open_launcher)
             except BaseException as error:
                 record.end(error)
             if record.config_error is not None and not is_job:
@@ -139,13 +140,9 @@ class _Execution:
     """A run whose folder is prepared: `run` takes the three steps `_prepare`, `_collect` and `_finish`. Errors of
     training go to `record`."""
 
-    def __init__(
-        self, cfg: RunConfig, run_folder: RunFolder, record: ResultBuilder, signals: Signals, point: ResumePoint | None
-    ):
-        self._cfg, self._place = cfg, place_of(cfg)
-        self._run_folder = run_folder
-        self._record = record
-        self._signals = signals
+    def __init__(self, run: RunContext, point: ResumePoint | None):
+        self._context, self._place = run, place_of(run.cfg)
+        self._run_folder, self._record, self._signals = run.folder, run.record, run.signals
         self._point = point
         self._trainer: Trainer
         self._policy: Any = None
@@ -172,7 +169,7 @@ class _Execution:
         hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
         with closing(EventLog(run_folder, hidden=hidden)) as events:
             events.show = progress.say
-            self._event_log = events
+            self._event_log = self._context.log = events
             progress.stage = lambda: self._stage
             with progress, closing(self), ExitStack() as stack:
                 names = ("worker-*.log", "inference-server.log", "evaluator.log")
@@ -227,7 +224,7 @@ class _Execution:
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._run_folder, device)
         frames = None if self._point is None else self._record.statistics.frames
-        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._add_event)
+        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event)
         self._stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
@@ -241,13 +238,13 @@ class _Execution:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
         self._stage = display.STARTING
         if spec.normalizers:
-            self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
+            self._context.add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         names = undeclared(getattr(cfg.env, "info_keys", ()))
         # With the declared infos, the evaluator need not step or reset an env to learn their shapes.
-        self._cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
+        self._context.cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
         if names:
             forms = [shown({name: spec.infos[name]}) for name in names]
-            self._add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
+            self._context.add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)
@@ -263,7 +260,7 @@ class _Execution:
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         if initial is not None:
             initial.load_critic(self._trainer)
-            self._add_event("initialized", **initial.write(self._run_folder))
+            self._context.add_event("initialized", **initial.write(self._run_folder))
         process.restore_handlers("the policy or the trainer")
         if self._point is not None:
             self._point.load_trainer(self._trainer)
@@ -280,7 +277,7 @@ class _Execution:
         # A job of `collector=single` has no tasks for workers.
         starter = None if self._place.is_inline else launcher
         return collector.start_collector(
-            cfg, module, spec, self._add_event, self._run_folder.logs, starter, overrides, recorded, resume
+            cfg, module, spec, self._context.add_event, self._run_folder.logs, starter, overrides, recorded, resume
         )
 
     def _examine(self, group: Env) -> None:
@@ -288,10 +285,10 @@ class _Execution:
         from collectx.env.gym_factory import common_outputs
         from collectx.run.checkpointer import announce_unsaved
 
-        announce_unsaved(self._cfg, self._add_event)(group)
+        announce_unsaved(self._cfg, self._context.add_event)(group)
         count = num_processes_of(self._cfg.collector) * self._cfg.env.num_envs
         for path in common_outputs(self._cfg.env, group.user_envs) if count > 1 else ():
-            self._add_event("outputs_shared", count=count, path=path)
+            self._context.add_event("outputs_shared", count=count, path=path)
 
     def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
         """Limits the time of a block (`limited`) to that of a collector option; a block that takes longer ends the
@@ -313,46 +310,16 @@ class _Execution:
         from collectx.run.logger_threads import LoggerThreads
 
         def say(text: str) -> None:
-            self._add_event("no_trajectories", message=text)
+            self._context.add_event("no_trajectories", message=text)
 
         collector.join_trajectories(self._cfg.collector, say, "collector.")
-        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
+        self._loggers = LoggerThreads(self._make_loggers, self._context.add_event, self._cfg.logger.close_timeout_s)
         if self._cfg.eval.every_batches is not None:
             from collectx.run.evaluator import Evaluator
 
-            weights = collector.transport.newest_weights
-            self._evaluator = Evaluator(
-                self._cfg,
-                self._run_folder,
-                self._record.statistics,
-                weights,
-                self._add_event,
-                lambda: self._signals.last is not None,
-            )
-        checkpointer = Checkpointer(
-            self._cfg.checkpoint,
-            self._run_folder,
-            collector,
-            self._trainer,
-            self._record,
-            self._signals,
-            self._add_event,
-            self._evaluator,
-        )
-        collection = RunBatches(
-            collector,
-            self._run_folder,
-            self._record.statistics,
-            self._record.digest,
-            checkpointer.before_batch,
-            self._signals.hold,
-            max_batches=self._cfg.run.max_batches,
-            end_s=self._record.end_s,
-            loggers=self._loggers,
-            evaluator=self._evaluator,
-            events=self._add_event,
-            check_finite=self._cfg.collector.check_finite,
-        )
+            self._evaluator = Evaluator(self._context, collector.transport.newest_weights)
+        checkpointer = Checkpointer(self._context, collector, self._trainer, self._evaluator)
+        collection = RunBatches(self._context, collector, checkpointer.before_batch, self._loggers, self._evaluator)
         try:
             if self._point is not None:
                 self._resume(self._point, collector)
@@ -387,7 +354,7 @@ class _Execution:
         statistics = self._record.statistics
         empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
         counts = {"batches": statistics.batches, "frames": statistics.frames}
-        self._add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty)
+        self._context.add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty)
         point.load_generators()
 
     def _say_stopping(self) -> None:
@@ -405,20 +372,20 @@ class _Execution:
 
         error = self._record.error_after_signal
         if self._record.is_interrupted:
-            self._add_event("interrupted", reason=self._record.reason)
+            self._context.add_event("interrupted", reason=self._record.reason)
         if error is not None:
             # A DataLoader's handler raises when another of its processes dies.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             display.log_errors([error], self._run_folder.log("trainer"))
             batch = self._record.statistics.batches - 1 if collection.is_learning else None
-            self._add_event("failed_after_signal", type=type_name(error), message=text_of(error), batch=batch)
+            self._context.add_event("failed_after_signal", type=type_name(error), message=text_of(error), batch=batch)
             collection.close()
             with suppress(RunStopped):
                 checkpointer.write()
         self._signals.shield()
         if self._record.is_interrupted and collection.is_learning and error is None:
             collection.close()
-            self._add_event("not_saved", batches=self._record.statistics.batches)
+            self._context.add_event("not_saved", batches=self._record.statistics.batches)
             return
         try:
             if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
@@ -458,6 +425,6 @@ class _Execution:
         with suppress(OSError):
             write_json(self._run_folder.result, self._record.result(self._run_folder.path).as_json())
 
-    def _add_event(self, name: str, **fields: Any) -> None:
-        self._record.add_event(name, fields)
-        self._event_log(name, **fields)
+    @property
+    def _cfg(self) -> RunConfig:
+        return self._context.cfg

@@ -69,7 +69,7 @@ class Signals:
         self._raise_at = 1
         self._shielded = False
         self._sealed = False
-        self._held = self._is_pending = False
+        self._held, self._is_pending = 0, False
         self._grace_s = 0.0
         self._note: Callable[[], None] = lambda: None
         # For the thread that waits for the first deferred signal; None ends it.
@@ -109,13 +109,14 @@ class Signals:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Makes a signal in the block raise at the end of the block, unless another exception does."""
-        self._held = True
+        """Makes a signal in the block raise at the end of the outermost block, unless another exception does."""
+        self._held += 1
         try:
             yield
         finally:
-            self._held = False
-            is_pending, self._is_pending = self._is_pending, False
+            self._held -= 1
+            is_pending = self._is_pending and not self._held
+            self._is_pending &= not is_pending
         if is_pending and self.last is not None:
             raise RunStopped(self.last)
 

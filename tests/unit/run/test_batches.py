@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from composed_overrides import composed
 from tensordict import TensorDict
 from torch import nn
 
@@ -17,8 +18,11 @@ from collectx.collector.collector import ExclusiveUse
 from collectx.collector.worker_record import Settings
 from collectx.run import RunFolder, execute
 from collectx.run.batches import RunBatches
+from collectx.run.context import RunContext
 from collectx.run.digest import Digest
 from collectx.run.folder.batch_line import PartTotals
+from collectx.run.folder.result import ResultBuilder
+from collectx.run.signals import Signals
 from collectx.run.statistics import MetricsTail, RateWindow, Statistics
 
 
@@ -61,8 +65,12 @@ class FakeCollector:
         return next(self._versions)
 
 
-def taken(collector, *arguments, **options):
-    return RunBatches(collector, *arguments, **options)
+def taken(collector, folder, statistics, digest=None, **options):
+    """Returns the batches of a collector, in a run that begins with these statistics."""
+    cfg, signals = composed("collector=single"), Signals()
+    record = ResultBuilder(cfg, signals)
+    record.statistics, record.digest = statistics, digest
+    return RunBatches(RunContext(cfg, folder, signals, record), collector, **options)
 
 
 def test_batches_lines_and_sums(folder, batch_info):

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from collectx.config.schema.run import CheckpointOptions
 from collectx.errors import ConfigError
 from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpointer import Checkpointer
+from collectx.run.context import RunContext
 from collectx.run.folder.result import ResultBuilder
 from collectx.run.resume import ResumePoint
 from collectx.run.signals import RunStopped, Signals
@@ -33,17 +35,9 @@ class Run:
         )
         self.trainer = SimpleNamespace()
         self.record, self.signals = ResultBuilder(cfg, signals), signals
-        given = CheckpointOptions(**{"every_min": None, **options})
-        self.checkpointer = Checkpointer(
-            given,
-            folder,
-            self.collector,
-            self.trainer,
-            self.record,
-            signals,
-            lambda name, **fields: self.events.append(name),
-            evaluator,
-        )
+        cfg = replace(cfg, checkpoint=CheckpointOptions(**{"every_min": None, **options}))
+        context = RunContext(cfg, folder, signals, self.record, lambda name, **fields: self.events.append(name))
+        self.checkpointer = Checkpointer(context, self.collector, self.trainer, evaluator)
 
     def _fill(self):
         self.now_s += self.fill_s

@@ -1,7 +1,7 @@
 """Evaluations during a run, by a process of their own."""
 
 import csv
-from types import SimpleNamespace
+import signal
 
 import pytest
 import torch
@@ -10,7 +10,10 @@ from composed_overrides import composed
 from collectx.policy.flat_weights import FlatWeights
 from collectx.run import RunFolder, Status, execute
 from collectx.run.after.trained import build
+from collectx.run.context import RunContext
 from collectx.run.evaluator import Evaluator
+from collectx.run.folder.result import ResultBuilder
+from collectx.run.signals import Signals
 
 LINE = "eval.every_batches=2 eval.episodes=2 policy.hidden_sizes=[4] env=counting"
 
@@ -24,10 +27,11 @@ def evaluator(folder):
         policy, _, _ = build(cfg)
         flat = torch.empty(FlatWeights(policy).nbytes, dtype=torch.uint8)
         FlatWeights(policy).write(flat)
-        statistics, events = SimpleNamespace(batches=0, frames=0), []
-        say = lambda name, **fields: events.append((name, fields))  # noqa: E731
-        one = Evaluator(cfg, folder, statistics, flat.clone, say, lambda: one.is_stopped)
-        one.statistics, one.seen, one.is_stopped = statistics, events, False
+        seen, signals = [], Signals()
+        log = lambda name, **fields: seen.append((name, fields))  # noqa: E731
+        context = RunContext(cfg, folder, signals, ResultBuilder(cfg, signals), log)
+        one = Evaluator(context, flat.clone)
+        one.statistics, one.signals, one.seen = context.statistics, signals, seen
         made.append(one)
         return one
 
@@ -66,7 +70,7 @@ def test_evaluations_without_a_line_are_made_again_after_a_stop(evaluator):
         deliver(one, batches)
     state = one.state()
     assert [(each["batches"], each["frames"]) for each in state] == [(2, 20), (4, 40)]
-    one.is_stopped = True  # a signal: neither the next one nor the end of the run waits
+    one.signals.last = signal.SIGTERM  # a signal: neither the next one nor the end of the run waits
     for batches in (6, 8):
         deliver(one, batches)
     one.wait()

@@ -46,7 +46,10 @@ def test_which_signals_raise(first, state, expected):
 def test_held_it_raises_at_the_end_of_the_block():
     with Signals() as signals:
         with pytest.raises(RunStopped), signals.hold():
-            assert not raises(signal.SIGINT)
+            with signals.hold():
+                assert not raises(signal.SIGINT)
+            is_held = True
+        assert is_held
         with signals.hold():
             assert not raises(signal.SIGINT)  # the second one only counts, here too
 

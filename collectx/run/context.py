@@ -1,0 +1,37 @@
+"""What the parts of a run in the trainer's process share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from collectx.config.schema.run import RunConfig
+from collectx.run.folder.layout import RunFolder
+from collectx.run.folder.result import ResultBuilder
+from collectx.run.signals import Signals
+from collectx.run.statistics import Statistics
+
+
+@dataclass
+class RunContext:
+    """A run's configuration, folder, signals, and what it has recorded so far.
+
+    Attributes:
+        log: the event log, called as `log(name, **fields)`.
+    """
+
+    cfg: RunConfig
+    folder: RunFolder
+    signals: Signals
+    record: ResultBuilder
+    log: Callable[..., None] = lambda name, **fields: None
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.record.statistics
+
+    def add_event(self, name: str, **fields: Any) -> None:
+        """Adds an event to the record and the log. Any thread may call it."""
+        self.record.add_event(name, fields)
+        self.log(name, **fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,14 +27,7 @@ from collectx.policy.fast_call import hooked
 from collectx.policy.heads import HeadGradient
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
-from collectx.trainer.base import (
-    BatchCollection,
-    check_trainable,
-    load_moments,
-    present_keys,
-    reached,
-    remaining_fraction,
-)
+from collectx.trainer.base import BatchCollection, LearningTrainer, check_trainable, load_moments, present_keys
 from collectx.trainer.optimizer import Adam, check_finite
 from collectx.trainer.returns import RewardScale, gae, vtrace
 
@@ -154,7 +147,7 @@ _ADVICE = (
 _LOSSES = ("actor_loss", "critic_loss", "entropy")
 
 
-class ActorCriticTrainer(ABC):
+class ActorCriticTrainer(LearningTrainer):
     """Updates policy and critic with every batch, by one Adam optimiser for both, then publishes the policy.
     `generator` is a CPU generator for the order of minibatches."""
 
@@ -167,31 +160,21 @@ class ActorCriticTrainer(ABC):
         device: torch.device,
     ):
         attributes = ("evaluate", "observation_keys")
-        self.policy: Any = check_trainable(cfg, policy, spec, attributes, _ADVICE).to(device)
-        self._cfg = cfg
-        self.device = device
+        super().__init__(cfg, check_trainable(cfg, policy, spec, attributes, _ADVICE).to(device), device)
         self.critic = Critic(self.policy, spec, seed).to(device)
         # Policy and critic may share an encoder: each parameter once.
         parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
         self._optimizer = Adam(parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
+        self.optimizers = (self._optimizer,)
         self.generator = torch.Generator().manual_seed(seed)
         self._networks = networks_of(self.policy, self.critic)
-        self._update_statistics = getattr(self.policy, "update_statistics", None)
         self._scale_rewards = RewardScale(cfg.gamma) if cfg.normalize_rewards else None
 
-    def train(self, collection: BatchCollection) -> str | None:
-        """Trains until the collection is exhausted, or `target_return` is reached, which the result then says."""
-        for batch in collection:
-            if reason := reached(self._cfg.target_return, collection):
-                return reason
-            if self._cfg.anneal:
-                self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
-            losses = self.learn(self._transitions(batch))
-            modules = {"policy": self.policy, "critic": self.critic}
-            check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
-            collection.publish(self.policy)
-            collection.log(**dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)))
-        return None
+    def update(self, batch: Any, collection: BatchCollection) -> dict[str, float]:
+        losses = self.learn(self._transitions(batch))
+        modules = {"policy": self.policy, "critic": self.critic}
+        check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
+        return dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True))
 
     def _transitions(self, batch: TensorDict) -> Transitions:
         """Returns the transitions of a batch. First adds the batch to the statistics; otherwise the first batch would

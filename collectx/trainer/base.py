@@ -1,7 +1,9 @@
-"""The two protocols of training: `Trainer`, and `BatchCollection`, which a trainer gets."""
+"""The two protocols of training: `Trainer`, and `BatchCollection`, which a trainer gets. The base class of the built-in
+trainers that learn."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.trainer.optimizer import Adam
 from collectx.user_objects import Hooks
 from collectx.worker.spec import ConfigOverrides
 
@@ -97,6 +100,47 @@ class MeterTrainer:
             pass
 
 
+class LearningTrainer(ABC):
+    """Base class of the built-in trainers that learn: updates the policy with every batch, and publishes it.
+
+    Attributes:
+        optimizers: those whose learning rates `trainer.anneal` decreases; set by the subclass.
+    """
+
+    optimizers: Sequence[Adam]
+
+    def __init__(self, cfg: LearningTrainerConfig, policy: Any, device: torch.device):
+        self._cfg: Any = cfg
+        self.policy, self.device = policy, device
+        self._update_statistics = getattr(policy, "update_statistics", None)
+
+    def train(self, collection: BatchCollection) -> str | None:
+        """Trains until the collection is exhausted, or `target_return` is reached, which the result then says."""
+        for batch in collection:
+            if reason := self._reached(collection):
+                return reason
+            if self._cfg.anneal:
+                for optimizer in self.optimizers:
+                    optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
+            scalars = self.update(batch, collection)
+            collection.publish(self.policy)
+            collection.log(**scalars)
+        return None
+
+    @abstractmethod
+    def update(self, batch: TensorDict | WrittenBatch, collection: BatchCollection) -> dict[str, float]:
+        """Updates the networks with a batch of the collection. Returns scalars for the log."""
+
+    def _reached(self, collection: BatchCollection) -> str | None:
+        """Returns a sentence if the mean return of 100 episodes is at least `target_return`; otherwise None."""
+        value, is_known = collection.mean_return, collection.num_episodes >= RETURN_WINDOW
+        target = self._cfg.target_return
+        if target is None or not is_known or value < target:
+            return None
+        last = f"the last {RETURN_WINDOW} episodes"
+        return f"reached trainer.target_return={target:g}: the mean return of {last} is {value:.6g}"
+
+
 def check_trainable(
     cfg: LearningTrainerConfig, policy: Callable | None, spec: EnvSpec, attributes: Sequence[str], advice: str
 ) -> Any:
@@ -153,15 +197,6 @@ def load_moments(optimizer: torch.optim.Optimizer, state: dict) -> None:
     optimizer.load_state_dict(state)
     for group, options in zip(optimizer.param_groups, ours, strict=True):
         group.update(options)
-
-
-def reached(target_return: float | None, collection: BatchCollection) -> str | None:
-    """Returns a sentence if the mean return of 100 episodes is at least `target_return`; otherwise None."""
-    value, is_known = collection.mean_return, collection.num_episodes >= RETURN_WINDOW
-    if target_return is None or not is_known or value < target_return:
-        return None
-    last = f"the last {RETURN_WINDOW} episodes"
-    return f"reached trainer.target_return={target_return:g}: the mean return of {last} is {value:.6g}"
 
 
 def remaining_fraction(collection: BatchCollection) -> float:

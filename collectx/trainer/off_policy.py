@@ -8,7 +8,7 @@ are summed without an off-policy correction, as in Rainbow (Hessel et al. 2018).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDict
 
 from collectx.batch import Key, as_key
+from collectx.collector.batch_info import WrittenBatch
 from collectx.config.schema.trainer import OffPolicyTrainerConfig
 from collectx.replay import ReplayBuffer
-from collectx.trainer.base import BatchCollection, present_keys, reached, remaining_fraction
-from collectx.trainer.optimizer import Adam
+from collectx.trainer.base import BatchCollection, LearningTrainer, present_keys
 from collectx.trainer.returns import nstep
 
 # Maximum number of gradient steps that share a sample. More would need fewer calls, but use older targets and more
@@ -28,53 +28,24 @@ from collectx.trainer.returns import nstep
 _MAX_STEPS_PER_SAMPLE = 16
 
 
-class OffPolicyTrainer(ABC):
+class OffPolicyTrainer(LearningTrainer):
     """Writes batches to a replay buffer, takes gradient steps on samples of it, and publishes the policy.
 
     Attributes:
         losses: names of the numbers that `learn` returns; they are logged for each batch.
-        optimizers: whose learning rates `trainer.anneal` decreases; set by the subclass.
     """
 
     _cfg: OffPolicyTrainerConfig
     losses: Sequence[str]
-    optimizers: Sequence[Adam]
 
     def __init__(self, cfg: OffPolicyTrainerConfig, policy: Any, sampler: Any, device: torch.device):
-        self.policy, self.device = policy, device
-        self._cfg = cfg
+        super().__init__(cfg, policy, device)
+        self._policy_keys = [as_key(key) for key in policy.observation_keys]
+        self._previous_frames = 0
         self._buffer = ReplayBuffer(cfg.buffer_frames, sampler=sampler)
         self.replay_buffers = {"replay": self._buffer}
         self.shared_replay = NstepWriter(self._buffer, policy.observation_keys, cfg.gamma, cfg.num_steps)
         self._due_steps = 0.0
-        self._update_statistics = getattr(policy, "update_statistics", None)
-
-    def train(self, collection: BatchCollection) -> str | None:
-        """Returns when the collection is exhausted or `target_return` is reached."""
-        cfg = self._cfg
-        previous_frames = collection.frames
-        policy_keys = [as_key(key) for key in self.policy.observation_keys]
-        for batch in collection:
-            if reason := reached(cfg.target_return, collection):
-                return reason
-            if isinstance(batch, TensorDict):
-                self.shared_replay.extend(batch)
-                if self._update_statistics is not None:
-                    self._update_statistics([batch[key].to(self.device) for key in policy_keys])
-                    self.statistics_changed()
-            scalars = self.begin_batch(collection)
-            if cfg.anneal:
-                for optimizer in self.optimizers:
-                    optimizer.param_groups[0]["lr"] = cfg.learning_rate * remaining_fraction(collection)
-            # A run that continues without its buffer fills it first.
-            if min(collection.frames, self._buffer.write_count) >= cfg.warmup_frames:
-                self._due_steps += cfg.updates_per_frame * (collection.frames - previous_frames)
-                scalars |= self._update(int(self._due_steps))
-                self._due_steps %= 1
-            previous_frames = collection.frames
-            collection.publish(self.policy)
-            collection.log(**scalars)
-        return None
 
     def state_dict(self) -> dict:
         """Returns the state for `load_state_dict`, without the frames of the replay buffer: only tensors and plain
@@ -86,7 +57,27 @@ class OffPolicyTrainer(ABC):
         self._due_steps = state["due_steps"]
         self.policy.load_state_dict(state["policy"])
 
-    def statistics_changed(self) -> None:  # noqa: B027, few trainers need it
+    def train(self, collection: BatchCollection) -> str | None:
+        self._previous_frames = collection.frames
+        return super().train(collection)
+
+    def update(self, batch: TensorDict | WrittenBatch, collection: BatchCollection) -> dict[str, float]:
+        cfg, new_frames = self._cfg, collection.frames - self._previous_frames
+        self._previous_frames = collection.frames
+        if isinstance(batch, TensorDict):
+            self.shared_replay.extend(batch)
+            if self._update_statistics is not None:
+                self._update_statistics([batch[key].to(self.device) for key in self._policy_keys])
+                self.statistics_changed()
+        scalars = self.begin_batch(collection)
+        # A run that continues without its buffer fills it first.
+        if min(collection.frames, self._buffer.write_count) >= cfg.warmup_frames:
+            self._due_steps += cfg.updates_per_frame * new_frames
+            scalars |= self._take_steps(int(self._due_steps))
+            self._due_steps %= 1
+        return scalars
+
+    def statistics_changed(self) -> None:
         """Called after the statistics of the policy's normalisation have changed."""
 
     def begin_batch(self, collection: BatchCollection) -> dict[str, float]:
@@ -102,7 +93,7 @@ class OffPolicyTrainer(ABC):
         """Returns the tensor of each of the policy's `observation_keys`, at the root or below `prefix`."""
         return [frames[(*prefix, *as_key(key))] for key in self.policy.observation_keys]
 
-    def _update(self, steps: int) -> dict[str, float]:
+    def _take_steps(self, steps: int) -> dict[str, float]:
         sums = torch.zeros(len(self.losses), device=self.device)
         for done in range(0, steps, _MAX_STEPS_PER_SAMPLE):
             some = min(_MAX_STEPS_PER_SAMPLE, steps - done)

@@ -46,12 +46,24 @@ def test_which_signals_raise(first, state, expected):
 def test_held_it_raises_at_the_end_of_the_block():
     with Signals() as signals:
         with pytest.raises(RunStopped), signals.hold():
-            with signals.hold():
-                assert not raises(signal.SIGINT)
-            is_held = True
-        assert is_held
+            assert not raises(signal.SIGINT)
         with signals.hold():
             assert not raises(signal.SIGINT)  # the second one only counts, here too
+
+
+def test_in_nested_held_blocks_it_raises_at_the_end_of_the_outer_one():
+    ended = []
+
+    def nested():
+        with signals.hold():
+            with signals.hold():
+                assert not raises(signal.SIGINT)
+            ended.append("inner")
+        ended.append("outer")
+
+    with Signals() as signals, pytest.raises(RunStopped):
+        nested()
+    assert ended == ["inner"]
 
 
 def test_held_in_a_block_that_fails_it_raises_once_in_check():

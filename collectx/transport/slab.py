@@ -131,27 +131,26 @@ class Slab:
         start = self._layout.progress_start + worker * ALIGNMENT_BYTES
         return self._memory[start : start + progress.NBYTES].numpy().view(np.int64).data
 
-    def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
-        """See `Transport.gather`; each part is (worker, slot)."""
+    def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
+        """See `Transport.gather`."""
+        regions = [self.leases.memory(self._key(part.worker, part.slot)) for part in parts]
         if self._is_region(parts):
-            region = self.leases.memory(self._key(*parts[0]))
-            return batch_memory.copy(region) if copy else region
-        regions = [self.leases.memory(self._key(*part)) for part in parts]
+            return batch_memory.copy(regions[0]) if copy else regions[0]
         rows = self.spec.rows
-        runs = [self._layout.region.runs(part[0] * rows if self.spec.stacked else 0, rows) for part in parts]
+        runs = [self._layout.region.runs(part.worker * rows if self.spec.stacked else 0, rows) for part in parts]
         return concatenate(self.spec, [*zip(regions, runs, strict=True)])
 
-    def lease(self, parts: Sequence[tuple[int, int]]) -> torch.Tensor | None:
-        """See `Transport.lease`; each part is (worker, slot)."""
-        return self.leases.lease(self._key(*parts[0])) if self._is_region(parts) else None
+    def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
+        """See `Transport.lease`."""
+        return self.leases.lease(self._key(parts[0].worker, parts[0].slot)) if self._is_region(parts) else None
 
-    def _is_region(self, parts: Sequence[tuple[int, int]]) -> bool:
+    def _is_region(self, parts: Sequence[Arrival]) -> bool:
         """Whether the parts are a whole region."""
         return len(parts) == self.spec.num_workers if self.spec.stacked else len(parts) == 1
 
-    def release(self, parts: Sequence[tuple[int, int]]) -> None:
-        """See `Transport.release`; each part is (worker, slot)."""
-        for slot in {self._key(*part) for part in parts}:
+    def release(self, parts: Sequence[Arrival]) -> None:
+        """See `Transport.release`."""
+        for slot in {self._key(part.worker, part.slot) for part in parts}:
             self.leases.release(slot)
 
     def slot(self, worker: int, region: int) -> Slot:
@@ -257,29 +256,16 @@ class SlabTransport:
 
     def __init__(self, spec: SlotSpec, shared: bool, device: torch.device | None = None):
         self.spec = spec
-        self.slab = Slab(spec, shared, device)
+        self.slab = slab = Slab(spec, shared, device)
+        self.gather, self.lease, self.release = slab.gather, slab.lease, slab.release
+        self.publish, self.newest_weights = slab.publish, slab.newest_weights
 
     def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         pass  # only the trainer itself can connect a worker
 
-    def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
-        return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
-
-    def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
-        return self.slab.lease([(part.worker, part.slot) for part in parts])
-
-    def release(self, parts: Sequence[Arrival]) -> None:
-        self.slab.release([(part.worker, part.slot) for part in parts])
-
     def _arrival(self, worker: int, region: int, report: SlotReport) -> Arrival:
         """Returns the arrival of the slot that a worker filled, which knows only the region."""
         return Arrival(worker, self.slab.slot_in(worker, region), report)
-
-    def publish(self, writes: WeightWriters) -> int:
-        return self.slab.publish(writes)
-
-    def newest_weights(self) -> torch.Tensor:
-        return self.slab.newest_weights()
 
     def preempt(self, requested: bool) -> None:
         self.slab.preempted[0] = requested

@@ -9,10 +9,11 @@ import pytest
 import torch
 from user_code.toyworker import batch_spec
 
+from collectx.transport.base import Arrival
 from collectx.transport.leases import Leases
 from collectx.transport.slab import Slab
 
-PART = [(0, 0)]
+PART = [Arrival(0, 0, None)]
 
 
 def leases():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from user_code.toyworker import NUMBER, batch_spec, writer
 
+from collectx.transport.base import Arrival
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink
 
 
@@ -105,8 +106,9 @@ def test_a_walk_of_leased_batches(stacked, shared):
     kept = {}  # by number: the memory, whether it is leased, and its bytes
     for number in range(150):
         slot = draw.randrange(2)
-        parts = [(0, slot), (1, slot)] if stacked else [(draw.randrange(2), slot)]
-        for worker, _ in parts:
+        workers = (0, 1) if stacked else (draw.randrange(2),)
+        parts = [Arrival(worker, slot, None) for worker in workers]
+        for worker in workers:
             region = slab.region_of(worker, slot)
             assert slab.slot_in(worker, region) == slot
             slab.slot(worker, region).tensors[NUMBER].fill_(10 * number + worker)
@@ -117,7 +119,7 @@ def test_a_walk_of_leased_batches(stacked, shared):
             memory = slab.gather(parts, copy=True)
         kept[number] = memory, is_leased, memory.clone()
         rows = slab.spec.layout(len(parts)).slot(memory).tensors[NUMBER].reshape(len(parts), -1)
-        assert rows.unique(dim=1).tolist() == [[10 * number + worker] for worker, _ in parts]
+        assert rows.unique(dim=1).tolist() == [[10 * number + worker] for worker in workers]
         del memory, rows
         slab.release(parts)
         for each in draw.sample(sorted(kept), draw.randrange(min(3, len(kept) + 1))):

@@ -19,6 +19,7 @@ from collectx.collector.env_methods import EnvMethods
 from collectx.run.context import RunContext
 from collectx.run.folder.batch_line import BatchLine, PartTotals, WorkerEntry
 from collectx.run.folder.files import JsonLines
+from collectx.trainer.learners import ALONE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +71,7 @@ class RunBatches(EnvMethods):
             clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
         """
         self.statistics = statistics = run.statistics
+        self.learners = ALONE
         self.folder, self.run_id = run.folder.path, run.folder.run_id or ""
         self.total_frames = statistics.total_frames = core.total_frames
         self.frames = statistics.frames

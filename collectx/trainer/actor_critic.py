@@ -181,21 +181,26 @@ class ActorCriticTrainer(LearningTrainer):
         not be scaled. The ratios of probabilities include how this changes the policy, as after a gradient step."""
         transitions = Transitions.of(batch, self.policy.observation_keys, self.device)
         if self._update_statistics is not None:
-            self._update_statistics(transitions.observation)
+            self._update_statistics([self._learners.concatenate(part) for part in transitions.observation])
         if self._scale_rewards is None:
             return transitions
         traj_ids = batch[TRAJ_IDS].reshape(transitions.done.shape)
-        reward = self._scale_rewards(transitions.reward, transitions.done, traj_ids)
+        reward = self._scale_rewards(transitions.reward, transitions.done, traj_ids, self._learners)
         return replace(transitions, reward=reward)
 
     @abstractmethod
     def learn(self, batch: Transitions) -> torch.Tensor:
         """Updates the networks with a batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
 
-    def step(self, d_log_prob: torch.Tensor, error: torch.Tensor) -> None:
-        """Takes one gradient step after `self._networks.evaluate`. `d_log_prob` is the gradient of the actor's loss by
-        each log-probability, and `error` are the values minus their targets, both `[B]`."""
-        cfg, frames = self._cfg, len(error)
+    def step(self, d_log_prob: torch.Tensor, error: torch.Tensor, frames: float) -> None:
+        """Takes one gradient step after `self._networks.evaluate`.
+
+        Args:
+            d_log_prob: the gradient of the actor's loss by each log-probability, `[B]`.
+            error: the values minus their targets, `[B]`.
+            frames: by which sums over frames are divided: B, or its mean over the learners.
+        """
+        cfg = self._cfg
         self._optimizer.zero_grad()
         d_value = error * 2 * (_float32(cfg.critic_coeff) / frames)
         self._networks.backward(d_log_prob, -_float32(cfg.entropy_coeff) / frames, d_value)
@@ -240,25 +245,29 @@ class PpoTrainer(ActorCriticTrainer):
         observation, advantage = flat(batch.observation), advantage.flatten()
         action, old_log_prob = flat([batch.action, batch.log_prob])
         frames = len(advantage)
-        # Minibatches of equal size: a small last one would have a noisy gradient.
-        num_minibatches = max(1, round(frames / cfg.minibatch_size))
+        counts = [int(count) for (count,) in self._learners.gather([frames])]
+        # Minibatches of equal size: a small last one would have a noisy gradient. All learners have as many.
+        num_minibatches = max(1, min(round(sum(counts) / len(counts) / cfg.minibatch_size), *counts))
+        sizes = [sum(len(range(i, count, num_minibatches)) for count in counts) for i in range(num_minibatches)]
         losses = []
         for _ in range(cfg.num_epochs):
             order = torch.randperm(frames, generator=self.generator).to(self.device)
             # One gather per epoch. Observations are gathered for each minibatch, as they may be large.
             parts = [tensor[order] for tensor in (action, old_log_prob, advantage, target)]
             minibatches = (tensor.tensor_split(num_minibatches) for tensor in (order, *parts))
-            for index, acted, old, gain, value_target in zip(*minibatches, strict=True):
+            for size, index, acted, old, gain, value_target in zip(sizes, *minibatches, strict=True):
                 x = [tensor[index] for tensor in observation]
                 log_prob, entropy, value = self._networks.evaluate(x, acted)
                 if cfg.normalize_advantage:
-                    gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
+                    mean, deviation = self._learners.mean_std(gain)
+                    gain = (gain - mean) / (deviation + 1e-8)
                 ratio = (log_prob - old).exp()
                 objective, bound = ratio * gain, ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon) * gain
                 actor_loss = -torch.minimum(objective, bound).mean()
                 error = value - value_target
                 # Frames with a clipped ratio have no gradient.
-                self.step(torch.where(objective <= bound, gain * (-1 / len(gain)), 0.0) * ratio, error)
+                share = size / len(counts)
+                self.step(torch.where(objective <= bound, gain * (-1 / share), 0.0) * ratio, error, share)
                 losses.append(torch.stack((actor_loss, error.square().mean(), entropy.mean())))
         return torch.stack(losses)
 
@@ -287,7 +296,8 @@ class ImpalaTrainer(ActorCriticTrainer):
             cfg.c_clip,
         )
         error = (value - target).flatten()
-        self.step(advantage.flatten() * (-1 / len(error)), error)
+        frames = sum(count for (count,) in self._learners.gather([len(error)])) / self._learners.num_learners
+        self.step(advantage.flatten() * (-1 / frames), error, frames)
         return torch.stack((-(log_prob * advantage).mean(), error.square().mean(), entropy.mean())).unsqueeze(0)
 
 

@@ -18,6 +18,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.trainer.learners import ALONE, Learners
 from collectx.trainer.optimizer import Adam
 from collectx.user_objects import Hooks
 from collectx.worker.spec import ConfigOverrides
@@ -34,6 +35,7 @@ class BatchCollection(Protocol):
         num_episodes: number of episodes that ended so far.
         folder: the run folder.
         run_id: the id of the run, which a resume keeps.
+        learners: this process among those that train (`trainer.num_learners`); one, unless the option says otherwise.
     """
 
     total_frames: int
@@ -42,6 +44,7 @@ class BatchCollection(Protocol):
     num_episodes: int
     folder: Path
     run_id: str
+    learners: Learners
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
         """Yields batches (docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. You may keep and
@@ -113,9 +116,13 @@ class LearningTrainer(ABC):
         self._cfg: Any = cfg
         self.policy, self.device = policy, device
         self._update_statistics = getattr(policy, "update_statistics", None)
+        self._learners = ALONE
 
     def train(self, collection: BatchCollection) -> str | None:
         """Trains until the collection is exhausted, or `target_return` is reached, which the result then says."""
+        self._learners = collection.learners
+        for optimizer in self.optimizers:
+            optimizer.learners = self._learners
         for batch in collection:
             if reason := self._reached(collection):
                 return reason
@@ -124,12 +131,16 @@ class LearningTrainer(ABC):
                     optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
             scalars = self.update(batch, collection)
             collection.publish(self.policy)
-            collection.log(**scalars)
+            collection.log(**self._averaged(scalars))
         return None
 
     @abstractmethod
     def update(self, batch: TensorDict | WrittenBatch, collection: BatchCollection) -> dict[str, float]:
         """Updates the networks with a batch of the collection. Returns scalars for the log."""
+
+    def _averaged(self, scalars: dict[str, float]) -> dict[str, float]:
+        means = zip(*self._learners.gather([*scalars.values()]), strict=True)
+        return {name: sum(values) / len(values) for name, values in zip(scalars, means, strict=True)}
 
     def _reached(self, collection: BatchCollection) -> str | None:
         """Returns a sentence if the mean return of 100 episodes is at least `target_return`; otherwise None."""

@@ -7,10 +7,12 @@ a few numbers per batch, by collectives of `torch.distributed`. All learners cal
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import distributed as dist
 
 
@@ -27,15 +29,18 @@ class Learners:
         self.rank, self.num_learners, self.group = rank, num_learners, group
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces tensors of one dtype and device by their means over the learners, in place, with one all-reduce.
-        Blocks until all learners have called it."""
-        if self.group is None or not tensors:
+        """Replaces floating-point tensors by their means over the learners, in place, with one all-reduce for each
+        dtype and device. Blocks until all learners have called it."""
+        if self.group is None:
             return
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat, group=self.group)
-        flat /= self.num_learners
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(list(tensors), [part.view_as(each) for part, each in zip(parts, tensors, strict=True)])
+        alike = defaultdict(list)
+        for tensor in tensors:
+            alike[tensor.dtype, tensor.device].append(tensor)
+        for some in alike.values():
+            flat = torch.cat([tensor.flatten() for tensor in some])
+            dist.all_reduce(flat, group=self.group)
+            parts = flat.div_(self.num_learners).split([tensor.numel() for tensor in some])
+            torch._foreach_copy_(some, [part.view_as(tensor) for part, tensor in zip(parts, some, strict=True)])
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the sum over the learners. Blocks until all learners have called it."""
@@ -45,20 +50,48 @@ class Learners:
         dist.all_reduce(total, group=self.group)
         return total
 
+    def mean_std(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the mean and the standard deviation (without Bessel's correction) of all learners' values, `[N]`,
+        where N may differ between the learners. Blocks until all learners have called it."""
+        if self.group is None:
+            return values.mean(), values.std(correction=0)
+        wide = values.double()
+        count, total, squares = self.sum(torch.stack((wide.new_tensor(len(wide)), wide.sum(), wide.square().sum())))
+        mean = total / count
+        deviation = (squares / count - mean.square()).clamp_(min=0.0).sqrt()
+        return mean.to(values.dtype), deviation.to(values.dtype)
+
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns the numbers of every learner, by rank; each may have another count. Blocks until all learners have
         called it."""
         if self.group is None:
             return [list(numbers)]
-        mine = torch.tensor(numbers, dtype=torch.float64)
+        return [row.tolist() for row in self._gather(torch.tensor(numbers, dtype=torch.float64))]
+
+    def concatenate(self, tensor: Any) -> Any:
+        """Returns the rows of all learners, by rank, `[sum of N, *shape]`. Blocks until all learners have called it.
+
+        Args:
+            tensor: `[N, *shape]`, a tensor or TensorDict; only N may differ between the learners.
+        """
+        if self.group is None:
+            return tensor
+        if isinstance(tensor, TensorDictBase):
+            return tensor.apply(self.concatenate, batch_size=[])
+        return torch.cat(self._gather(tensor))
+
+    def _gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the tensor `[N, *shape]` of each learner, by rank."""
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_learners)]
-        dist.all_gather(counts, torch.tensor([len(numbers)]), group=self.group)
+        dist.all_gather(counts, torch.tensor([len(rows)]), group=self.group)
         longest = int(max(counts))
-        if not longest:
-            return [[] for _ in counts]
-        rows = [torch.zeros(longest, dtype=torch.float64) for _ in counts]
-        dist.all_gather(rows, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self.group)
-        return [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
+        # All learners send as many rows, because collectives require it.
+        padded = rows.new_zeros(longest, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        received = [torch.empty_like(padded) for _ in counts]
+        if padded.numel():
+            dist.all_gather(received, padded, group=self.group)
+        return [each[: int(count)] for each, count in zip(received, counts, strict=True)]
 
 
 ALONE = Learners()

@@ -67,11 +67,13 @@ class OffPolicyTrainer(LearningTrainer):
         if isinstance(batch, TensorDict):
             self.shared_replay.extend(batch)
             if self._update_statistics is not None:
-                self._update_statistics([batch[key].to(self.device) for key in self._policy_keys])
+                seen = [batch[key].to(self.device) for key in self._policy_keys]
+                self._update_statistics([self._learners.concatenate(part) for part in seen])
                 self.statistics_changed()
         scalars = self.begin_batch(collection)
         # A run that continues without its buffer fills it first.
-        if min(collection.frames, self._buffer.write_count) >= cfg.warmup_frames:
+        written = self._learners.gather([self._buffer.write_count])
+        if min(collection.frames, *(count for (count,) in written)) >= cfg.warmup_frames:
             self._due_steps += cfg.updates_per_frame * new_frames
             scalars |= self._take_steps(int(self._due_steps))
             self._due_steps %= 1

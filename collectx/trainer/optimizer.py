@@ -15,11 +15,18 @@ from torch import nn
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import TrainingDivergedError
 from collectx.policy.flat_weights import largest
+from collectx.trainer.learners import ALONE
 
 
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam` whose methods do not import `torch._dynamo`, which takes a second and 70 MB. Torch's own
-    methods import it to exclude themselves from compilation; no trainer of collectx compiles its step."""
+    methods import it to exclude themselves from compilation; no trainer of collectx compiles its step.
+
+    Attributes:
+        learners: those over which `clipped_step` averages the gradients first.
+    """
+
+    learners = ALONE
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
@@ -42,6 +49,7 @@ class Adam(torch.optim.Adam):
         gradients = [parameter.grad for parameter in parameters]
         if not parameters:
             return
+        self.learners.average(gradients)
         if max_norm is not None:
             norm = torch.stack(torch._foreach_norm(gradients)).norm()
             torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from collectx.policy.normalize import Moments
+from collectx.trainer.learners import ALONE, Learners
 
 
 def gae(
@@ -124,9 +125,11 @@ class RewardScale:
         # The sum of the newest frame of each unfinished trajectory, by id; the one with the oldest frame is first.
         self._sums: dict[int, float] = {}
 
-    def __call__(self, reward: torch.Tensor, done: torch.Tensor, traj_ids: torch.Tensor) -> torch.Tensor:
-        """Adds the frames of a batch to the statistics. Returns its scaled rewards, a new tensor `[R, T]` on their
-        device.
+    def __call__(
+        self, reward: torch.Tensor, done: torch.Tensor, traj_ids: torch.Tensor, learners: Learners = ALONE
+    ) -> torch.Tensor:
+        """Adds the frames of a batch, and of the other learners' batches, to the statistics. Returns its scaled
+        rewards, a new tensor `[R, T]` on their device.
 
         Args:
             reward, done: `[R, T]` float32 and bool; the last frame of a row may belong to an unfinished trajectory.
@@ -141,7 +144,7 @@ class RewardScale:
         self._sums |= {each: total for each, total, is_done in last if not is_done}
         for each in list(self._sums)[:-_MOST_TRAJECTORIES]:
             del self._sums[each]
-        self._moments.add(sums.reshape(-1, 1))
+        self._moments.add(learners.concatenate(sums.reshape(-1, 1)))
         return reward * self._moments.scale().item()
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collectx import env, policy, trainer
 from collectx.batch import TRAJ_IDS, to_tensordict
 from collectx.errors import ConfigError, SpaceError
 from collectx.policy.exploration import ExplorationType
+from collectx.trainer.learners import ALONE
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -26,6 +27,8 @@ SPEC = env.read_spec(CFG.env)
 
 class Recorded:
     """A `collectx.trainer.base.BatchCollection` of batches that are there already."""
+
+    learners = ALONE
 
     def __init__(self, batches):
         self.batches = list(batches)

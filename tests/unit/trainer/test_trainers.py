@@ -18,6 +18,7 @@ from collectx.errors import ConfigError, TrainingDivergedError
 from collectx.replay import ReplayBuffer
 from collectx.trainer.actor_critic import Critic
 from collectx.trainer.base import load_moments, present_keys, remaining_fraction
+from collectx.trainer.learners import ALONE
 from collectx.trainer.optimizer import check_finite
 from collectx.user_objects import UserPolicyConfig
 
@@ -38,6 +39,8 @@ SPEC = env.read_spec(gym(2))
 
 class Recorded:
     """A `collectx.trainer.base.BatchCollection` of batches that are there already."""
+
+    learners = ALONE
 
     def __init__(self, batches, num_episodes=0, mean_return=float("nan")):
         self.batches = list(batches)

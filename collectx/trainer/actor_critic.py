@@ -251,7 +251,7 @@ class PpoTrainer(ActorCriticTrainer):
         sizes = [sum(len(range(i, count, num_minibatches)) for count in counts) for i in range(num_minibatches)]
         losses = []
         for _ in range(cfg.num_epochs):
-            order = torch.randperm(frames, generator=self.generator).to(self.device)
+            order = self.order(frames).to(self.device)
             # One gather per epoch. Observations are gathered for each minibatch, as they may be large.
             parts = [tensor[order] for tensor in (action, old_log_prob, advantage, target)]
             minibatches = (tensor.tensor_split(num_minibatches) for tensor in (order, *parts))
@@ -270,6 +270,10 @@ class PpoTrainer(ActorCriticTrainer):
                 self.step(torch.where(objective <= bound, gain * (-1 / share), 0.0) * ratio, error, share)
                 losses.append(torch.stack((actor_loss, error.square().mean(), entropy.mean())))
         return torch.stack(losses)
+
+    def order(self, frames: int) -> torch.Tensor:
+        """Returns the order in which an epoch visits the frames of a batch, `[frames]` int64."""
+        return torch.randperm(frames, generator=self.generator)
 
 
 class ImpalaTrainer(ActorCriticTrainer):

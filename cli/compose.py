@@ -413,6 +413,11 @@ def is_enumerated(hydra: DictConfig) -> bool:
     return hydra.sweeper._target_.endswith(".basic_sweeper.BasicSweeper")
 
 
+def is_halving(hydra: DictConfig) -> bool:
+    """Whether the sweeper of a composed configuration stops points early; see `collectx.cli.halving`."""
+    return str(hydra.sweeper._target_).endswith(".HalvingSweeper")
+
+
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """Returns overrides, which must have passed `check`, in Hydra's form."""
     return OverridesParser.create().parse_overrides(list(overrides))

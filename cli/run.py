@@ -21,8 +21,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import InterpolationResolutionError
 
 from collectx.checkpoints import Checkpoints, read_manifest
+from collectx.cli import halving, sweep
 from collectx.cli import list as listing
-from collectx.cli import sweep
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked, argument_problems
@@ -140,7 +140,7 @@ def prepare(
             if run.note:
                 printing.note(run.note)
             return run
-    return sweep.prepare(composer, checked, is_multirun, check_machine)
+    return sweep.prepare(composer, checked, is_multirun, check_machine, halving.rungs_of)
 
 
 def _run(composer: Composer, run: Composed, task: Task, trusted: bool) -> None:
@@ -197,7 +197,9 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
         if not prepared.is_ours:
             points = sweep.run_folders(root)
             _add_outcomes(task, root, [folder for _, folder in points])
-        if points and root.exists() and not task.is_detached:
+        if prepared.is_halving and root.exists():
+            printing.say(f"sweep folder: {root}")
+        elif points and root.exists() and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
             printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
     return is_complete

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
@@ -26,7 +27,17 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
+from collectx.cli.compose import (
+    Composed,
+    Composer,
+    as_written,
+    examine,
+    folder_of,
+    is_enumerated,
+    is_halving,
+    overrides_of,
+    parsed,
+)
 from collectx.cli.overrides import Checked, argument_problems, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.problem import counted
@@ -54,16 +65,26 @@ class Sweep:
 
     Attributes:
         master: the configuration that the points vary.
+        is_halving: whether the sweeper stops points early, and prints its own table.
         objective: the entry of `result.json` that ranks the points.
         is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty if the sweeper chooses them by the results of earlier ones.
     """
 
     master: DictConfig
+    is_halving: bool
     folder: str
     objective: str
     is_ours: bool
     points: dict[tuple[str, ...], Composed]
+
+
+class Rungs(NamedTuple):
+    """What `hydra/sweeper=halving` runs: the overrides of each point, and a function that returns why a configuration
+    cannot be swept so."""
+
+    points: list[list[str]]
+    problems: Callable[[RunConfig], list[str]]
 
 
 def _in_points(names: Sequence[str]) -> str:
@@ -72,10 +93,19 @@ def _in_points(names: Sequence[str]) -> str:
 
 
 def prepare(
-    composer: Composer, checked: Checked, is_multirun: bool, machine_problems: Callable[[RunConfig, bool], list[str]]
+    composer: Composer,
+    checked: Checked,
+    is_multirun: bool,
+    machine_problems: Callable[[RunConfig, bool], list[str]],
+    halving: Callable[[DictConfig, Sequence[Override]], Rungs],
 ) -> Sweep:
-    """Composes and checks every point, and prints the notes about them. `machine_problems` checks a valid configuration
-    against this machine; the second argument is whether to print warnings."""
+    """Composes and checks every point, and prints the notes about them.
+
+    Args:
+        machine_problems: checks a valid configuration against this machine; the second argument is whether to print
+            warnings.
+        halving: returns the points of `hydra/sweeper=halving` for the configuration that they vary and the overrides.
+    """
     try:
         mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
         master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)
@@ -97,17 +127,19 @@ def prepare(
         )
         raise ConfigError(*checked.problems, text)
     if empty := [
-        override for override in swept if override.is_discrete_sweep() and next(iter(_texts(override)), None) is None
+        override for override in swept if override.is_discrete_sweep() and next(iter(texts(override)), None) is None
     ]:
         text = f"{_text(empty)} contains no value, so there is nothing to sweep. Add one, as in seed=range(0,3)."
         raise ConfigError(*checked.problems, text)
-    combinations = product(overrides) if is_basic else [sample(overrides)]
+    rungs = halving(master, overrides) if is_halving(master.hydra) else None
+    combinations = product(overrides) if is_basic else [sample(overrides)] if rungs is None else rungs.points
     points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
     for point, name in zip(points, names(combinations), strict=True):
         problems = [*point.problems, *argument_problems(point.cfg)] or [
             *machine_problems(point.cfg, point is points[0] and not checked.problems),
-            *([] if is_basic else _sweeper_problems(point)),
+            *([] if is_basic else _sweeper_problems(point) if rungs is None else rungs.problems(point.cfg)),
+            *([] if is_basic else _wait_problems(point)),
         ]
         for problem in problems:
             where.setdefault(problem, []).append(name)
@@ -125,7 +157,9 @@ def prepare(
         )
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
-    return Sweep(master, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)
+    return Sweep(
+        master, rungs is not None, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words
+    )
 
 
 def _shared_outputs(points: Sequence[Composed], named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -160,12 +194,16 @@ def _sweeper_problems(point: Composed) -> list[str]:
             f"hydra.sweeper.direction has {count}. Name one objective per direction, as in "
             "sweep.objective=[mean_return,wall_s] hydra.sweeper.direction=[maximize,minimize]."
         )
-    if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
-        messages.append(
-            f"launcher.wait=false cannot be used: {point.node.hydra.sweeper._target_} needs the results of earlier "
-            "points to choose values. Use launcher.wait=true."
-        )
     return messages
+
+
+def _wait_problems(point: Composed) -> list[str]:
+    if not isinstance(point.cfg.launcher, SlurmLauncherConfig) or point.cfg.launcher.wait is not False:
+        return []
+    return [
+        f"launcher.wait=false cannot be used: {point.node.hydra.sweeper._target_} needs the results of earlier points "
+        "to choose values. Use launcher.wait=true."
+    ]
 
 
 def _text(overrides: Sequence[Override]) -> str:
@@ -177,11 +215,11 @@ def product(overrides: Sequence[Override]) -> list[list[str]]:
     values: dict[str, list[str]] = {}
     for override in overrides:
         key = override.get_key_element()
-        values[key] = [f"{key}={text}" for text in _texts(override)]
+        values[key] = [f"{key}={text}" for text in texts(override)]
     return [[*point] for point in itertools.product(*values.values())]
 
 
-def _texts(override: Override) -> Iterable[str]:
+def texts(override: Override) -> Iterable[str]:
     """Returns the values of an override, one for each point of the sweep."""
     return override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
 
@@ -207,7 +245,7 @@ def _first(override: Override) -> str:
         middle = (value.start + value.end) / 2
         text = int(middle) if isinstance(value.start, int) and isinstance(value.end, int) else middle
     else:
-        text = next(iter(_texts(override)))
+        text = next(iter(texts(override)))
     return f"{override.get_key_element()}={text}"
 
 
@@ -242,6 +280,8 @@ class PointRunner:
         self._master = master
         self._folder = Path(str(master.hydra.sweep.dir))
         self._is_enumerated = is_enumerated(master.hydra)
+        # At each rung, a point is another configuration, but the same run.
+        self._is_halving = is_halving(master.hydra)
 
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended. Returns one job per point, with the
@@ -297,13 +337,18 @@ class PointRunner:
                 if not (composed.cfg.run.overwrite or composed.cfg.run.trust):
                     foreign_code.check_checkpoints(RunFolder(folder))
             hydra.sweep.subdir = str(folder.relative_to(root) if folder.is_relative_to(root) else folder)
-        folders.append((name, folder))
+        if self._is_halving:
+            name = folder.name
+        if (name, folder) not in folders:
+            folders.append((name, folder))
         is_done = text in done and composed.cfg.run.resume != "never"
         return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
 
     def _free_folder(self, first: Path, text: str) -> Path:
         """Returns `first`, or its variant with the lowest number, that no other configuration uses."""
         taken, folder, number = {path for _, path in self._task.points}, first, 1
+        if self._is_halving:
+            return first
         while folder in taken or ((run_folder := RunFolder(folder)).has_run and saved_text(run_folder) != text):
             number += 1
             folder = first.with_name(f"{first.name}_{number}")

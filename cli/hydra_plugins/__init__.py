@@ -7,7 +7,7 @@ Every application of Hydra in the environment imports this module: it imports no
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import hydra
@@ -16,6 +16,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
@@ -40,6 +41,24 @@ class CollectxLauncher(Launcher):
         return self._runner.run(job_overrides)
 
 
+class HalvingSweeper(Sweeper):
+    """`hydra/sweeper=halving`, see `collectx.cli.halving`. `params` are values to sweep over, by key."""
+
+    def __init__(self, params: Mapping[str, str] | None = None):
+        self._params = params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from collectx.cli.halving import Halving
+
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+        self._halving = Halving(hydra_context, config, launcher.launch)
+
+    def sweep(self, arguments: list[str]) -> None:
+        self._halving.run([*(f"{key}={value}" for key, value in self._params.items()), *arguments])
+
+
 class UserSearchPath(SearchPathPlugin):
     """Adds the folder of `--config-dir` behind the packaged choices, so that it does not replace one by accident."""
 
@@ -53,5 +72,5 @@ class UserSearchPath(SearchPathPlugin):
 def register(config_dir: str | os.PathLike[str] | None) -> None:
     """Makes the plugins known to Hydra, and `config_dir` the folder of the user's choices."""
     UserSearchPath.config_dir = config_dir
-    for plugin in (CollectxLauncher, UserSearchPath):
+    for plugin in (CollectxLauncher, HalvingSweeper, UserSearchPath):
         Plugins.instance().register(plugin)

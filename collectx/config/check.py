@@ -18,7 +18,7 @@ from typing import Any
 from collectx.config.problem import ABSENT, PYTHON, YAML, Language, Problem, did_you_mean, either, nearest
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import BITS, default_of, incomplete, section_of
-from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, RunConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, RunConfig
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)
@@ -234,17 +234,18 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
         if name in values:
             section = _part(name, cls, values[name], problems)
             if name == "sweep":
-                problems += _unknown_objectives(section, sections["env"])
+                problems += _unknown_objectives(section, sections["env"], sections["eval"])
     for name in values:
         if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
             problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
     return incomplete(RunConfig, **sections, written=[]), problems
 
 
-def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:
-    """`sweep.objective` names entries of `result.json`; `env.metrics` are such entries."""
-    objective = vars(sweep).get("objective")
-    choices = (*OBJECTIVES, *(vars(env).get("metrics") or ()))
+def _unknown_objectives(sweep: Any, env: Any, evaluation: Any) -> Iterator[Problem]:
+    """`sweep.objective` names entries of `result.json`; `env.metrics` and results of evaluations are such entries."""
+    objective, metrics = vars(sweep).get("objective"), vars(env).get("metrics") or ()
+    evaluated = ("mean_return", *metrics) if vars(evaluation).get("every_batches") else ()
+    choices = (*OBJECTIVES, *metrics, *(f"{OF_EVALUATION}{name}" for name in evaluated))
     if objective is not None and (violated := out_of_range(objective, {"choices": choices})):
         yield Problem("sweep.objective", violated, objective)
 

@@ -138,6 +138,18 @@ def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continu
 
 
 @pytest.mark.nightly
+def test_each_rung_of_a_sweep_is_an_array_of_the_points_that_are_left(run):
+    words = ["launcher=slurm", "seed=0,1,2", "-m", "hydra/sweeper=halving", "sweep.rungs=[2_000,10_000]"]
+    started = run(*SMALL, *words)
+    assert started.finish() == 0, started.output
+    frames = [RunFolder(started.cwd / "sweep" / f"seed={seed}").read_result()["frames"] for seed in range(3)]
+    assert sorted(frames) == [2000, 2000, 10000]
+    longest = started.cwd / "sweep" / f"seed={frames.index(10000)}"
+    (resumed,) = [event for event in RunFolder(longest).read_events() if event["event"] == "resumed"]
+    assert resumed["batches"] == 2
+
+
+@pytest.mark.nightly
 def test_equal_points_of_a_sweep_are_one_array_and_a_second_start_runs_only_what_is_missing(cluster, run):
     sweep = [*ENDLESS, "launcher=slurm", "launcher.max_parallel=1", "collector.num_workers=1,2", "seed=0,1", "-m"]
     first = run(*sweep)

@@ -260,17 +260,32 @@ OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches"
 
 @dataclass(kw_only=True)
 class SweepConfig(Section):
-    """The entries of each run's result that a sweeper gets. Not part of a run's configuration, as it does not change
-    the run.
-    """
+    """How a sweeper chooses and compares the points. Not part of a run's configuration, as it does not change the
+    run."""
 
     objective: str | list[str] = option(
         "mean_return",
         """Entry of `result.json` that ranks the table of a sweep, and that a sweeper such as hydra/sweeper=optuna
         optimises: mean_return, frames_per_s, num_episodes, frames, batches, wall_s or start_s. The sweeper's key
         direction selects maximize or minimize. If the sweeper takes several directions, write a list; its first entry
-        ranks the table. Entries of env.metrics are allowed too.""",
+        ranks the table. Entries of env.metrics are allowed too, and with eval.every_batches the last evaluation's:
+        eval/mean_return.""",
     )
+    rungs: list[int] | None = option(
+        None,
+        """Frames after which hydra/sweeper=halving compares the points, ascending, such as [100_000,300_000,900_000].
+        The last one is the length of the points that are never stopped. Other sweepers have no rungs.""",
+    )
+    reduction: float = option(
+        3.0, "At each rung, one point of this number goes on to the next rung; above 1.", above=1, finite=True
+    )
+    draws: int | None = option(
+        None,
+        """How many points hydra/sweeper=halving draws at random, also from intervals. `null`: every combination of the
+        values.""",
+        minimum=1,
+    )
+    seed: int = option(0, "Seed of sweep.draws.", minimum=0)
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from collectx.config.derived import expected_frames
 from collectx.config.problem import counted
-from collectx.config.schema.run import RunConfig
+from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.errors import ConfigError, text_of, worker_of
 from collectx.run.digest import Digest
 from collectx.run.signals import Signals
@@ -82,7 +82,8 @@ class Result:
         digest: the digest of all batches in their order; None without `trainer.digest`.
         failures: the errors that ended the run, then the failures that it survived: restarted or dropped workers, and
             each distinct reason why a checkpoint could not be written.
-        metrics: the means of `env.metrics`, see `Statistics.metrics`. In `result.json` each is an entry of its own.
+        metrics: the means of `env.metrics`, see `Statistics.metrics`, and of the last evaluation, such as
+            `eval/mean_return`. In `result.json` each is an entry of its own.
     """
 
     status: Status
@@ -157,6 +158,7 @@ class ResultBuilder:
         self.error_after_signal: BaseException | None = None
         self._last_loss: Failure | None = None
         self._recovered: list[Failure] = []
+        self._evaluated: dict[str, float] = {}
         self._max_batches, self._max_minutes = cfg.run.max_batches, cfg.run.max_minutes
         self._signals = signals
         self._status: Status | None = None
@@ -222,6 +224,9 @@ class ResultBuilder:
             self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
         elif name == "envs_not_saved":
             self.is_unsaved_known = True
+        elif name == "evaluated":
+            values = {"mean_return": fields["mean_return"], **fields.get("metrics", {})}
+            self._evaluated = {f"{OF_EVALUATION}{name}": value for name, value in values.items()}
         elif name in LOSSES and self._last_loss is not None:
             self._recovered.append(self._last_loss)
         elif name in ("checkpoint_failed", "checkpoint_hook_failed"):
@@ -249,7 +254,7 @@ class ResultBuilder:
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
             failures=(*(Failure(type_name(e), text_of(e), worker_of(e)) for e in self.errors), *self._recovered),
             folder=folder,
-            metrics=statistics.metrics,
+            metrics={**statistics.metrics, **self._evaluated},
         )
 
 

@@ -14,7 +14,7 @@ HALVING = ["-m", "hydra/sweeper=halving", "collector.total_frames=6_144", "sweep
 def rows(said):
     """Returns the rows of the last table, as words, by their first one."""
     lines = said.stdout.split("\n\n")[-1].splitlines()
-    return {words[0]: words[1:] for words in map(str.split, lines[1:]) if words[0] != "sweep"}
+    return {words[0]: words[1:] for words in map(str.split, lines[1:]) if words[0] not in ("point", "sweep")}
 
 
 def digests(folder):
@@ -46,6 +46,7 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
     assert set(rows(forked("run", *longer, cwd=tmp_path))) == set(table)
 
 
+@pytest.mark.ci
 def test_points_are_drawn_from_intervals_and_ranked_by_several_objectives(tmp_path):
     drawn = ["trainer.learning_rate=tag(log,interval(1e-4,1e-2))", "trainer.num_epochs=int(interval(1,4))"]
     drawn += ["sweep.draws=3"]
@@ -62,6 +63,7 @@ def test_points_are_drawn_from_intervals_and_ranked_by_several_objectives(tmp_pa
     assert "learning_rate" in again.stdout
 
 
+@pytest.mark.ci
 def test_a_sweep_that_was_interrupted_goes_on_at_its_rung(tmp_path, wait_until):
     words = [*HALVING, "seed=0,1,2", "hydra.sweep.dir=sweep"]
     command = start("run", *words, cwd=tmp_path)
@@ -73,6 +75,7 @@ def test_a_sweep_that_was_interrupted_goes_on_at_its_rung(tmp_path, wait_until):
     assert sorted(result(folder)["frames"] for folder in (tmp_path / "sweep").glob("seed=*")) == [2048, 2048, 6144]
 
 
+@pytest.mark.ci
 def test_a_point_that_fails_is_last_and_named(tmp_path):
     words = ["trainer.learning_rate=1e-3,1e30", "hydra.sweep.dir=sweep"]
     said = collectx("run", *HALVING, *words, cwd=tmp_path, status=1)
@@ -81,6 +84,7 @@ def test_a_point_that_fails_is_last_and_named(tmp_path):
     assert result(tmp_path / "sweep" / "trainer.learning_rate=0.001")["frames"] == 6144
 
 
+@pytest.mark.ci
 def test_evaluations_rank(tmp_path):
     words = ["seed=0,1,2", "eval.every_batches=2", "eval.episodes=2", "sweep.objective=eval/mean_return"]
     said = collectx("run", *HALVING, *words, "hydra.sweep.dir=sweep", cwd=tmp_path)

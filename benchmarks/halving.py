@@ -2,8 +2,8 @@
 
     python -m benchmarks.halving [--repetitions N]
 
-Both search learning rate, entropy coefficient and batch size of PPO on CartPole-v1. Prints for each repetition the return
-of the best point at the last rung, and the frames that were collected.
+Both search learning rate, entropy coefficient and batch size of PPO on CartPole-v1. Prints for each repetition the
+return of the best point at the last rung, and the frames that were collected.
 """
 
 import argparse

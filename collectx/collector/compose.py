@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -22,15 +21,12 @@ from collectx.collector.pool import Channel, WorkerPool
 from collectx.collector.saved_state import CollectorState, first_requests, next_histories
 from collectx.collector.worker_record import FailurePolicy
 from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
-from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.infos import declare
-from collectx.env.tensor_vector import with_index
-from collectx.errors import ConfigError
 from collectx.place import place_of
 from collectx.place.base import Place
 from collectx.place.launcher import Entry, Launcher
@@ -39,14 +35,14 @@ from collectx.policy.flat_weights import FlatWeights, device_of
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
 from collectx.rollout.wrappers import RolloutOptions
-from collectx.rules.collection import slow_resets
+from collectx.rules import fits
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.leases import NUM_SPARE
-from collectx.transport.slab import SlabLayout, SlabTransport
+from collectx.transport.slab import SlabTransport
 from collectx.user_objects import Sealed
 from collectx.worker.inference.rollout import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessHistory, ProcessSpec
@@ -90,12 +86,12 @@ def start_collector(
     # Batches that workers write to a replay buffer must all be counted.
     wait_for_all = workers_write(overrides)
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
-    spec = _rollout_spec(cfg, spec, overrides)
+    fits.check(cfg, spec, has_interruptor=any(each.should_end is not None for each in overrides))
+    spec = RolloutOptions.of(options).env_spec(spec)
     # Only for the shapes of its outputs and weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
-    _check_env_device(cfg, spec, actor)
     slots = _slot_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
-    _check_memory(options, slots, spec)
+    fits.check_slots(cfg, spec, actor, slots)
     place, served = place_of(cfg), _served(cfg, actor)
     launcher = launcher or place.launcher(log_dir)
     channel = open_channel(place, launcher, slots, spec, served is not None, events)
@@ -132,14 +128,6 @@ def start_collector(
     return collector
 
 
-def _rollout_spec(cfg: RunConfig, spec: EnvSpec, overrides: Sequence[ConfigOverrides]) -> EnvSpec:
-    """Returns the spec of the rollout's env. Raises if the env does not support the options of the collector."""
-    if spec.ragged and (problems := [*slow_resets(cfg)]):
-        raise Refusal(*problems)
-    ends_early = any(each.should_end is not None for each in overrides)
-    return RolloutOptions.of(cfg.collector, has_interruptor=ends_early).env_spec(spec)
-
-
 def _batch_spec(cfg: RunConfig, spec: EnvSpec, slots: SlotSpec, overrides: Sequence[ConfigOverrides]) -> BatchSpec:
     options, device = cfg.collector, resolve_devices(cfg.devices).storing_device
     return BatchSpec(
@@ -157,39 +145,11 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, slots: SlotSpec, overrides: Seque
     )
 
 
-def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
-    """Raises unless the env steps on the CPU, or returns tensors on the device of policy and batches
-    (`EnvSpec.device`)."""
-    devices, there = resolve_devices(cfg.devices), spec.device
-    if there is None:
-        if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
-            rule = "the env returns arrays, so it always steps on the CPU"
-            raise Refusal(Problem("devices.env_device", rule, named, "use `devices.env_device=null`."))
-        return
-    for name in ("policy_device", "env_device", "storing_device"):
-        value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
-        if with_index(torch.device(value)) != there:
-            rule = f"the env returns tensors on {there}, so policy and batches must be there too"
-            advice = f"use `devices.device={there}`, and leave the other devices out."
-            is_of_all = getattr(cfg.devices, name) is None and cfg.devices.device is not None
-            raise Refusal(Problem("devices.device" if is_of_all else f"devices.{name}", rule, value, advice))
-    if there.type != "cpu" and cfg.collector.has_workers:
-        rule = f"the env returns tensors on {there}, so only this process can step it"
-        raise Refusal(Problem(f"collector={cfg.collector.kind}", rule, advice="use `collector=single`."))
-    if isinstance(cfg.inference, ServerInferenceConfig):
-        rule = f"the env returns tensors on {there}"
-        raise Refusal(Problem("inference=server", rule, advice="use `inference=local`."))
-    if actor.states:
-        raise ConfigError(
-            f"the policy is recurrent, but the env returns tensors on {there}, so collectx cannot keep the policy's "
-            "state. Use a policy that is not recurrent, or let the env return the state with its observations."
-        )
-
-
 def slot_spec_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
     """Returns the layout of the slots and weights that `start_collector` would allocate. Starts no process."""
     options = cfg.collector
     schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
+    fits.check(cfg, spec)
     spec = RolloutOptions.of(options).env_spec(spec)
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     return _slot_spec(cfg, spec, actor, schedule, 0)
@@ -397,18 +357,6 @@ def _slot_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, 
         first_version=first_version,
         num_spare=NUM_SPARE if is_leased else 0,
     )
-
-
-def _check_memory(options: CollectorConfig, slots: SlotSpec, spec: EnvSpec) -> None:
-    """Raises if the slots do not fit in this machine's memory; over a network, the trainer receives as many bytes."""
-    # Pages of spare regions take memory only when they are used.
-    nbytes, total = SlabLayout(dataclasses.replace(slots, num_spare=0)).nbytes, psutil.virtual_memory().total
-    if spec.device is None and nbytes > total:
-        fewer = f", or `collector.num_slots` below {slots.num_slots}" if options.schedule == "async" else ""
-        rule = f"these batches need {nbytes / 1e9:,.0f} GB, but this machine has {total / 1e9:,.0f} GB of memory"
-        raise Refusal(
-            Problem("collector.frames_per_batch", rule, options.frames_per_batch, f"use fewer frames{fewer}.")
-        )
 
 
 def _make_schedule(

@@ -15,11 +15,10 @@ import torch
 
 from collectx.batch import STEP_COUNT, Leaf, as_array
 from collectx.config.derived import frames_per_part, num_workers_of
-from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
-from collectx.errors import ConfigError, NotRestorableError
+from collectx.errors import NotRestorableError, ShapeError
 from collectx.policy.recurrent import StateSpec, spec_with_states
 from collectx.random_state import HeldGenerators
 
@@ -67,39 +66,22 @@ class RolloutOptions:
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """Returns the spec of the rollout's env, from the `spec` of the group without wrappers. With
-        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64. Raises `ConfigError` if the
-        envs cannot end trajectories or batches early, or already observe a `step_count`."""
-        if self.may_end_early and spec.ragged:
-            raise ConfigError(
-                "interruptor cannot be used with this vector env: it spends steps on resets, so ending a batch early "
-                "would leave its envs with different numbers of frames. Make the env with the autoreset_mode disabled "
-                "or same_step."
-            )
-        if not spec.can_reset_early:
-            rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"
-            advice = (
-                "use Gymnasium's own vector env (vectorization_mode=sync) with the autoreset_mode disabled or "
-                "same_step, or single envs."
-            )
-            problems = [
-                Problem(f"collector.{name}", rule, value, advice)
-                for name in ("max_frames_per_traj", "reset_at_each_iter")
-                if (value := getattr(self, name))
-            ]
-            if problems:
-                raise Refusal(*problems)
+        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64."""
         if self.max_frames_per_traj is None:
             return spec
-        if any(leaf.key == STEP_COUNT for leaf in spec.observation):
-            rule = "the env already observes step_count"
-            advice = "remove it, or let the env itself truncate its trajectories, as TorchRL's StepCounter does."
-            raise Refusal(Problem("collector.max_frames_per_traj", rule, self.max_frames_per_traj, advice))
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))
 
 
 def wrapped(env: Env, options: RolloutOptions) -> Env:
-    """Returns `env` with the wrappers that `options` require."""
+    """Returns `env` with the wrappers that `options` require. Raises `ShapeError` if only the envs of other workers
+    support the options, see `collectx.rules.fits`."""
     spec = options.env_spec(env.spec)
+    needs_resets = options.max_frames_per_traj is not None or options.reset_at_each_iter
+    if (needs_resets and not spec.can_reset_early) or (options.may_end_early and spec.ragged):
+        raise ShapeError(
+            "the envs of this worker reset themselves, but the envs of other workers do not. Make all envs with the "
+            "same autoreset_mode."
+        )
     return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
 
 

@@ -342,15 +342,17 @@ def test_an_error_of_the_first_call_of_a_policy_says_what_it_was_called_with():
 
 
 @pytest.mark.parametrize(
-    ("creates", "words"),
+    ("creates", "keywords", "words"),
     [
-        ([cartpole, partial(gymnasium.make, "Pendulum-v1")], "worker 1 observation [3] [4]"),
-        ([partial(cartpoles, 2), cartpoles], "worker 1 3 worker 0 2"),
+        ([cartpole, partial(gymnasium.make, "Pendulum-v1")], {}, "worker 1 observation [3] [4]"),
+        ([partial(cartpoles, 2), cartpoles], {}, "worker 1 3 worker 0 2"),
+        ([partial(cartpoles, 2), partial(NEXT_STEP, 2)], {"max_frames_per_traj": 5}, "this worker autoreset_mode"),
+        ([partial(cartpoles, 2), partial(NEXT_STEP, 2)], {"reset_at_each_iter": True}, "this worker autoreset_mode"),
     ],
 )
 @over((INLINE_SYNC, SHARED_SYNC))
-def test_workers_with_unequal_envs_are_refused(way, creates, words):
-    with pytest.raises(ShapeError) as caught, make(way, creates, frames_per_batch=40) as collector:
+def test_workers_with_unequal_envs_are_refused(way, creates, keywords, words):
+    with pytest.raises(ShapeError) as caught, make(way, creates, frames_per_batch=40, **keywords) as collector:
         collector.next()
     assert [word for word in words.split() if word not in str(caught.value)] == []
 

@@ -14,7 +14,7 @@ from collectx.collector import RecordedBatch, compose, slot_spec_of
 from collectx.collector.compose import start_collector
 from collectx.collector.pool import Channel
 from collectx.errors import ConfigError
-from collectx.rules import problems
+from collectx.rules import fits, problems
 from collectx.transport.inline import InlineTransport
 from collectx.transport.slab import SlabLayout
 from collectx.user_objects import Hooks
@@ -133,43 +133,12 @@ def test_what_envs_that_spend_a_step_on_a_reset_do_not_support():
     ]
 
 
-# Options, the device of the env's tensors, and whether the policy has states.
-ON_DEVICES = [
-    ({}, None, False),
-    ({"env_device": "cpu"}, None, False),
-    ({"env_device": "cuda:0"}, None, False),
-    ({"kind": "single", "policy_device": "cuda:0"}, "cuda:0", False),
-    ({"kind": "single", "policy_device": "cuda"}, "cuda:0", False),
-    ({"kind": "single"}, "cuda:0", False),
-    ({"kind": "single", "policy_device": "cuda:0", "storing_device": "cuda:1"}, "cuda:0", False),
-    ({"kind": "single", "policy_device": "cuda:0", "env_device": "cpu"}, "cuda:0", False),
-    ({"kind": "single", "device": "cpu"}, "cuda:0", False),
-    ({"kind": "single", "policy_device": "cuda:0"}, "cuda:0", True),
-    ({"kind": "single"}, "cpu", True),
-    ({"kind": "multi_sync"}, "cpu", False),
-    ({"kind": "multi_sync", "policy_device": "cuda:0"}, "cuda:0", False),
-    ({"kind": "multi_sync", "inference": {}}, "cpu", False),
-]
-
-
 def refusal(check, *arguments):
     """Returns what a check says; None if it finds nothing."""
     try:
         check(*arguments)
     except ConfigError as error:
         return str(error)
-
-
-def test_which_devices_of_an_env_that_returns_tensors_are_refused(expected, monkeypatch):
-    # Without a GPU, torch does not know which one is meant.
-    first = {torch.device("cuda"): torch.device("cuda:0")}
-    monkeypatch.setattr(compose, "with_index", lambda device: first.get(device, device))
-    said = []
-    for knobs, device, has_states in ON_DEVICES:
-        spec = SimpleNamespace(device=None if device is None else torch.device(device))
-        found = refusal(compose._check_env_device, config(**knobs), spec, SimpleNamespace(states=(1,) * has_states))
-        said.append(f"{knobs} {device} {has_states}: {found}")
-    expected("env-devices", "\n".join(said))
 
 
 def test_slots_that_do_not_fit_in_memory_are_refused(monkeypatch, within):
@@ -181,7 +150,7 @@ def test_slots_that_do_not_fit_in_memory_are_refused(monkeypatch, within):
     monkeypatch.setattr(compose, "open_channel", recorder.open_channel)
 
     def said(available, cfg=cfg):
-        within(compose, "psutil", virtual_memory=lambda: SimpleNamespace(total=available))
+        within(fits, "psutil", virtual_memory=lambda: SimpleNamespace(total=available))
         return refusal(lambda: start_collector(cfg, policy, spec, launcher=recorder).close())
 
     assert said(nbytes) is None

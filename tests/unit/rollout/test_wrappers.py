@@ -12,7 +12,7 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.env import build
 from collectx.env.base import Env, EnvSpec
-from collectx.errors import ConfigError, NotRestorableError
+from collectx.errors import NotRestorableError
 from collectx.policy.recurrent import StateSpec
 from collectx.rollout.wrappers import RecurrentStateEnv, RolloutOptions, TimeLimitEnv, keep_options
 
@@ -20,40 +20,12 @@ STEP_COUNT = Leaf(("step_count",), (1,), torch.int64)
 SEEN = Leaf(("observation",), (1,), torch.float32)
 ACTION = Leaf(("action",), (), torch.int64)
 SPEC = EnvSpec(2, (SEEN,), (ACTION,), spaces.Box(0, 1, (1,)), spaces.Discrete(2))
-RAGGED, EARLY = replace(SPEC, ragged=True, can_reset_early=False), replace(SPEC, can_reset_early=False)
-COUNTED = replace(SPEC, observation=(SEEN, STEP_COUNT))
-LIMIT, EACH, SOON = ({"max_frames_per_traj": 3}, {"reset_at_each_iter": True}, {"may_end_early": True})
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "refused"),
-    [
-        (SPEC, {}, None),
-        (SPEC, LIMIT, None),
-        (SPEC, LIMIT | EACH | SOON, None),
-        (EARLY, {}, None),
-        (EARLY, SOON, None),
-        (RAGGED, {"set_truncated": True}, None),
-        (RAGGED, SOON, ["interruptor cannot be used with this vector env: "]),
-        (EARLY, LIMIT, ["collector.max_frames_per_traj=3 cannot be used: this vector env resets its envs by itself"]),
-        (EARLY, EACH, ["collector.reset_at_each_iter="]),
-        (EARLY, LIMIT | EACH, ["collector.max_frames_per_traj=3 cannot", "collector.reset_at_each_iter="]),
-        (COUNTED, {}, None),
-        (COUNTED, LIMIT, ["collector.max_frames_per_traj=3 cannot be used: the env already observes step_count"]),
-    ],
-)
-def test_the_spec_with_the_options_of_a_rollout(spec, options, refused):
-    options = RolloutOptions(True, **options)
-    if refused is None:
-        found, added = options.env_spec(spec), (STEP_COUNT,) * (options.max_frames_per_traj is not None)
-        assert found == replace(spec, observation=(*spec.observation, *added))
-    else:
-        with pytest.raises(ConfigError) as raised:
-            options.env_spec(spec)
-        problems = [*map(str, raised.value.problems)]
-        assert len(problems) == len(refused)
-        for problem, begin in zip(problems, refused, strict=True):
-            assert problem.startswith(begin), problem
+@pytest.mark.parametrize("limit", [None, 3])
+def test_a_time_limit_adds_an_observation(limit):
+    found, added = RolloutOptions(True, limit).env_spec(SPEC), (STEP_COUNT,) * (limit is not None)
+    assert found == replace(SPEC, observation=(*SPEC.observation, *added))
 
 
 class Group(Env):

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from collectx.batch import STEP_COUNT
+from collectx.batch import REWARD, STEP_COUNT
 from collectx.config.derived import resolve_devices
 from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
@@ -26,7 +27,13 @@ from collectx.transport.slab import SlabLayout
 
 def check(cfg: RunConfig, spec: EnvSpec, has_interruptor: bool = False) -> None:
     """Raises `Refusal` with all options of `cfg` that envs without wrappers, whose spec is `spec`, do not support."""
-    if problems := [*_resets(cfg, spec, has_interruptor), *_step_count(cfg, spec), *_device(cfg, spec)]:
+    problems = [
+        *_resets(cfg, spec, has_interruptor),
+        *_step_count(cfg, spec),
+        *_device(cfg, spec),
+        *_learning(cfg, spec),
+    ]
+    if problems:
         raise Refusal(*problems)
 
 
@@ -101,3 +108,18 @@ def _device(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
     elif isinstance(cfg.inference, ServerInferenceConfig):
         rule = f"the env returns tensors on {there}"
         yield Problem("inference=server", rule, advice="use `inference=local`.")
+
+
+def _learning(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
+    """Trainers that learn find one float32 reward, and the next observation."""
+    path = f"trainer={cfg.trainer.kind}"
+    if not isinstance(cfg.trainer, LearningTrainerConfig):
+        return
+    if spec.deltas:
+        rule = "needs the next observation, but NextObservationDelta deletes it"
+        yield Problem(path, rule, advice="leave out this transform, or use `trainer=meter` or `trainer=custom`.")
+    if spec.rewards != (REWARD,):
+        rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
+        rule = f"it learns from one reward with shape [1], torch.float32, but the env returns {rewards}"
+        advice = "convert it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
+        yield Problem(path, rule, advice=f"{advice}`trainer=custom`.")

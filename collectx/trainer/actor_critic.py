@@ -160,7 +160,7 @@ class ActorCriticTrainer(LearningTrainer):
         device: torch.device,
     ):
         attributes = ("evaluate", "observation_keys")
-        super().__init__(cfg, check_trainable(cfg, policy, spec, attributes, _ADVICE).to(device), device)
+        super().__init__(cfg, check_trainable(cfg, policy, attributes, _ADVICE).to(device), device)
         self.critic = Critic(self.policy, spec, seed).to(device)
         # Policy and critic may share an encoder: each parameter once.
         parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]

@@ -12,11 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import REWARD, Key, as_key
+from collectx.batch import Key, as_key
 from collectx.collector.batch_info import WrittenBatch, workers_can_write
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
-from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.trainer.learners import ALONE, Learners
 from collectx.trainer.optimizer import Adam
@@ -152,30 +151,9 @@ class LearningTrainer(ABC):
         return f"reached trainer.target_return={target:g}: the mean return of {last} is {value:.6g}"
 
 
-def check_trainable(
-    cfg: LearningTrainerConfig, policy: Callable | None, spec: EnvSpec, attributes: Sequence[str], advice: str
-) -> Any:
-    """Returns `policy` if it can be trained.
-
-    Args:
-        attributes: names of attributes that the policy must have.
-        advice: the end of the error message, such as "it has no value head. Use policy=mlp."
-
-    Raises:
-        ConfigError: the policy lacks an attribute, the env does not return exactly one float32 reward, or batches
-            contain no next observation.
-    """
-    if spec.deltas:
-        raise ConfigError(
-            f"trainer={cfg.kind} needs the next observation, but NextObservationDelta deletes it. Leave out this "
-            "transform, or use trainer=meter or trainer=custom."
-        )
-    if spec.rewards != (REWARD,):
-        rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
-        raise ConfigError(
-            f"trainer={cfg.kind} learns from one reward with shape [1], torch.float32, but the env returns {rewards}. "
-            "Convert it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use trainer=custom."
-        )
+def check_trainable(cfg: LearningTrainerConfig, policy: Callable | None, attributes: Sequence[str], advice: str) -> Any:
+    """Returns `policy`. Raises `ConfigError`, with this `advice`, if the policy lacks one of the `attributes` that the
+    trainer needs. What the trainer needs of envs is checked in `collectx/rules/fits.py`."""
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = f"a policy of type {type(policy).__name__}"
         if not isinstance(policy, torch.nn.Module):

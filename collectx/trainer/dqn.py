@@ -35,7 +35,7 @@ class DqnTrainer(OffPolicyTrainer):
 
     def __init__(self, cfg: DqnTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device):
         attributes = ("observation_keys", "epsilon", "index")
-        module: Any = check_trainable(cfg, policy, spec, attributes, _ADVICE).to(device)
+        module: Any = check_trainable(cfg, policy, attributes, _ADVICE).to(device)
         self._target = copy.deepcopy(module).requires_grad_(False)
         self._parameters: list[torch.Tensor] = [*module.parameters()]
         self._optimizer = Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)

@@ -43,7 +43,7 @@ class SacTrainer(OffPolicyTrainer):
     losses = ("actor_loss", "critic_loss", "entropy", "entropy_coeff", "value")
 
     def __init__(self, cfg: SacTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device):
-        module: Any = check_trainable(cfg, policy, spec, ("observation_keys", "rsample"), _ADVICE).to(device)
+        module: Any = check_trainable(cfg, policy, ("observation_keys", "rsample"), _ADVICE).to(device)
         super().__init__(cfg, module, UniformSampler(seed), device)
         # Without parameters; its statistics are those of the policy.
         is_ours = isinstance(module, StochasticPolicy)

@@ -206,6 +206,12 @@ def test_wrong_configurations_and_machines_without_slurm(capsys, within):
     assert "Plan a single point, without -m" in capsys.readouterr().err
 
 
+def test_what_a_run_would_refuse_once_it_has_made_an_env(capsys):
+    words = ["experiment=cartpole_ppo", "env=torchrl", "env.target=user_code.torchrlenvs:differences", "policy=mlp"]
+    assert command.main(words) == 2
+    assert "trainer=ppo needs the next observation, but NextObservationDelta deletes it" in capsys.readouterr().err
+
+
 def test_numbers_have_units_and_what_is_zero_is_left_out():
     sizes = {"a_bytes": 999, "b_bytes": 1000, "c_bytes": 1_500_000, "d_bytes": 2 * 10**9, "e_bytes": 0}
     times = {"f_s": 0.0125, "g_s": 1.0, "h_s": 5400.0, "i_s": None, "j": 12345, "k_k": "text"}

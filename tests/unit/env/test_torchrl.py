@@ -18,13 +18,13 @@ from user_code import torchrlenvs
 
 from collectx import Collector
 from collectx import collector as collectors
-from collectx import trainer as trainers
 from collectx.cli.compose import compose
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.base import first_observations
 from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError
+from collectx.rules import fits
 from collectx.trajectories import split_trajectories
 
 torch.set_num_threads(1)
@@ -263,9 +263,9 @@ def test_returns_sum_all_rewards():
 
 def test_a_trainer_that_learns_from_one_reward_refuses_others():
     spec = TorchrlEnv([torchrlenvs.TwoRewards()]).spec
-    ppo = compose(["experiment=cartpole_ppo"]).trainer
+    cfg = compose(["experiment=cartpole_ppo"])
     with pytest.raises(ConfigError, match=r"learns from one reward .*, but the env returns reward \[2\] torch.float64"):
-        trainers.build(ppo, None, spec, 0, torch.device("cpu"))
+        fits.check(cfg, spec)
 
 
 def test_an_env_with_native_auto_reset_gives_the_batches_of_torchrl():

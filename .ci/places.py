@@ -16,7 +16,7 @@ from collectx.config.registry import KINDS, from_dict
 from collectx.rules import collection
 
 PAGE = Path(__file__).parents[1] / "docs/reference/combinations.md"
-RULES = (rules.place, collection.inference_server, collection.preemption)
+RULES = (collection.inference_server, collection.preemption)
 BASE = {
     "env": {"kind": "gym", "id": "CartPole-v1"},
     "policy": {"kind": "mlp"},
@@ -35,14 +35,14 @@ NAMES = {"collector.preemptive_threshold=0.5": "`collector.preemptive_threshold`
 
 
 def fits(*choices: str) -> bool:
-    """Whether the rules accept these choices, on a machine with a GPU for each process."""
+    """Whether the rules accept these choices, if each process sees the GPU that it uses."""
     devices = {"policy_device": "cuda:0", "storing_device": "cuda:1"} if "backend=nccl" in choices else {}
     groups: dict[str, dict[str, object]] = BASE | {"devices": devices}
     for word in " ".join(choices).split():
         path, _, value = word.partition("=")
         group, _, option = path.partition(".")
         groups[group] = groups[group] | {option: float(value)} if option else {"kind": value}
-    return not rules.problems(from_dict({"seed": 0} | groups), RULES)
+    return not rules.problems(from_dict({"seed": 0} | groups), RULES, list)
 
 
 def by_backend(collector: str, backend: str) -> str:

@@ -11,7 +11,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,8 +40,8 @@ _WORDS = {
 
 
 def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
-    """Returns `value` converted to the type `hint`. Types other than numbers, bools, texts, lists and mappings are not
-    checked.
+    """Returns `value` converted to the type `hint`. Types other than numbers, bools, texts, lists, mappings and
+    callables are not checked.
 
     1e6 is an integer, 2.5 is not. In YAML "8" is accepted as a number and 3 as a text, as environment variables and
     unquoted names give them. In Python, numbers and bools may be numpy's, and 0, 1 and None are accepted as bools.
@@ -69,6 +69,10 @@ def _convert(value: Any, hint: Any, language: Language) -> Any:
         return [convert(item, typing.get_args(hint)[0], language) for item in value]
     if origin in _MAPPINGS:
         if not isinstance(value, Mapping):
+            raise TypeError
+        return value
+    if origin is Callable:
+        if not callable(value):
             raise TypeError
         return value
     if hint is bool:
@@ -104,9 +108,12 @@ def _describe(hint: Any, language: Language) -> str:
         if item is Any:
             return "a list"
         # "an integer" becomes "integers".
-        items = " or ".join(f"{_describe(each, language).split(' ', 1)[-1]}s" for each in members(item))
+        kinds = (each for each in members(item) if each is not type(None))
+        items = " or ".join(f"{_describe(each, language).split(' ', 1)[-1]}s" for each in kinds)
         examples = [example for kind, example in ((int, [1, 2]), (str, ["a", "b"])) if kind in members(item)]
         return f"a list of {items}" + "".join(f", such as {language.show(example)}" for example in examples[:1])
+    if origin is Callable:
+        return "a callable"
     return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
 
 
@@ -171,7 +178,7 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_checked(hint: Any) -> bool:
-    return hint is type(None) or (typing.get_origin(hint) or hint) in (*_SCALARS, *_LISTS, *_MAPPINGS)
+    return hint is type(None) or (typing.get_origin(hint) or hint) in (*_SCALARS, *_LISTS, *_MAPPINGS, Callable)
 
 
 # The value in a YAML file where the user has to choose.

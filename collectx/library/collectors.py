@@ -260,6 +260,7 @@ class RayCollector(BaseCollector):
         self._check_process()
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
+        assert isinstance(launcher.remote_configs, list)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
         resources = dict(remote_configs or launcher.remote_configs[0])
         kwargs = collector_kwargs or {}

@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from collectx.collector.batch_info import part_shape
-from collectx.config.check import check_option, out_of_range
+from collectx.config.check import check_option, members, out_of_range
 from collectx.config.problem import ABSENT, PYTHON, Problem, Refusal, either, nearest, rename_options
 from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.env import EnvConfig
@@ -216,7 +216,9 @@ def parse(
     for key, value in passed.items():
         converted = check_option(key, value, _hints(keywords_class)[key], {}, PYTHON)
         if isinstance(converted, Problem):
-            problems.append(converted.text(PYTHON))
+            problem = _of_entry(key, value, _hints(keywords_class)[key]) or converted
+            advice = fields[key].metadata.get("advice", "")
+            problems.append(dataclasses.replace(problem, advice=advice).text(PYTHON))
         elif (rule := _violated(fields[key], converted)) is not None:
             problems.append(Problem(key, rule, value).text(PYTHON))
         else:
@@ -224,6 +226,16 @@ def parse(
     if unknown:
         raise TypeError("\n".join([unknown, *problems]))
     return keywords_class(**values), problems
+
+
+def _of_entry(key: str, value: Any, hint: Any) -> Problem | None:
+    """Returns the problem of the first entry of a wrong type, if `value` is a list that may be of this type."""
+    for kind in members(hint) if isinstance(value, list | tuple) else ():
+        if typing.get_origin(kind) is Sequence:
+            (of_entries,) = typing.get_args(kind)
+            checked = (check_option(f"{key}[{i}]", each, of_entries, {}, PYTHON) for i, each in enumerate(value))
+            return next((each for each in checked if isinstance(each, Problem)), None)
+    return None
 
 
 def option_value(field: dataclasses.Field, value: Any) -> Any:

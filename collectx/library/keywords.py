@@ -35,6 +35,8 @@ _IN_PROCESS = (
     "backend='process'"
 )
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
+# One value for all workers, or a list with one for each.
+PerWorker = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 
 
@@ -138,9 +140,13 @@ class Keywords:
     inference: ClassVar[str] = "local"
 
     create_env_fn: CreateEnv = field(kw_only=False)
-    policy: Any = field(default=None, kw_only=False)
-    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
-    create_env_kwargs: Any = None
+    policy: Callable[..., Any] | None = field(
+        default=None,
+        kw_only=False,
+        metadata={"advice": "pass a module, or another callable from the observation to the action."},
+    )
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any] | None] | None = None
+    create_env_kwargs: PerWorker = None
     exploration_type: Any = sets("collector.exploration_type", ExplorationType.RANDOM, exploration_name)
     exploration_mode: str | None = sets("collector.exploration_type", None, exploration_name)
     trust_policy: bool | None = None
@@ -197,7 +203,9 @@ class Keywords:
     max_weight_update_interval: int = field(default=-1, metadata={"minimum": 1, "also": (-1,)})
     update_interval: int | None = field(default=None, metadata={"minimum": 1, "also": (-1,)})
     update_weights_between_steps: bool = sets("collector.refresh", False, {False: "batch", True: "step"})
-    weight_updater: Callable[[], Any] | None = None
+    weight_updater: Callable[[], Any] | None = field(
+        default=None, metadata={"advice": "pass a callable that returns the weights, or a TorchRL weight updater."}
+    )
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
 
@@ -430,7 +438,7 @@ class RemoteKeywords(WorkerKeywords):
 
     num_workers_per_collector: int = sets("collector.num_workers_per_collector", note="")
     collector_class: Any = sets("collector.inner", None, choices=None)
-    collector_kwargs: Any = None
+    collector_kwargs: PerWorker = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,7 +521,7 @@ class RayKeywords(RemoteKeywords):
     ray_init_config: dict[str, Any] | None = sets(
         "launcher.ray_init_config", None, note="Ignored if this process is already connected to Ray."
     )
-    remote_configs: Any = sets("launcher.remote_configs", None)
+    remote_configs: PerWorker = sets("launcher.remote_configs", None)
     num_collectors: int | None = None
     use_env_creator: bool = ignored(False)
     queue_timeout_s: float = sets("launcher.queue_timeout_s", note="")

@@ -84,9 +84,8 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     kwargs = keywords.get("collector_kwargs")
     per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
     if not all(each is None or isinstance(each, Mapping) for each in per_worker):
-        wrong = f"collector_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
-        return {name: value for name, value in keywords.items() if name != "collector_kwargs"}, [wrong]
-    names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]
+        return dict(keywords), []  # `parse` refuses it
+    names = [name for name in SAME_FOR_ALL if any(name in (each or ()) for each in per_worker)]
     if not names or user_class(keywords.get("collector_class")) is not None:
         return dict(keywords), []
     lifted, problems = dict(keywords), []

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
-from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.check import out_of_range
 from collectx.config.derived import is_device
 from collectx.config.problem import PYTHON, check_all, counted, either
-from collectx.config.registry import field_of, why_not
+from collectx.config.registry import field_of
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
@@ -42,30 +41,28 @@ from collectx.library.overrides import (
     user_class,
     user_collector,
 )
-from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of, num_devices
+from collectx.library.values import device_name, entries, exploration_name, kwargs_of, num_devices
 from collectx.library.weights import MODELS_HINT, unknown_models
-from collectx.place import place_of
-from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
-from collectx.run.preflight import missing_device
-from collectx.transport.network.rpc_options import visible_problems
+from collectx.rules import RULES
+from collectx.rules.collection import devices
+from collectx.run import preflight
 from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]
 
 DEVICES = ("device", "storing_device", "policy_device", "env_device")
-# All rules but `devices`: in Python, workers may have different devices, which `_devices`, `_gpus` and `_ray_actors`
-# check.
-CONFIG_RULES = [rule for rule in config_rules.RULES if rule is not config_rules.devices]
+# All rules but `devices`: in Python, devices are those that torch knows.
+CONFIG_RULES = [rule for rule in RULES if rule is not devices]
 
 # Keywords that may be a list with an entry per worker.
-LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
+LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs")
 
 
 def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
     """Raises `ConfigError` with the earlier `problems` and all problems of the keywords and of their configuration
     `cfg`."""
-    messages = [*problems, *check_all(RULES, keywords, cfg)]
+    messages = [*problems, *check_all(PYTHON_RULES, keywords, cfg)]
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(*dict.fromkeys(messages))
 
@@ -82,11 +79,14 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
 
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The rules of the configuration, which the command line checks too."""
-    broken = [*config_rules.problems(cfg, CONFIG_RULES)]
-    if not any(problem.path == "backend" for problem in broken):
-        broken += place_of(cfg).network_problems()
-    return (as_message(problem, keywords) for problem in broken)
+    """The rules of the configuration and of this machine, which the command line checks too."""
+    found = preflight.problems(cfg, CONFIG_RULES, lambda: _acting(keywords, cfg))
+    return (as_message(problem, keywords) for problem in found)
+
+
+def _acting(keywords: Keywords, cfg: RunConfig) -> list[str]:
+    """Returns the device of each worker's policy."""
+    return [device or "cpu" for device in policy_devices(keywords, cfg.collector.num_workers)]
 
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -111,24 +111,14 @@ def _twice(keywords: Keywords, cfg: RunConfig) -> Messages:
     kind, mode = keywords.exploration_type, keywords.exploration_mode
     if mode is not None and exploration_name(kind) not in ("random", exploration_name(mode)):
         yield f"exploration_type={kind!r} and exploration_mode={mode!r} contradict each other. Pass only one of them."
-
-
-def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Policies, factories and hooks can be called."""
-    hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
-    advice = {
-        "policy": "Pass a module, a callable from the observation to the action, or None for random actions.",
-        "weight_updater": "Pass a callable that returns the weights, or a TorchRL weight updater.",
-    }
-    for name in ("policy", "policy_factory", "postproc", "post_traj", "weight_updater", *hooks):
-        passed = getattr(keywords, name)
-        for value in entries(passed) if name == "policy_factory" else [passed]:
-            if value is not None and not callable(value):
-                yield f"{name}={value!r} cannot be called. {advice.get(name, 'Pass a function or another callable.')}"
+    count = keywords.num_collectors if isinstance(keywords, RayKeywords) else None
+    if count not in (None, cfg.collector.num_workers):
+        counts = f"num_collectors={count} and num_workers={cfg.collector.num_workers}"
+        yield f"{counts} contradict each other. Pass only one of them."
 
 
 def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """`create_env_fn` has an env, or a function that makes one, for each worker; its keyword arguments are dicts."""
+    """`create_env_fn` has an env, or a function that makes one, for each worker."""
     creates = entries(keywords.create_env_fn)
     is_list = isinstance(keywords.create_env_fn, list | tuple)
     for number, one in enumerate(creates):
@@ -144,9 +134,6 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     elif is_list and len(creates) != num_workers:
         count = counted(len(creates), "entry", "entries")
         yield f"num_workers={num_workers}, but create_env_fn has {count}. Pass one entry per worker."
-    for kwargs in entries(keywords.create_env_kwargs):
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            yield f"create_env_kwargs={kwargs!r} must be a dict, or a list with one dict for each worker."
 
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -171,11 +158,6 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
         return
     if keywords.policy is None and keywords.policy_factory is None:
         yield f"{name}={value!r} has no effect, because actions are random without a policy. Leave it out."
-    elif not isinstance(value, bool | dict):
-        yield (
-            f"{name}={value!r} must be True, or a dict of keyword arguments of "
-            f"{function.__module__}.{function.__name__}."
-        )
     else:
         try:
             inspect.signature(function).bind(None, **(kwargs_of(value) or {}))
@@ -189,7 +171,7 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
         for name in DEVICES:
             value = getattr(keywords, name)
             names = {device_name(each) or "cpu" for each in entries(value)}
-            reasons = set(map(missing_device, filter(is_device, names)))
+            reasons = set(map(preflight.missing_device, filter(is_device, names)))
             yield from (f"{name}={value!r} cannot be used: {reason}" for reason in reasons if reason)
     if num_devices(keywords.storing_device) > 1:
         yield (
@@ -200,17 +182,11 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Each worker can use the GPU of its policy."""
-    acting = [device or "cpu" for device in policy_devices(keywords, cfg.collector.num_workers)]
-    if isinstance(keywords, RpcKeywords):
+    if isinstance(keywords, RpcKeywords) and not keywords.has_jobs:
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
-        if not keywords.has_jobs and (missing := next(filter(None, map(missing_device, visible or ())), None)):
+        if missing := next(filter(None, map(preflight.missing_device, visible or ())), None):
             yield f"visible_devices={keywords.visible_devices!r} cannot be used: {missing}"
-        else:
-            yield from (
-                as_message(problem, keywords)
-                for problem in visible_problems(cfg.backend, len(acting), acting.__getitem__)
-            )
-    others = sorted({device for device in acting if not device.startswith("cuda")})
+    others = sorted({device for device in _acting(keywords, cfg) if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (
             f"cudagraph_policy={keywords.cudagraph_policy!r} needs a GPU, but the policy acts on {', '.join(others)}. "
@@ -382,31 +358,6 @@ def _call_problems(collector: UserCollector) -> Messages:
             )
 
 
-def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
-    if not isinstance(keywords, RayKeywords):
-        return
-    if (reason := why_not("ray", "launcher")) is not None:
-        yield reason
-    configs, num_workers = entries(keywords.remote_configs), cfg.collector.num_workers
-    if not all(config is None or isinstance(config, Mapping) for config in configs):
-        yield f"remote_configs={keywords.remote_configs!r} must be a dict, or a list with one dict for each worker."
-        return
-    if reason is None:
-        from collectx.place.ray_actors import objections
-
-        yield from (f"remote_configs: {text}" for text in objections(configs))
-    if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
-        yield (
-            f"num_collectors={keywords.num_collectors} and num_workers={num_workers} contradict each other. Pass "
-            "only one of them."
-        )
-    acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
-    yield from (
-        as_message(problem, keywords)
-        for problem in gpu_problems(for_each(keywords.remote_configs, num_workers), acting)
-    )
-
-
 def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The keywords match the submitted jobs."""
     if not isinstance(keywords, NetworkKeywords) or not keywords.has_submitted_jobs:
@@ -449,10 +400,9 @@ def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield "policy_device must be a single device, because one policy acts for all workers."
 
 
-RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
+PYTHON_RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _lists,
     _twice,
-    _callables,
     _envs,
     _policies,
     _devices,
@@ -465,6 +415,5 @@ RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _trajectories,
     _models,
     _collector_class,
-    _ray_actors,
     _inference_server,
 )

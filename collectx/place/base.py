@@ -7,12 +7,12 @@ place of them. All other code asks this object instead of reading the groups.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from collectx.config import registry
-from collectx.config.derived import device_named, is_device, num_workers_of, resolve_devices
+from collectx.config.derived import device_named, num_workers_of, resolve_devices
 from collectx.config.problem import YAML, Problem, check_all
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import ServerInferenceConfig
@@ -149,9 +149,15 @@ class Place:
 
     # --- what does not fit ---
 
-    def problems(self) -> Iterator[Problem]:
-        """Yields the problems of the configuration that do not depend on the machine."""
-        return check_all((self._backend_problems, self._single_problems, self._own_problems))
+    def problems(self, acting: Callable[[], Sequence[str]] | None = None) -> Iterator[Problem]:
+        """Yields the problems of the configuration that do not depend on the machine. `acting` returns the device of
+        each worker's policy, by default that of `devices`."""
+        of_all = self._acting if acting is None else acting
+        rules = (self._backend_problems, self._single_problems, self._own_problems)
+        return check_all((*rules, lambda: self._gpu_problems(of_all())))
+
+    def _acting(self) -> list[str]:
+        return [self._ends()["policy_device"]] * self.cfg.collector.num_workers
 
     def _backend_problems(self) -> Iterator[Problem]:
         """Collector, backend and launcher fit together."""
@@ -198,19 +204,9 @@ class Place:
         """Yields the problems of this launcher's options."""
         yield from ()
 
-    def device_problems(self) -> Iterator[Problem]:
-        """Devices are CPUs or CUDA devices, and each worker sees the GPU of its policy. The env's device is checked
-        when the env is made."""
-        for name, value in vars(self.cfg.devices).items():
-            if value is not None and not is_device(value):
-                yield Problem(
-                    f"devices.{name}", "is not a device", value, f"use devices.{name}=cpu, cuda, or cuda:N for GPU N."
-                )
-        yield from self._gpu_problems(self._ends()["policy_device"])
-
-    def _gpu_problems(self, acting: str) -> Iterator[Problem]:
-        """Yields the problems of workers that do not see the GPU `acting`, on which their policies act."""
-        yield from visible_problems(self.cfg.backend, self.cfg.collector.num_workers, lambda worker: acting)
+    def _gpu_problems(self, acting: Sequence[str]) -> Iterator[Problem]:
+        """Yields the problems of workers that do not see the GPU on which their policy acts."""
+        yield from visible_problems(self.cfg.backend, acting)
 
     # --- what this machine lacks, and notes ---
 
@@ -219,16 +215,13 @@ class Place:
         `Language` names them. Starts nothing."""
         return []
 
-    def network_problems(self) -> Iterator[Problem]:
-        """This machine has the library of the chosen backend. Not checked if the trainer runs in a job."""
+    def library_problems(self) -> Iterator[Problem]:
+        """This machine has the libraries of the chosen backend, unless the trainer runs in a job, and of the launcher.
+        They accept their options."""
         if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
             return
         if reason := registry.why_not(self.cfg.backend.kind):
             yield Problem("backend", f"{reason}.", self.cfg.backend.kind)
-
-    def launcher_problems(self) -> Iterator[Problem]:
-        """The launcher's library is here, and accepts its options."""
-        yield from ()
 
     def unreachable(self) -> list[str]:
         """Returns messages about why the trainer, this process, cannot connect to workers. Imports torch for

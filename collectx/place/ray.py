@@ -23,12 +23,6 @@ class RayCluster(Place):
         assert isinstance(self.cfg.launcher, RayLauncherConfig)
         return self.cfg.launcher
 
-    @property
-    def _remote_configs(self) -> list[Any]:
-        """The arguments of `ray.remote`: one entry for each worker, or one for all."""
-        configs = self._launcher.remote_configs
-        return configs if isinstance(configs, list) else [configs]
-
     def _default_backend(self) -> str:
         # Ray may place a worker on the trainer's GPU; NCCL needs two.
         default = super()._default_backend()
@@ -53,49 +47,43 @@ class RayCluster(Place):
             rule = "Ray starts the workers of `launcher=ray`, so MPI cannot connect them"
             yield Problem("backend", rule, "mpi", "use `backend=gloo`.")
 
-    def _gpu_problems(self, acting: str) -> Iterator[Problem]:
+    def _gpu_problems(self, acting: Sequence[str]) -> Iterator[Problem]:
         """Each worker's actor requests the GPU on which its policy acts."""
         yield from super()._gpu_problems(acting)
-        path, configs, per_worker = "launcher.remote_configs", self._launcher.remote_configs, self._remote_configs
-        if not all(isinstance(one, dict) for one in per_worker):
-            yield Problem(path, "must be a mapping, or a list with one mapping for each worker.", configs)
-            return
-        num_workers = self.cfg.collector.num_workers
-        if isinstance(configs, list) and len(configs) != num_workers:
-            rule = f"has {counted(len(configs), 'entry', 'entries')} for `collector.num_workers={num_workers}`"
+        path, configs = "launcher.remote_configs", self._launcher.remote_configs
+        per_worker = configs if isinstance(configs, list) else [configs] * len(acting)
+        if len(per_worker) != len(acting):
+            rule = f"has {counted(len(configs), 'entry', 'entries')} for `collector.num_workers={len(acting)}`"
             yield Problem(path, rule, advice="write one mapping for each worker, or one for all.")
             return
-        yield from gpu_problems(per_worker, [acting] * len(per_worker))
+        for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, per_worker), acting, strict=True)):
+            kind, _, index = acts.partition(":")
+            if num_gpus is None or kind != "cuda" or int(index or 0) < num_gpus:
+                continue
+            sees = f"sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}, numbered from cuda:0"
+            reason = f"it only {sees}" if num_gpus else "Ray may place it on a node without a GPU"
+            part = "" if int(index or 0) else " (or a fraction)"
+            other = "cuda" if num_gpus else "the CPU"
+            yield Problem(
+                path,
+                f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
+                advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
+            )
 
-    def launcher_problems(self) -> Iterator[Problem]:
-        """Ray is installed, and accepts the actors' arguments."""
+    def library_problems(self) -> Iterator[Problem]:
+        """Ray is installed too, and accepts the actors' arguments."""
+        yield from super().library_problems()
         if reason := registry.why_not("ray", "launcher"):
             yield Problem("launcher", f"{reason}.", "ray")
             return
         from collectx.place.ray_actors import objections
 
-        if all(isinstance(one, dict) for one in self._remote_configs):
-            yield from (Problem("launcher.remote_configs", text) for text in objections(self._remote_configs))
+        configs = self._launcher.remote_configs
+        objected = objections(configs if isinstance(configs, list) else [configs])
+        yield from (Problem("launcher.remote_configs", text) for text in objected)
 
 
-def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
-    """Yields the problems of actors that do not request the GPUs on which their policies act."""
-    for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
-        kind, _, index = acts.partition(":")
-        if num_gpus is None or kind != "cuda" or int(index or 0) < num_gpus:
-            continue
-        sees = f"sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}, numbered from cuda:0"
-        reason = f"it only {sees}" if num_gpus else "Ray may place it on a node without a GPU"
-        part = "" if int(index or 0) else " (or a fraction)"
-        other = "cuda" if num_gpus else "the CPU"
-        yield Problem(
-            "launcher.remote_configs",
-            f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
-            advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
-        )
-
-
-def _num_gpus(config: Mapping[str, Any] | None) -> int | None:
+def _num_gpus(config: Mapping[str, Any]) -> int | None:
     """Returns how many GPUs an actor sees; None if what it requests is not a number, which Ray refuses."""
-    amount = (config or {}).get("num_gpus") or 0
+    amount = config.get("num_gpus") or 0
     return math.ceil(amount) if isinstance(amount, int | float) and math.isfinite(amount) else None

@@ -1,13 +1,16 @@
-"""Rules between options. A rule yields a `Problem` for each violation, with the arithmetic and what to change; its
+"""What has to fit together. A rule yields a `Problem` for each violation, with the arithmetic and what to change; its
 docstring says what holds.
 
-They run after each option is checked separately. The command line checks all rules; the Python classes check those
-about collection and devices. What this machine can do is checked in `collectx/run/preflight.py`.
+first phase    `problems`: options, after each of them is checked by itself (`collectx/config/check.py`). Places
+               contribute `Place.problems`. The command line and the Python classes check the same rules.
+second phase   `fits`: options and the spec of the envs that were made, before workers start.
+
+Between the two, `collectx/run/preflight.py` checks what this machine has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from collectx.config.problem import Problem, check_all
 from collectx.config.schema.run import RunConfig
@@ -16,16 +19,6 @@ from collectx.rules import collection, evaluation_env, training
 from collectx.transport.network import rpc_options
 
 Rule = Callable[[RunConfig], Iterator[Problem]]
-
-
-def place(cfg: RunConfig) -> Iterator[Problem]:
-    """The place of the workers fits the collector, the backend and the launcher's options."""
-    yield from place_of(cfg).problems()
-
-
-def devices(cfg: RunConfig) -> Iterator[Problem]:
-    """The devices exist in name, and workers see the GPUs of their policies."""
-    yield from place_of(cfg).device_problems()
 
 
 RULES: tuple[Rule, ...] = (
@@ -38,7 +31,6 @@ RULES: tuple[Rule, ...] = (
     training.recorded_episodes,
     training.best_checkpoint,
     collection.single_collector,
-    place,
     rpc_options.tensorpipe,
     collection.nested_collectors,
     collection.inference_server,
@@ -47,10 +39,13 @@ RULES: tuple[Rule, ...] = (
     evaluation_env.evaluation_env,
     training.convolutions,
     training.trainable_policy,
-    devices,
+    collection.devices,
 )
 
 
-def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
-    """Returns the problems that `rules` find in `cfg`."""
-    return [*check_all(rules, cfg)]
+def problems(
+    cfg: RunConfig, rules: Iterable[Rule] = RULES, acting: Callable[[], Sequence[str]] | None = None
+) -> list[Problem]:
+    """Returns the problems that `rules`, and the place of the workers, find in `cfg`. `acting` returns the device of
+    each worker's policy, by default that of `devices`."""
+    return [*check_all((*rules, lambda cfg: place_of(cfg).problems(acting)), cfg)]

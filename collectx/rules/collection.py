@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.derived import acts_in_fixed_order, is_elastic, rows_per_env
+from collectx.config.derived import acts_in_fixed_order, is_device, is_elastic, rows_per_env
 from collectx.config.problem import Problem, either
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
@@ -82,6 +82,15 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
         rule = "wrappers apply to single envs, but this vector env creates all of its envs itself"
         advice = "use `env.id` with `env.vectorization_mode=sync`, or leave out the wrappers."
         yield Problem("env.wrappers", rule, env.wrappers, advice)
+
+
+def devices(cfg: RunConfig) -> Iterator[Problem]:
+    """Devices are CPUs or CUDA devices. The env's device is checked when the env is made."""
+    for name, value in vars(cfg.devices).items():
+        if value is not None and not is_device(value):
+            yield Problem(
+                f"devices.{name}", "is not a device", value, f"use devices.{name}=cpu, cuda, or cuda:N for GPU N."
+            )
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:

@@ -12,14 +12,14 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from collectx import rules
 from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option, is_device
-from collectx.config.problem import Problem, either, nearest
+from collectx.config.problem import Problem, check_all, either, nearest
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
@@ -154,22 +154,20 @@ def foreign_outputs(cfg: RunConfig, run_folder: RunFolder) -> list[str]:
     return messages
 
 
+def problems(
+    cfg: RunConfig, checked: Iterable[rules.Rule] = rules.RULES, acting: Callable[[], Sequence[str]] | None = None
+) -> list[Problem]:
+    """Returns the problems of `cfg` by the rules, see `collectx.rules.problems`, and by what is installed here. A
+    choice that breaks a rule is not looked for here."""
+    broken = rules.problems(cfg, checked, acting)
+    wrong = {problem.path for problem in broken if "." not in problem.path}
+    here = check_all((_recorded_order, lambda cfg: place_of(cfg).library_problems(), _loggers, _data_format), cfg)
+    return [*broken, *(problem for problem in here if problem.path not in wrong)]
+
+
 def rule_problems(cfg: RunConfig) -> list[str]:
-    """Returns the messages of all rules that `cfg` breaks; empty if it can run."""
-    broken = rules.problems(cfg)
-    is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _launcher, _loggers, _data_format, *(() if is_backend_wrong else (_network,)))
-    return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
-
-
-def _network(cfg: RunConfig) -> Iterator[Problem]:
-    """The backend works on this machine, if the trainer runs here."""
-    yield from place_of(cfg).network_problems()
-
-
-def _launcher(cfg: RunConfig) -> Iterator[Problem]:
-    """This machine knows the launcher, and takes its options."""
-    yield from place_of(cfg).launcher_problems()
+    """Returns the messages of the `problems`; empty if `cfg` can run."""
+    return [problem.text() for problem in problems(cfg)]
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:

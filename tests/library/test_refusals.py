@@ -171,7 +171,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"num_workers": 3}, "num_workers=3 create_env_fn 2"),
         ("single", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
         ("sync", {"policy_factory": [Argmax]}, "policy_factory 1 2"),
-        ("sync", {"policy_factory": [Argmax, 3]}, "policy_factory=3"),
+        ("sync", {"policy_factory": [Argmax, 3]}, "policy_factory[1]=3"),
         ("sync", {"policy_factory": [Argmax, lambda: Argmax()], "overlap": 1}, "overlap=1 policy_factory overlap=0"),
         ("async", {"overlap": 1}, "overlap=1 async"),
         ("sync", {"policy": Argmax}, "policy= class policy_factory"),
@@ -211,7 +211,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"sync": True, "overlap": 1} | INNER_ASYNC, "collector_class='async' collector_class='sync'"),
         ("gloo", INNER_ASYNC | {"collector_class": "single"}, "num_workers_per_collector=2 collector_class='sync'"),
         ("gloo", {"collector_kwargs": "fast"}, "collector_kwargs='fast' dict"),
-        ("gloo", {"collector_kwargs": [{"max_frames_per_traj": 5}, 5]}, "collector_kwargs 5] dict"),
+        ("gloo", {"collector_kwargs": [{"max_frames_per_traj": 5}, 5]}, "collector_kwargs[1]=5 dict"),
         ("rpc", {"visible_devices": ["cpu"]}, "visible_devices 1 entry 2"),
         ("rpc", {"tensorpipe_options": {"speed": 3}}, "tensorpipe_options speed rpc_timeout"),
         # Parts of other lengths.
@@ -240,7 +240,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"replay_buffer": 3}, "replay_buffer extend() int"),
         ("gloo", {"weight_recv_schemes": {"env": 1, "critic": 2}}, "weight_recv_schemes models 'critic' 'env'"),
         ("sync", {"policy": 3}, "policy=3 module"),
-        ("sync", {"policy_factory": [Argmax, None], "create_env_kwargs": [3, {}]}, "create_env_kwargs=3 dict"),
+        ("sync", {"policy_factory": [Argmax, None], "create_env_kwargs": [3, {}]}, "create_env_kwargs[0]=3 dict"),
         ("single", {"trajs_per_batch": 2, "split_trajs": True}, "split_trajs=True trajs_per_batch=2"),
         ("single", {"trajs_per_write": 0}, "trajs_per_write=0 1"),
         # Keywords with one meaning.

@@ -187,8 +187,7 @@ class RayLauncherConfig(LauncherConfig):
         """Arguments of ray.init, such as {"address": "auto"} for a running cluster. Without an address here or in
         RAY_ADDRESS, the run starts a cluster on this machine, which ends with the run.""",
     )
-    # A mapping, or a list with one for each worker.
-    remote_configs: Any = option(
+    remote_configs: dict[str, Any] | list[dict[str, Any]] = option(
         {"num_cpus": 1},
         """Arguments of ray.remote for the workers' actors, such as {num_cpus: 2, num_gpus: 0.5}, or a list with one
         mapping per worker; on the command line as '~launcher.remote_configs' '+launcher.remote_configs=[{num_cpus: 2},

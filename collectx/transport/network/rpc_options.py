@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 from collectx.config.derived import device_named
 from collectx.config.problem import Problem, counted
@@ -32,9 +32,9 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
             yield Problem(path, f"has {key}={value!r}, but {key} must be a number greater than 0.")
 
 
-def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:
-    """Yields the problems of `backend.visible_devices`, the GPUs that workers see. `acting` returns the device on which
-    a worker's policy acts."""
+def visible_problems(backend: BackendConfig, acting: Sequence[str]) -> Iterator[Problem]:
+    """Yields the problems of `backend.visible_devices`, the GPUs that workers see. `acting` are the devices on which
+    the policies of the workers act."""
     path, visible = "backend.visible_devices", getattr(backend, "visible_devices", None)
     if visible is None:
         return
@@ -42,15 +42,14 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
         rule = "must be a list with one entry per worker: cuda:N if the worker sees only GPU N, cpu if it sees no GPU."
         yield Problem(path, rule, visible)
         return
-    if len(visible) != num_workers:
+    if len(visible) != len(acting):
         yield Problem(
             path,
-            f"has {counted(len(visible), 'entry', 'entries')} for {counted(num_workers, 'worker')}",
+            f"has {counted(len(visible), 'entry', 'entries')} for {counted(len(acting), 'worker')}",
             advice="give one entry per worker.",
         )
         return
-    for worker, sees in enumerate(visible):
-        acts = acting(worker)
+    for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
         # `cuda` is the GPU that the worker sees.
         if sees == "cpu" if acts == "cuda" else device_named(acts) not in ("cpu", sees):
             rule = f"the policy of worker {worker} acts on {acts}, but the worker only sees {sees}"

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from composed_overrides import examine
 from configurations import config
 from user_code.cartpoles import cartpole
 
@@ -36,7 +37,6 @@ CONFIGURATIONS = [
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs cannot be used: .*cpus"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entry"),
-    (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
     (config(**RAY, remote_configs={"num_gpus": "one"}), r"remote_configs cannot be used: .*'num_gpus'"),
     (config(**RAY, remote_configs={"num_gpus": [1]}, policy_device="cuda"), r"cannot be used: .*'num_gpus'"),
     (config(**RAY, remote_configs={"num_gpus": math.inf}), r"remote_configs cannot convert float infinity"),
@@ -59,6 +59,11 @@ def test_what_does_not_fit_together_in_a_configuration(cfg, message):
     assert any(re.search(message, problem) for problem in problems) if message else not problems, problems
 
 
+def test_the_resources_of_actors_are_mappings():
+    (problem,) = examine("collector=ray launcher=ray launcher.remote_configs=3")[1]
+    assert problem == "launcher.remote_configs=3 must be a mapping or a list of mappings."
+
+
 def test_gpus_of_workers_need_not_be_here():
     assert preflight.device_problems(config(**RAY, policy_device="cuda")) == []
 
@@ -78,7 +83,12 @@ MANY = {"num_workers": 3, "remote_configs": [{"cpus": 1}], "num_workers_per_coll
             ["visible_devices=['cpu', 'cpu'] cannot be used: the policy of worker 0 acts on cuda"],
         ),
         (RayCollector, HAS_NONE, ["remote_configs cannot be used: the policy acts on cuda"]),
-        (RayCollector, {"remote_configs": {"num_gpus": "one"}}, ["remote_configs: The type of keyword 'num_gpus'"]),
+        (
+            RayCollector,
+            {"remote_configs": {"num_gpus": "one"}},
+            ["remote_configs cannot be used: The type of"],
+        ),
+        (RayCollector, {"remote_configs": [{}, 2]}, ["remote_configs[1]=2 must be a dict, or None."]),
         (RayCollector, MANY, ["num_workers=3", "remote_configs has 1", "num_workers_per_collector=0", "queue_timeout"]),
     ],
 )

@@ -104,14 +104,14 @@ def test_what_a_place_refuses(expected):
 def test_what_this_machine_lacks(monkeypatch):
     monkeypatch.setattr(registry, "why_not", lambda name: f"there is no {name}")
     monkeypatch.setattr(commands, "is_here", lambda: False)
-    assert [p.text() for p in place_of(composed(REMOTE)).network_problems()] == []
+    assert [p.text() for p in place_of(composed(REMOTE)).library_problems()] == []
     for backend, is_named in (("mpi", True), ("gloo", False), ("auto", False)):
         cfg = examine(f"{REMOTE} backend={backend}")[0]
-        assert [p.text() for p in place_of(cfg).network_problems()] == [
+        assert [p.text() for p in place_of(cfg).library_problems()] == [
             "backend=mpi cannot be used: there is no mpi."
         ] * is_named
         job = examine(f"{REMOTE} backend={backend} launcher=slurm")[0]
-        assert list(place_of(job).network_problems()) == []
+        assert list(place_of(job).library_problems()) == []
     cfg = examine(f"{REMOTE} backend=gloo backend.interface=nowhere0")[0]
     first, second = place_of(cfg).unreachable()
     assert first == "backend=gloo cannot be used: there is no gloo."

@@ -40,6 +40,6 @@ def test_the_options_of_rpc(expected):
         ([], ["cpu", "cpu"]),
     ]:
         backend = RpcBackendConfig(kind="rpc", tensorpipe={}, visible_devices=visible)
-        found = [each.rule for each in rpc_options.visible_problems(backend, 2, acting.__getitem__)]
+        found = [each.rule for each in rpc_options.visible_problems(backend, acting)]
         lines.append(f"{visible} {acting}: {found}")
     expected("rpc-options", "\n".join(lines))

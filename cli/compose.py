@@ -30,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from collectx.cli.overrides import Checked, argument_problems, check_overrides, key_of, quoted
+from collectx.cli.overrides import Checked, check_overrides, key_of, quoted
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Problem, did_you_mean, either
@@ -65,7 +65,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
     composer = Composer(config_dir)
     checked = composer.check(overrides)
     composed = composer.examine(checked.overrides, checked.broken)
-    if problems := [*checked.problems, *composed.problems, *argument_problems(composed.cfg)]:
+    if problems := [*checked.problems, *composed.problems, *preflight.argument_problems(composed.cfg)]:
         raise ConfigError(*problems)
     return composed.cfg
 

@@ -25,15 +25,14 @@ from collectx.cli import halving, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
-from collectx.cli.overrides import Checked, argument_problems
+from collectx.cli.overrides import Checked
 from collectx.cli.task import SweepStopped, Task
-from collectx.config.problem import YAML, counted
+from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFileError, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
 from collectx.progress import telling_imports
-from collectx.rules.evaluation_env import also_evaluated
 from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, preflight
 from collectx.run.after import foreign_code
@@ -132,7 +131,7 @@ def prepare(
     check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)
-        problems = [*checked.problems, *run.problems, *argument_problems(run.cfg)]
+        problems = [*checked.problems, *run.problems, *preflight.argument_problems(run.cfg)]
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
             if problems := problems or check_machine(run.cfg, True):
@@ -277,15 +276,9 @@ def _check_folder(run_folder: RunFolder, cfg: RunConfig) -> None:
 
 def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine, and prints warnings; returns the problems."""
-    place = place_of(cfg)
-    problems = [YAML.words(text) for text in place.missing()]
-    if not place.is_job:
-        problems += also_evaluated(preflight.env_problems, cfg)
-        problems += [*preflight.device_problems(cfg), *place.unreachable()]
-    copies, is_refused = preflight.copies()
-    problems += [copies] * is_refused
+    problems = preflight.machine_problems(cfg)
     if not problems and shows_warnings:
-        for text in filter(None, (*warnings_of(cfg), cores.note(cfg), copies)):
+        for text in filter(None, (*warnings_of(cfg), cores.note(cfg), preflight.copies()[0])):
             printing.note(text)
     return problems
 

@@ -38,7 +38,7 @@ from collectx.cli.compose import (
     overrides_of,
     parsed,
 )
-from collectx.cli.overrides import Checked, argument_problems, key_of
+from collectx.cli.overrides import Checked, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
@@ -50,7 +50,7 @@ from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import completed, config_text, saved_text
-from collectx.run.preflight import SHARED_PATHS
+from collectx.run.preflight import SHARED_PATHS, argument_problems
 from collectx.run.terminal import printing
 
 # The maximum length of a name in bytes.

@@ -323,7 +323,7 @@ class Frames:
 
 def check(words: Sequence[str]) -> Checked:
     """Composes and checks as `collectx run` does, and starts nothing."""
-    from collectx.cli import overrides, run
+    from collectx.cli import run
     from collectx.cli.compose import typed
     from collectx.run import preflight
 
@@ -332,7 +332,7 @@ def check(words: Sequence[str]) -> Checked:
         return Checked(problems)
     cfg, problems, _ = typed(node, hydra)
     problems = [*(each.text() for each in problems), *preflight.rule_problems(cfg)]
-    problems += overrides.argument_problems(cfg)
+    problems += preflight.argument_problems(cfg)
     problems = problems or run.machine_problems(cfg, False)
     return Checked(problems, None if problems else asked(cfg))
 

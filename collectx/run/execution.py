@@ -217,7 +217,7 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
-        if problems := preflight.device_problems(cfg) + self._place.unreachable():
+        if problems := preflight.trainer_problems(cfg):
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")

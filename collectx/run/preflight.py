@@ -1,13 +1,12 @@
-"""Checks a configuration against this machine (commands, devices, networks) and the folders of other runs. The other
-checks are in `collectx/rules/`.
-
-They run before any worker starts, and import torch only if they need it.
+"""Checks a configuration against this machine (packages, devices, networks) and the folders of other runs, before
+anything starts. What has to fit together is checked in `collectx/rules/`. Imports torch only if it needs it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import io
 import os
 import re
@@ -19,23 +18,31 @@ from pathlib import Path
 
 from collectx import rules
 from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option, is_device
-from collectx.config.problem import Problem, check_all, either, nearest
-from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.problem import YAML, Problem, check_all, did_you_mean, either, nearest
+from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
+from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
-from collectx.errors import DamagedFileError, summary_of
+from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.place import place_of
 from collectx.process import limited
+from collectx.rules.evaluation_env import also_evaluated
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
+from collectx.run.folder.snapshot import Target, targets
 from collectx.run.resume import recorded_order, why_not_recorded
 from collectx.run.terminal import printing
+from collectx.user_objects import HYDRA_KEYS, resolve
 
 # The options that name a file or folder which one run alone can write, and the value of each.
 SHARED_PATHS: dict[str, Callable[[RunConfig], str | None]] = {
     "logger.csv.file": lambda cfg: None if cfg.logger.csv is None else cfg.logger.csv.file,
     "logger.tensorboard.dir": lambda cfg: None if cfg.logger.tensorboard is None else cfg.logger.tensorboard.dir,
 }
+# A target, and the names of arguments that are valid besides its own.
+_Call = tuple[Target, tuple[str, ...]]
+# Arguments of `gymnasium.make`.
+_MAKE = ("max_episode_steps", "disable_env_checker")
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
 
@@ -57,6 +64,74 @@ def copies() -> tuple[str, bool]:
                 text += " If this is the only copy, it inherited the variables: unset WORLD_SIZE TORCHELASTIC_RUN_ID."
             return text, is_torchrun and count > 1
     return "", False
+
+
+def argument_problems(cfg: RunConfig) -> list[str]:
+    """Returns a message for each keyword argument that a class or function, of Gymnasium or of the user, does not take;
+    none for a job, whose nodes may use other packages than this machine. Imports the targets, as the run is about to,
+    so the run's code must be trusted. The run reports what cannot be imported."""
+    try:
+        place = place_of(cfg)
+    except Unset:
+        return []
+    if place.is_job:
+        return []
+    from collectx.fork_server.start import environment
+
+    # A process with threads cannot fork the fork server, which would then import everything again.
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"} if place.is_local and not place.is_inline else {}
+    with environment(**one_thread):
+        return also_evaluated(_argument_problems, cfg)
+
+
+def _argument_problems(cfg: RunConfig) -> list[str]:
+    messages: list[str] = []
+    calls: list[_Call] = []
+    with suppress(Unset):
+        calls += [(target, ()) for target in targets(cfg)]
+        calls += _made_by_id(cfg.env)
+    for target, extra in calls:
+        if target.key.endswith("._target_"):
+            try:
+                resolve(target.name, target.key)
+            except ConfigError as error:
+                messages += error.problems
+                continue
+        names = parameters(target.name) if target.kwargs else None
+        for key in target.kwargs:
+            if names is not None and key not in (*names, *extra, *HYDRA_KEYS):
+                hint = did_you_mean(str(key), [*names, *extra], prefix=f"{target.kwargs_key}.")
+                messages.append(f"{target.kwargs_key}.{key} is not an argument of {target.name}{hint}")
+    return messages
+
+
+def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
+    """Yields the callable that makes the envs of `env.id`, if Gymnasium knows it without an import."""
+    if not isinstance(env, GymnasiumConfig) or not env.kwargs or env.id is None or re.match("ALE/|.*:", env.id):
+        return
+    import gymnasium
+
+    try:
+        spec = gymnasium.spec(env.id)
+    except gymnasium.error.Error:
+        return
+    by_vector = getattr(env, "vectorization_mode", None) == "vector_entry_point"
+    target: object = (by_vector and spec.vector_entry_point) or spec.entry_point
+    if isinstance(target, str):
+        yield Target("env.id", target, "env.kwargs", env.kwargs), () if by_vector else _MAKE
+
+
+@functools.cache
+def parameters(target: str) -> tuple[str, ...] | None:
+    """Returns the names of the arguments that a class or function takes; None if it takes any, or cannot be imported.
+    `target` is "package.module:Name" or "package.module.Name"."""
+    try:
+        arguments = inspect.signature(resolve(target, "")).parameters.values()
+    except Exception:  # any error of the imported module: the run reports it
+        return None
+    if any(each.kind is each.VAR_KEYWORD for each in arguments):
+        return None
+    return tuple(each.name for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
 
 
 def env_problems(cfg: RunConfig) -> list[str]:
@@ -163,6 +238,21 @@ def problems(
     wrong = {problem.path for problem in broken if "." not in problem.path}
     here = check_all((_recorded_order, lambda cfg: place_of(cfg).library_problems(), _loggers, _data_format), cfg)
     return [*broken, *(problem for problem in here if problem.path not in wrong)]
+
+
+def machine_problems(cfg: RunConfig) -> list[str]:
+    """Returns messages about what this machine lacks to start the run of a valid configuration."""
+    place = place_of(cfg)
+    problems = [YAML.words(text) for text in place.missing()]
+    if not place.is_job:
+        problems += [*also_evaluated(env_problems, cfg), *trainer_problems(cfg)]
+    text, is_refused = copies()
+    return problems + [text] * is_refused
+
+
+def trainer_problems(cfg: RunConfig) -> list[str]:
+    """Returns messages about what this machine lacks to run the trainer's process."""
+    return device_problems(cfg) + place_of(cfg).unreachable()
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from composed_overrides import examine
 
-from collectx.cli import overrides
 from collectx.cli.compose import compose
 from collectx.config.check import check_option, convert, describe, members, out_of_range, wrong_type
 from collectx.config.problem import PYTHON, YAML, Problem
 from collectx.config.registry import GROUPS, schemas
 from collectx.config.schema.run import SECTIONS
 from collectx.errors import ConfigError
+from collectx.run import preflight
 
 WRONG_VALUES = [
     "checkpoint=none",
@@ -194,10 +194,10 @@ def test_an_id_of_gymnasium_as_a_choice_is_answered_with_what_to_type(id):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)
 def test_arguments_that_the_target_does_not_have(line: str):
-    found = overrides.argument_problems(examine(line)[0])
+    found = preflight.argument_problems(examine(line)[0])
     assert len(found) == (WRONG_ARGUMENTS[line] is not None)
     assert all(WRONG_ARGUMENTS[line] in problem for problem in found), found
-    assert overrides.argument_problems(examine(f"{line} launcher=slurm")[0]) == []  # the nodes may have other packages
+    assert preflight.argument_problems(examine(f"{line} launcher=slurm")[0]) == []  # the nodes may have other packages
 
 
 SOURCES = {
@@ -217,7 +217,7 @@ def test_the_arguments_of_what_is_imported(source: str, tmp_path, monkeypatch):
     module = f"sourced{[*SOURCES].index(source)}"
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    assert overrides.parameters(f"{module}:make") == SOURCES[source]
+    assert preflight.parameters(f"{module}:make") == SOURCES[source]
 
 
 def test_no_integer_is_too_large_for_64_bits():

@@ -13,16 +13,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch, print_changes
 from collectx.cli.saved import compose_saved, find_run_folder, working_directory
-from collectx.config.derived import READY_ORDER
+from collectx.config.derived import why_not_recorded
 from collectx.config.problem import counted
-from collectx.config.schema.collector import SCHEDULES
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import Outcome
@@ -30,7 +28,7 @@ from collectx.run import RunFolder
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.result import LOSSES
 from collectx.run.preflight import SHARED_PATHS
-from collectx.run.resume import recorded_order, why_not_recorded
+from collectx.run.resume import recorded_order
 from collectx.run.terminal import printing
 
 
@@ -132,16 +130,16 @@ def _reproduce(arguments: Arguments) -> int:
         first = counted(change.batches, "batch", "batches")
         only = "the first batch" if change.batches == 1 else f"the first {first}"
         printing.note(f"{old.path} was resumed after {first} {change.reason}, so only {only} will be repeated.")
-    collector, is_cut = saved.get("collector") or {}, ended != "completed" or change is not None
-    is_cut = is_cut or (saved.get("run") or {}).get("max_minutes") is not None
-    reason = _order_problem(old, saved, overrides)
+    before, _ = saved_config.typed(saved)
+    is_cut = ended != "completed" or change is not None or before.run.max_minutes is not None
+    reason = _order_problem(old, before, overrides)
     if reason and had_digest:
         printing.note(f"the batches may differ from those in {old.path}: {reason}.")
     added = [*_added(cfg, set(map(key_of, overrides)), had_digest, len(digests) if is_cut else None)]
     if old.initial.is_file() and "policy.init_from" not in map(key_of, overrides):
         added += [f"policy.init_from={quoted(old.initial)}", "policy.init_weights=newest"]
     # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
-    first_words = ["collector.min_workers=null"] if collector.get("min_workers") is not None else []
+    first_words = ["collector.min_workers=null"] if before.collector.min_workers is not None else []
     first_words += working_directory(old)
     order = [f"++collector.order_of={quoted(old.path)}"] if reason is None else []
     results: list[Outcome] = []
@@ -174,33 +172,26 @@ def _added(cfg: RunConfig, keys: Collection[str], compares: bool, num_batches: i
         yield "run.max_minutes=null"
 
 
-def _order_problem(old: RunFolder, saved: dict[str, Any], overrides: Sequence[str]) -> str | None:
+def _order_problem(old: RunFolder, saved: RunConfig, overrides: Sequence[str]) -> str | None:
     """Returns the reason why batches may differ from those in `old`; "" if seeds determine them; None if they can be
     delivered in the recorded order of `old`. `saved` is the configuration of `old`."""
-    collector, inference = saved.get("collector") or {}, saved.get("inference") or {}
-    is_async = SCHEDULES.get(collector.get("kind", "")) == "async" or collector.get("sync") is False
-    order = "ready" if inference.get("order") == "auto" and is_async else inference.get("order")
-    if inference.get("kind") == "server" and order == "ready":
-        return READY_ORDER
-    if not is_async:
-        is_preemptive = collector.get("preemptive_threshold") is not None
-        if is_preemptive:
+    collector = saved.collector
+    if why := why_not_recorded(saved):
+        return why
+    if collector.schedule != "async":
+        if collector.preemptive_threshold is not None:
             return "with collector.preemptive_threshold, a batch ends when enough workers are ready"
-        has_members = collector.get("min_workers") is not None
+        has_members = collector.min_workers is not None
         return "with collector.min_workers, a batch contains the frames of the workers that are ready" * has_members
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "you overrode options of the collector"
-    why = why_not_recorded(
-        collector.get("refresh", "batch"), collector.get("num_workers_per_collector", 1), collector.get("inner", "sync")
-    )
-    if why is None:
-        try:
-            recorded_order(old.path)
-        except DamagedFileError:
-            raise
-        except ValueError as error:
-            return str(error)
-    return why
+    try:
+        recorded_order(old.path)
+    except DamagedFileError:
+        raise
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _compared(

@@ -9,16 +9,25 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.run import RunConfig
 
-# Why a run in which `acts_in_fixed_order` is false cannot be repeated.
-READY_ORDER = (
-    "with inference=server and inference.order=ready, each policy call serves the envs that wait, which is not recorded"
-)
-
 
 def acts_in_fixed_order(cfg: RunConfig) -> bool:
     """Whether the inference server, if there is one, acts for all envs in a fixed order."""
     order = cfg.inference.order if isinstance(cfg.inference, ServerInferenceConfig) else "fixed"
     return order == "fixed" or (order == "auto" and cfg.collector.schedule != "async")
+
+
+def why_not_recorded(cfg: RunConfig) -> str | None:
+    """Returns the reason why a run does not record the order in which frames and weights arrived; None if it does, or
+    if that order is always the same."""
+    collector = cfg.collector
+    if not acts_in_fixed_order(cfg):
+        order = "with inference=server and inference.order=ready"
+        return f"{order}, each policy call serves the envs that wait, which is not recorded"
+    if collector.schedule == "async" and collector.refresh == "step":
+        return "with collector.refresh=step, the weights change within a batch, which is not recorded"
+    if collector.schedule == "async" and collector.num_workers_per_collector > 1 and collector.inner == "async":
+        return "with collector.inner=async, the order in which a worker's processes were ready is not recorded"
+    return None
 
 
 def surplus_note(total: int, frames: int, collected_frames: int | None = None, prefix: str = "") -> str | None:

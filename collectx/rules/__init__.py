@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     collection.min_workers,
     collection.overlap,
     collection.preemption,
+    collection.recorded_order,
     training.learnable_batches,
     training.recorded_episodes,
     training.best_checkpoint,

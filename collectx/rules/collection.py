@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.derived import acts_in_fixed_order, is_device, is_elastic, rows_per_env
+from collectx.config.derived import acts_in_fixed_order, is_device, is_elastic, rows_per_env, why_not_recorded
 from collectx.config.problem import Problem, either
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
@@ -153,6 +153,18 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         advice = "use `collector.inner=sync`, or `collector.overlap=0`."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
+
+
+def recorded_order(cfg: RunConfig) -> Iterator[Problem]:
+    """Only async runs have an order to repeat, which they have recorded."""
+    folder = cfg.collector.order_of
+    if folder is None:
+        return
+    if cfg.collector.schedule != "async":
+        rule = f"the batches of `collector={cfg.collector.kind}` always come in the same order"
+        yield Problem("collector.order_of", rule, folder, "use `collector.order_of=null`.")
+    elif reason := why_not_recorded(cfg):
+        yield Problem("collector.order_of", f"{reason}.", folder)
 
 
 def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:

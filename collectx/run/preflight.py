@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from collectx import rules
-from collectx.config.derived import READY_ORDER, acts_in_fixed_order, env_option, is_device
+from collectx.config.derived import env_option, is_device
 from collectx.config.problem import YAML, Problem, check_all, did_you_mean, either, nearest
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.fields import Unset
@@ -30,7 +30,7 @@ from collectx.rules.evaluation_env import also_evaluated
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.snapshot import Target, targets
-from collectx.run.resume import recorded_order, why_not_recorded
+from collectx.run.resume import recorded_order
 from collectx.run.terminal import printing
 from collectx.user_objects import HYDRA_KEYS, resolve
 
@@ -300,23 +300,13 @@ def _data_format(cfg: RunConfig) -> Iterator[Problem]:
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     """`collector.order_of` names an async run that this run has enough workers to repeat."""
-    collector, folder = cfg.collector, cfg.collector.order_of
-    if folder is None:
+    collector, folder, path = cfg.collector, cfg.collector.order_of, "collector.order_of"
+    if folder is None or collector.schedule != "async":
         return
-    path, advice = "collector.order_of", "use collector.order_of=null."
-    if collector.schedule != "async":
-        rule = f"the batches of collector={collector.kind} always come in the same order"
-        yield Problem(path, rule, folder, advice)
-        return
-    reason = why_not_recorded(collector.refresh, collector.num_workers_per_collector, collector.inner)
-    if not acts_in_fixed_order(cfg):
-        reason = READY_ORDER
-    if reason:
-        yield Problem(path, f"{reason}.", folder)
     try:
         highest = max(worker for worker, *_ in recorded_order(folder))
     except (DamagedFileError, ValueError) as error:
-        yield Problem(path, str(error), folder, advice)
+        yield Problem(path, str(error), folder, "use collector.order_of=null.")
         return
     if highest >= collector.num_workers:
         rule = f"that run had at least {highest + 1} workers, but collector.num_workers={collector.num_workers}"

@@ -245,12 +245,3 @@ def order_of(path: Path, lines: Iterable[BatchLine]) -> list[tuple[int, ...]]:
         settings = entry.settings or 0, line.settings or 0
         batches.append((entry.worker, entry.policy_version, line.version, *settings))
     return batches
-
-
-def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:
-    """Returns the reason why a run with these collector options does not record its order; None if it does."""
-    if refresh == "step":
-        return "with collector.refresh=step, the weights change within a batch, which is not recorded"
-    if num_workers_per_collector > 1 and inner == "async":
-        return "with collector.inner=async, the order in which a worker's processes were ready is not recorded"
-    return None

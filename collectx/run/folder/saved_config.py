@@ -219,13 +219,14 @@ def config_text(cfg: RunConfig) -> str:
 
 def _checked_config(run_folder: RunFolder) -> RunConfig:
     """See `run_config`."""
-    cfg, problems = _check(read_config(run_folder.newest_config))
+    cfg, problems = typed(read_config(run_folder.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
     return cfg
 
 
-def _check(content: dict[str, Any]) -> tuple[RunConfig, list[Problem]]:
+def typed(content: dict[str, Any]) -> tuple[RunConfig, list[Problem]]:
+    """Returns a saved configuration that `read_config` has read, and its problems; see `check_config`."""
     from omegaconf import OmegaConf
 
     values, written = resolved(OmegaConf.create(content))
@@ -241,7 +242,7 @@ def readable_config(run_folder: RunFolder) -> RunConfig:
         content = read_config(run_folder.newest_config)
     except DamagedFileError:
         content = {}
-    cfg, problems = _check(content)
+    cfg, problems = typed(content)
     for name in {problem.path.partition(".")[0] for problem in problems}.intersection([*GROUPS, *SECTIONS]):
         right = vars(getattr(cfg, name))
         if name in GROUPS:

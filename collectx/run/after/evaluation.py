@@ -116,14 +116,15 @@ def evaluate(
         "compact_obs": True,
         "check_finite": cfg.collector.check_finite,
     }
-    groups = {"inference": {"kind": "local"}, "backend": {"kind": "auto"}, "launcher": {"kind": "local"}, "devices": {}}
+    kinds = {"inference": "local", "backend": "auto", "launcher": "local", "trainer": "meter"}
     cfg = dataclasses.replace(
         cfg,
         env=env,
         policy=cfg.policy if policy is None else UserPolicyConfig(kind="python", policy=policy),
         collector=group_from_dict("collector", {"kind": "single"} | options),
         seed=cfg.eval.seed,
-        **{group: group_from_dict(group, values) for group, values in groups.items()},
+        devices=group_from_dict("devices", {}),
+        **{group: group_from_dict(group, {"kind": kind}) for group, kind in kinds.items()},
     )
     first = {key: value[: env.num_envs] for key, value in spec.example_observation.items()}
     spec = dataclasses.replace(spec, num_envs=env.num_envs, example_observation=first)

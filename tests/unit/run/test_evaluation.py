@@ -10,6 +10,7 @@ import torch
 from composed_overrides import composed
 
 from collectx.cli import eval as evaluating
+from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.errors import EpisodeTooLongError
 from collectx.run import execute
@@ -178,6 +179,14 @@ def test_each_env_has_as_many_of_the_evaluated_episodes(num_envs, episodes, monk
     assert found.lengths == [3 + each % num_envs for each in range(episodes)]
     assert found.returns == [length * (length + 1) / 2 for length in found.lengths]
     assert said == [f"{episodes} of {episodes} episodes have ended; no env has stepped yet"]
+
+
+def test_what_only_training_needs_is_not_asked_of_evaluated_envs():
+    """A trainer that learns needs one reward; an evaluation sums several."""
+    cfg = composed("env=counting trainer=meter policy=random eval.episodes=1 collector.max_frames_per_traj=5")
+    cfg.trainer = composed("env=counting trainer=ppo policy=mlp").trainer
+    cfg.env = TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_code.torchrlenvs:TwoRewards")
+    assert evaluation.evaluate(cfg, None, read_spec(cfg.env), print).lengths == [5]
 
 
 def test_what_is_said_of_long_episodes(monkeypatch):

@@ -585,7 +585,7 @@ class BaseCollector(ReadableCollector):
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
         if hook is not None and not callable(hook):
-            raise ConfigError(f"{name}={hook!r} cannot be called. Pass a function or another callable.")
+            raise ConfigError(f"{name}={hook!r} must be a callable, or None.")
         if name == "post_collect_hook" and not self._keywords.has_workers:
             with self._exclusive():
                 self._converter.post_collect_hook = hook

@@ -154,7 +154,7 @@ def test_post_traj_may_leave_out_and_needs_whole_trajectories():
     assert min(lengths) > 20
     with pytest.raises(ConfigError, match=r"post_traj=.* has no effect without trajs_per_batch"):
         make(SINGLE, post_traj=long_ones, **FRAMES)
-    with pytest.raises(ConfigError, match="post_traj=3 cannot be called"):
+    with pytest.raises(ConfigError, match="post_traj=3 must be a callable"):
         make(SINGLE, post_traj=3, trajs_per_batch=1, **FRAMES)
 
 

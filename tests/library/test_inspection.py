@@ -104,7 +104,7 @@ def test_an_assignment_to_an_attribute_acts_or_raises(way):
         with pytest.raises(AttributeError, match=r"Collector\.policy cannot be changed\. .* update_policy_weights_"):
             collector.policy = Coin()
         for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
-            with pytest.raises(ConfigError, match=f"^{name}=5 cannot be called"):
+            with pytest.raises(ConfigError, match=f"^{name}=5 must be a callable, or None"):
                 setattr(collector, name, 5)
         collector.notes = "of the user"
     with make(way, replay_buffer=ReplayBuffer(100), frames_per_batch=40) as collector:

@@ -35,7 +35,7 @@ _IN_PROCESS = (
     "backend='process'"
 )
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
-# One value for all workers, or a list with one for each.
+# Keyword arguments for all workers, or a list with those of each.
 PerWorker = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 

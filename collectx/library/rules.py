@@ -166,26 +166,19 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
 
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Devices of this machine's workers exist, and all batches are stored on one."""
-    if not cfg.collector.needs_network:
-        for name in DEVICES:
-            value = getattr(keywords, name)
-            names = {device_name(each) or "cpu" for each in entries(value)}
-            reasons = set(map(preflight.missing_device, filter(is_device, names)))
-            yield from (f"{name}={value!r} cannot be used: {reason}" for reason in reasons if reason)
+    """Devices of this machine's workers exist, all batches are stored on one, and CUDA graphs are of GPUs."""
+    here = {} if cfg.collector.needs_network else {name: entries(getattr(keywords, name)) for name in DEVICES}
+    if isinstance(keywords, RpcKeywords) and not keywords.has_jobs:
+        here["visible_devices"] = cfg.backend.visible_devices or []  # type: ignore[attr-defined]
+    for name, chosen in here.items():
+        names = {device_name(each) or "cpu" for each in chosen}
+        reasons = set(map(preflight.missing_device, filter(is_device, names)))
+        yield from (f"{name}={getattr(keywords, name)!r} cannot be used: {reason}" for reason in reasons if reason)
     if num_devices(keywords.storing_device) > 1:
         yield (
             f"storing_device={keywords.storing_device!r} names several devices, but all batches are stored on one. "
             "Pass one device."
         )
-
-
-def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Each worker can use the GPU of its policy."""
-    if isinstance(keywords, RpcKeywords) and not keywords.has_jobs:
-        visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
-        if missing := next(filter(None, map(preflight.missing_device, visible or ())), None):
-            yield f"visible_devices={keywords.visible_devices!r} cannot be used: {missing}"
     others = sorted({device for device in _acting(keywords, cfg) if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (
@@ -407,7 +400,6 @@ PYTHON_RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _policies,
     _devices,
     _configuration,
-    _gpus,
     _batches,
     _frames_per_worker,
     _early_ends,

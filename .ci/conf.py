@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from collectx.config.problem import YAML
+from collectx.config.problem import described
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import ABSENT, Section, default_of, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, LoggerConfig, RunConfig
@@ -67,7 +67,7 @@ def _section(name: str, cls: Any, has_texts: bool = True) -> str:
 def _option(field: Field, kind: str | None = None, width: int = 120, has_text: bool = True) -> str:
     """An option with its text as a comment."""
     value = kind if field.name == "kind" and kind else default_of(field)
-    lines = YAML.words(field.metadata["text"]) if has_text else ""
+    lines = described(field.metadata["text"]) if has_text else ""
     comment = textwrap.wrap(lines, width - 2, break_long_words=False, break_on_hyphens=False)
     text = "".join(f"# {line}\n" for line in comment)
     if isinstance(value, Section):  # its options have the texts of the section around it

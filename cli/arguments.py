@@ -157,7 +157,7 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
     # `collectx eval` also takes the options of `eval` without their group.
     problems = [unknown_option(path) for path in (key, f"eval.{key}")[: 1 + (subcommand == "eval")]]
     if not is_in_usage and problems[0] is not None and None not in problems:
-        return f", and {problems[0].text()}"
+        return f", and {problems[0]}"
     if not has_value:
         # The words after the flag include its value, if it has one.
         value = next(iter([*argv, ""][argv.index(flag) + 1 :]))

@@ -33,7 +33,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from collectx.cli.overrides import Checked, check_overrides, key_of, quoted
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
-from collectx.config.problem import Problem, did_you_mean, either
+from collectx.config.problem import Missing, Problem, Unknown, did_you_mean, either, naming
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import ABSENT, Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
@@ -52,6 +52,7 @@ SNAPSHOT = "_collectx_snapshot"
 _BASE_60 = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 
 
+@naming(None)  # a collector of the library may call the code that calls this
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
     """Returns the configuration that `collectx run` with these overrides would use.
 
@@ -337,21 +338,21 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
 def _text(problem: Problem, hydra: DictConfig) -> str:
     """Returns the message of a problem, with the file of a user's choice that causes it; for an unknown key of
     `launcher`, with the same key of Hydra's launcher, if that exists."""
-    text = problem.text()
+    text = str(problem)
     group, _, key = problem.path.partition(".")
-    if problem.path == group and problem.rule == "is missing" and (deleted := f"~{group}") in overrides_of(hydra):
+    if problem.path == group and isinstance(problem, Missing) and (deleted := f"~{group}") in overrides_of(hydra):
         return f"{group} is missing, because {deleted} removes it. Leave out {deleted}, or {problem.advice}"
-    if group == "launcher" and problem.is_unknown and key in hydra.launcher:
+    if group == "launcher" and isinstance(problem, Unknown) and key in hydra.launcher:
         text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)
-    if group in _PRESETS and choice is not None and problem.is_unknown:
+    if group in _PRESETS and choice is not None and isinstance(problem, Unknown):
         return (
             f"{group}/{choice}.yaml sets keys of `{group}`, not of the run, because its first line is not `# @package "
             "_global_`. Add this line."
         )
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return text
-    if key == "kind" and problem.rule == "is missing":
+    if key == "kind" and isinstance(problem, Missing):
         return (
             f"{group}={choice} cannot be used: {group}/{choice}.yaml does not say which kind it extends. Begin the "
             f"file with `defaults: [BASE, _self_]`, where BASE is {either(KINDS[group])}."
@@ -359,7 +360,7 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
         word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
     )
-    is_of_file = problem.is_unknown or problem.value is not ABSENT
+    is_of_file = isinstance(problem, Unknown) or problem.value is not ABSENT
     return f"{group}/{choice}.yaml: {text}" if is_of_file and not is_elsewhere else text
 
 

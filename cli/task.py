@@ -123,8 +123,8 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
     """Returns the run that one of Hydra's jobs is to start, in the folder that Hydra made. `name` is the name of the
     point; None: the folder's name."""
     cfg, problems, _ = typed(node, hydra)
-    if texts := [*(problem.text() for problem in problems), *preflight.rule_problems(cfg)]:
-        raise ConfigError(*texts)
+    if problems := [*problems, *preflight.rule_problems(cfg)]:
+        raise ConfigError(*problems)
     if hydra.mode is RunMode.MULTIRUN and not cfg.run.overwrite and cfg.run.resume is None:
         # Each point uses a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))

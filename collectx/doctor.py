@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectx.config import registry
-from collectx.config.problem import YAML
 from collectx.errors import ConfigError, LauncherError, summary_of
 from collectx.fork_server.start import MAX_TEMPORARY_PATH
 from collectx.place.base import NETWORKS
@@ -100,7 +99,7 @@ def _backends() -> Iterator[Finding]:
         reason = registry.why_not(name)
         # Every other backend is optional.
         level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT
-        yield Finding(level, name if reason is None else f"backend={name} cannot be used: {YAML.words(reason)}")
+        yield Finding(level, name if reason is None else f"backend={name} cannot be used: {reason}")
 
 
 def _cores() -> Iterator[Finding]:
@@ -204,13 +203,12 @@ def _slurm() -> Iterator[Finding]:
         return
     try:
         rows = commands.node_states()
+    except commands.NoCluster:
+        yield Finding(ABSENT, "sbatch is installed, but finds no cluster", "if there is one, set SLURM_CONF.")
+        return
     except LauncherError as error:
-        # SLURM's packages may be installed without a cluster.
-        if commands.NO_CLUSTER in str(error):
-            yield Finding(ABSENT, "sbatch is installed, but finds no cluster", "if there is one, set SLURM_CONF.")
-        else:
-            rule = f"sbatch is installed, but the cluster does not answer: {error}"
-            yield Finding(PROBLEM, rule, "ask the cluster's administrator.")
+        rule = f"sbatch is installed, but the cluster does not answer: {error}"
+        yield Finding(PROBLEM, rule, "ask the cluster's administrator.")
         return
     by_partition: dict[str, list[str]] = {}
     for partition, state, count in rows:

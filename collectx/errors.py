@@ -15,35 +15,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-# A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`. Only a list
-# or a mapping may contain spaces.
-OPTION = re.compile(r"`(null|true|false|(?=\w+[.=])[a-z_]\w*(?:\.[\w-]+)*(?:=[^` ]*?(?:[\[{][^`]*)?)?)`")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Limits of an exception's text and traceback, in characters, and of its pickle, in bytes.
 _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
-
-
-def shell_word(option: str) -> str:
-    """Returns an option with its value as users type it in a shell, which splits words at spaces."""
-    return f"'{option}'" if " " in option else option
-
-
-class OptionText(str):
-    """The message of an error, or a note of one, that may name options. As a string, it names them as in YAML; a
-    collector of the library renames them in errors that it raises (`collectx.config.problem.rename_options`).
-
-    Attributes:
-        template: the text with its options between backticks.
-    """
-
-    template: str
-
-    def __new__(cls, template: str) -> OptionText:
-        if isinstance(template, OptionText):
-            return template
-        text = super().__new__(cls, OPTION.sub(lambda found: shell_word(found[1]), template))
-        text.template = template
-        return text
 
 
 def text_of(error: BaseException) -> str:
@@ -89,10 +63,7 @@ def worker_of(error: BaseException) -> int | None:
 
 
 class CollectxError(Exception):
-    """Base of all exceptions of collectx. Options in a message stand between backticks, see `OptionText`."""
-
-    def __init__(self, *args: object):
-        super().__init__(*(OptionText(each) if isinstance(each, str) else each for each in args))
+    """Base of all exceptions of collectx."""
 
 
 class ConfigError(CollectxError, ValueError):
@@ -100,11 +71,11 @@ class ConfigError(CollectxError, ValueError):
     arguments. A command ends with exit status 2.
 
     Args:
-        problems: a sentence or short paragraph for each, with the value, the rule and the remedy.
+        problems: for each a sentence or short paragraph with the value, the rule and the remedy, or a `Problem`.
     """
 
-    def __init__(self, *problems: str):
-        super().__init__(*problems)
+    def __init__(self, *problems: object):
+        super().__init__(*map(str, problems))
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
@@ -252,28 +223,19 @@ class RemoteFailure:
         arguments = _arguments(error)
         if not all(map(_is_plain, arguments)):
             arguments = (message,)
-        notes = tuple(
-            note if isinstance(note, OptionText) else _shorten(str(note), _MAX_TEXT)
-            for note in getattr(error, "__notes__", ())
-        )
+        notes = tuple(_shorten(str(note), _MAX_TEXT) for note in getattr(error, "__notes__", ()))
         return cls(pickled, name, message, traceback_of(error), arguments, attributes, notes)
 
     def to_json(self) -> bytes:
         """Returns plain data, for connections that unpickle nothing."""
-        fields = {name: getattr(self, name) for name in ("type_name", "message", "traceback", "attributes")}
-        for name in ("arguments", "notes"):
-            values = getattr(self, name)
-            fields[name] = [{"template": each.template} if isinstance(each, OptionText) else each for each in values]
-        return json.dumps(fields).encode()
+        return json.dumps({name: value for name, value in vars(self).items() if name != "pickled"}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> RemoteFailure:
         """Returns the failure of which `to_json` made `text`. The type is looked up by its name in imported modules;
         nothing is imported or called."""
         fields = json.loads(text)
-        for name in ("arguments", "notes"):
-            values = (OptionText(each["template"]) if isinstance(each, dict) else each for each in fields[name])
-            fields[name] = tuple(values)
+        fields |= {name: tuple(fields[name]) for name in ("arguments", "notes")}
         kind = _lookup(fields["type_name"])
         pickled = None
         if isinstance(kind, type) and issubclass(kind, Exception):

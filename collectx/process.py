@@ -29,7 +29,6 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from collectx import progress
-from collectx.errors import OptionText
 
 _T = TypeVar("_T")
 
@@ -225,10 +224,7 @@ def limited(
 
     def error(frame: FrameType | None) -> TimeoutError:
         timeout = TimeoutError(
-            OptionText(
-                f"{what} took more than {timeout_s:g} s (`{option}={timeout_s:g}`). If that is normal, raise "
-                f"`{option}`."
-            )
+            f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}). If that is normal, raise {option}."
         )
         timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout

@@ -70,7 +70,7 @@ def examine(line: str = "") -> tuple[RunConfig, list[str]]:
     for override in parsed(values):
         OmegaConf.update(node, override.key_or_group, override.value(), force_add=True)
     cfg, problems, _ = typed(node, node.hydra)
-    return cfg, [*(problem.text() for problem in problems), *preflight.rule_problems(cfg)]
+    return cfg, [*map(str, problems), *preflight.rule_problems(cfg)]
 
 
 def composed(line: str = "") -> RunConfig:

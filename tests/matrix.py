@@ -331,7 +331,7 @@ def check(words: Sequence[str]) -> Checked:
     if node is None:
         return Checked(problems)
     cfg, problems, _ = typed(node, hydra)
-    problems = [*(each.text() for each in problems), *preflight.rule_problems(cfg)]
+    problems = [*map(str, problems), *preflight.rule_problems(cfg)]
     problems += preflight.argument_problems(cfg)
     problems = problems or run.machine_problems(cfg, False)
     return Checked(problems, None if problems else asked(cfg))

@@ -29,7 +29,7 @@ class Queue:
         states: of every job; a test may change them.
         scripts: in the order in which they were submitted.
         preempted: the names of partitions that preempt.
-        error, refusal: what every command, or a submission, fails with.
+        error, refusal: what every command, or a submission, fails with; `error_type` is the type of the former.
     """
 
     def __init__(self) -> None:
@@ -38,6 +38,7 @@ class Queue:
         self.scripts: list[str] = []
         self.preempted: list[str] = []
         self.error = self.refusal = ""
+        self.error_type = LauncherError
         self.is_held = False
         self.deaf: set[str] = set()
 
@@ -45,7 +46,7 @@ class Queue:
 
     def run(self, command: Sequence[str]) -> str:
         if self.error:
-            raise LauncherError(self.error)
+            raise self.error_type(self.error)
         return getattr(self, command[0])(command)
 
     def sbatch(self, command: Sequence[str]) -> str:

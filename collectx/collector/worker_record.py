@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from collectx.config.problem import counted
-from collectx.errors import JobEnded, OptionText
+from collectx.config.problem import counted, opt
+from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
 from collectx.worker.spec import ProcessHistory, ProcessSpec
@@ -214,30 +214,27 @@ class FailurePolicy:
                 return FailureAction.REQUEUE
             times = counted(self.max_requeues, "time")
             error.add_note(
-                OptionText(
-                    f"{worker.name} was not requeued again: its job was already requeued {times}. To allow more, raise "
-                    "`launcher.max_requeues`."
-                )
+                f"{worker.name} was not requeued again: its job was already requeued {times}. To allow more, raise "
+                f"{opt('launcher.max_requeues')}."
             )
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
                 return FailureAction.DROP
+            minimum = opt("collector.min_workers")
             why = (
-                f"only {counted(num_others, 'worker')} would be left, but `collector.min_workers={self.min_workers}`. "
-                "To allow this, lower `collector.min_workers`."
+                f"only {counted(num_others, 'worker')} would be left, but {minimum}={self.min_workers}. To allow this, "
+                f"lower {minimum}."
                 if num_others
                 else "it is the last worker."
             )
-            error.add_note(OptionText(f"{worker.name} was not dropped, because {why}"))
+            error.add_note(f"{worker.name} was not dropped, because {why}")
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
                 return FailureAction.RESTART
+            limit = opt("collector.max_restarts")
             error.add_note(
-                OptionText(
-                    f"{worker.name} was not restarted, because {_used(self.max_restarts)} "
-                    f"(`collector.max_restarts={self.max_restarts}`, for all workers together). To allow more, raise "
-                    "`collector.max_restarts`."
-                )
+                f"{worker.name} was not restarted, because {_used(self.max_restarts)} ({limit}={self.max_restarts}, "
+                f"for all workers together). To allow more, raise {limit}."
             )
         return FailureAction.END_RUN
 

@@ -15,7 +15,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from collectx.config.problem import ABSENT, PYTHON, YAML, Language, Problem, did_you_mean, either, nearest
+from collectx.config.problem import (
+    ABSENT,
+    PYTHON,
+    YAML,
+    Conflict,
+    Language,
+    Missing,
+    Problem,
+    Unknown,
+    did_you_mean,
+    either,
+    nearest,
+)
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import BITS, default_of, incomplete, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, RunConfig
@@ -102,7 +114,7 @@ def describe(hint: Any, language: Language = YAML) -> str:
 def _describe(hint: Any, language: Language) -> str:
     origin = typing.get_origin(hint) or hint
     if hint is type(None):
-        return language.null
+        return language.show(None)
     if origin in _LISTS:
         (item,) = typing.get_args(hint)
         if item is Any:
@@ -120,9 +132,9 @@ def _describe(hint: Any, language: Language) -> str:
 def wrong_type(hint: Any, language: Language = YAML) -> str:
     """Returns the predicate of a value of another type, such as "must be an integer, or null."."""
     names = dict.fromkeys(_describe(member, language) for member in members(hint) if member is not type(None))
-    or_null = f", or {language.null}" if type(None) in members(hint) else ""
+    or_null = f", or {language.show(None)}" if type(None) in members(hint) else ""
     if or_null and [*names] == [language.types[bool]]:
-        return f"must be {language.types[bool].replace(' or ', ', ')} or {language.null}."
+        return f"must be {language.types[bool].replace(' or ', ', ')} or {language.show(None)}."
     return f"must be {either(names)}{or_null}."
 
 
@@ -283,9 +295,11 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
         yield from [path] if section is None else _paths(path, section)
 
 
-def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
-    """Returns one group as its dataclass, and adds its problems to `problems`. Omitted options take their defaults."""
-    cls = _class_of(group, section)
+def check_group(group: str, section: Any, problems: list[Problem], path: str = "") -> Any:
+    """Returns one group as its dataclass, and adds its problems to `problems`. Omitted options take their defaults.
+    `path` is the name of the section, if that is not `group`."""
+    path = path or group
+    cls = _class_of(group, section, path)
     if isinstance(cls, Problem):
         problems.append(cls)
         return incomplete(_hints(RunConfig)[group])
@@ -294,23 +308,23 @@ def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
     for key in section:
         if key not in names and key != "kind":
             choice = f"{group}={kind}" if KINDS[group] else group
-            problems += [_unknown(path, choice, names) for path in _leaves(f"{group}.{key}", section[key])]
-    return incomplete(cls, **_options(f"{group}.", cls, section, problems))
+            problems += [_not_of(group, path, each, choice, names) for each in _leaves(str(key), section[key])]
+    return incomplete(cls, **_options(f"{path}.", cls, section, problems))
 
 
-def _class_of(group: str, section: Any) -> Any:
+def _class_of(group: str, section: Any, path: str) -> Any:
     """Returns the dataclass of a group, chosen by its `kind`, or the `Problem` with the choice."""
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
-        return Problem(group, "is missing", advice=f"add {group}=NAME. To list the names: collectx list {group}")
+        return Missing(group, advice=f"add {group}=NAME. To list the names: collectx list {group}")
     if not KINDS[group]:
         return schemas(group)["cpu"]
-    path, kind = f"{group}.kind", section.get("kind", UNSET)
+    path, kind = f"{path}.kind", section.get("kind", UNSET)
     if isinstance(kind, Unresolved):
         return Problem(path, kind.reason)
     if kind is None or kind == UNSET:
-        return Problem(path, "is missing", advice=f"choose {either(KINDS[group])}.")
+        return Missing(path, advice=f"choose {either(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
         if isinstance(kind, list | Mapping):
             return Problem(path, f"must be one name: {either(KINDS[group])}.", kind)
@@ -325,15 +339,12 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
         advice = f"set one of its options, as in {path}.{_example(cls)}."
-        wrong = Problem(path, f"{path} is a section", value, advice) if is_resolved else None
+        wrong = Conflict(path, f"{path} is a section", value, advice) if is_resolved else None
         problems.append(wrong or Problem(path, value.reason))
         return incomplete(cls)
     for key in value:
         if key not in names:
-            near = did_you_mean(str(key), names, f"{path}.", _how_to_list(path))
-            if other := _OTHER_NAMES.get(f"{path}.{key}"):
-                near = f". Did you mean {other}?"
-            problems.append(Problem(f"{path}.{key}", f"is not an option{near}", is_unknown=True))
+            problems.append(_unknown_in(path, str(key), names))
     return incomplete(cls, **_options(f"{path}.", cls, value, problems))
 
 
@@ -370,7 +381,7 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
         what = "add your class, which has a method train(collection):" if path == "trainer.target" else "add it, as in"
-        return Problem(path, "is missing", advice=f"{what} {path}={_EXAMPLES.get(path.rpartition('.')[2], 'VALUE')}.")
+        return Missing(path, advice=f"{what} {path}={_EXAMPLES.get(path.rpartition('.')[2], 'VALUE')}.")
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
@@ -383,7 +394,7 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         return Problem(path, rule, value, advice)
     if violated := out_of_range(converted, limits, language):
         may_be_null = "choices" not in limits and type(None) in members(hint)
-        return Problem(path, f"{violated[:-1]}, or {language.null}." if may_be_null else violated, value)
+        return Problem(path, f"{violated[:-1]}, or {language.show(None)}." if may_be_null else violated, value)
     return converted
 
 
@@ -403,26 +414,27 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
     return ""
 
 
-def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:
-    """Returns the problem that the schema lacks the key `path`. `section` is the choice that lacks the key, such as
-    "trainer=ppo"; None: `path` does not begin with a group. `names` are the keys that the section has."""
+def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]) -> Problem:
+    """Returns the problem that the section `path` of a group lacks the key `key`. `choice` is what lacks the key, such
+    as "trainer=ppo"; `names` are the keys that it has."""
+    other = _OTHER_NAMES.get(f"{group}.{key}") or _OTHER_NAMES.get(key.rpartition(".")[2], "")
+    is_own = other.startswith(f"{group}.")
+    if other and f"{group}.{key}" not in known_paths() and (not is_own or other.rpartition(".")[2] in names):
+        other = f"{path}{other.removeprefix(group)}" if is_own else other
+        return Unknown(f"{path}.{key}", f"is not an option. Did you mean {other}?")
+    others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
+    if others and nearest(key, names, 0.8) is None:
+        own = "leave it out."
+        if "kwargs" in names:
+            own = f"for an argument of your own class, write {path}.kwargs.{key}=VALUE. Otherwise, {own}"
+        return Unknown(f"{path}.{key}", f"is an option of {group}={either(others)}, not of {choice}", advice=own)
+    return _unknown_in(path, key, names, f" of {choice}")
+
+
+def _unknown(path: str) -> Problem:
+    """Returns the problem that there is no group or section with the key `path`."""
     if (other := _OTHER_NAMES.get(path) or _OTHER_NAMES.get(path.rpartition(".")[2])) and path not in known_paths():
-        is_possible = (
-            section is None or not other.startswith(f"{path.partition('.')[0]}.") or other.rpartition(".")[2] in names
-        )
-        if is_possible:
-            return Problem(path, f"is not an option. Did you mean {other}?", is_unknown=True)
-    if section is not None:
-        group, key = path.split(".", 1)
-        others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
-        if others and nearest(key, names, 0.8) is None:
-            rule = f"is an option of {group}={either(others)}, not of {section}"
-            own = "leave it out."
-            if "kwargs" in names:
-                own = f"for an argument of your own class, write {group}.kwargs.{key}=VALUE. Otherwise, {own}"
-            return Problem(path, rule, advice=own, is_unknown=True)
-        near = did_you_mean(key, names, f"{group}.", _how_to_list(path))
-        return Problem(path, f"is not an option of {section}{near}", is_unknown=True)
+        return Unknown(path, f"is not an option. Did you mean {other}?")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
@@ -434,9 +446,9 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
         similar = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
         same += [known for known in known_paths() if known.rpartition(".")[2] == similar]
     if len(same) == 1 or (same and "." not in path):
-        return Problem(path, f"is not an option. Did you mean {either(same[:3])}?", is_unknown=True)
+        return Unknown(path, f"is not an option. Did you mean {either(same[:3])}?")
     groups = did_you_mean(path.partition(".")[0], _TOP_LEVEL, more="To list all groups: collectx list")
-    return Problem(path, f"is not an option{groups}", is_unknown=True)
+    return Unknown(path, f"is not an option{groups}")
 
 
 def unknown_option(path: str) -> Problem | None:
@@ -451,12 +463,16 @@ def unknown_option(path: str) -> Problem | None:
     # A mapping, such as env.kwargs, has keys of its own.
     if not key or not known or any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in known):
         return None
-    near = did_you_mean(key, known, f"{group}.", _how_to_list(path))
-    return Problem(path, f"is not an option{near}", is_unknown=True)
+    return _unknown_in(group, key, known)
 
 
-def _how_to_list(path: str) -> str:
-    return f"To list all: collectx list {path.partition('.')[0]} -v"
+def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Problem:
+    """Returns the problem that the section `path`, which has the keys `names`, lacks the key `key`."""
+    how_to_list = f"To list all: collectx list {path.removeprefix('eval.').partition('.')[0]} -v"
+    near = did_you_mean(key, names, f"{path}.", how_to_list)
+    if other := _OTHER_NAMES.get(f"{path}.{key}"):
+        near = f". Did you mean {other}?"
+    return Unknown(f"{path}.{key}", f"is not an option{of}{near}")
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:

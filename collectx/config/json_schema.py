@@ -10,7 +10,7 @@ import typing
 from typing import Any
 
 from collectx.config.check import members
-from collectx.config.problem import YAML
+from collectx.config.problem import described
 from collectx.config.registry import GROUPS, field_of, schemas
 from collectx.config.schema.fields import ABSENT, BITS, Section, default_of, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, LoggerConfig
@@ -95,7 +95,7 @@ def _described(field: dataclasses.Field) -> dict[str, Any]:
     if isinstance(default, Section):
         values = {"default": dataclasses.asdict(default)}  # type: ignore[call-overload]
     kept = " Fixed on resume." if field.metadata.get("kept") else ""
-    return values | {"description": YAML.words(field.metadata["text"]) + kept}
+    return values | {"description": described(field.metadata["text"]) + kept}
 
 
 def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from collectx.config.schema.fields import ABSENT, Unset
-from collectx.errors import OPTION, ConfigError, OptionText, shell_word
 
-# A rule that begins with one of these is a predicate of its option.
-_VERBS = ("is ", "has ", "cannot ", "must ", "needs ")
 # More names than these are not listed in a message.
 _MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
 class Language:
-    """How a language, YAML or Python, writes options and values.
+    """How a language, YAML or Python, writes values.
 
     Attributes:
         types: names of types, as in "must be an integer".
         show: returns a value as the user wrote it.
         reads_text: whether a text may stand for a number, as an environment variable gives it.
-        name: returns how users write an option (`collector.overlap`), an option with a value (`collector.overlap=0`),
-            `null`, `true` or `false`; None if the language has no such option.
     """
 
     types: Mapping[type, str]
-    null: str
     show: Callable[[Any], str]
     reads_text: bool
-    name: Callable[[str], str | None] = str
-
-    def words(self, text: str) -> str:
-        """Returns `text` with the words between backticks replaced by what `name` returns for them."""
-        return OPTION.sub(lambda found: self.name(found[1]) or found[1], text)
 
 
 # As in 1e+30 or 1e-05, which users type as 1e30 and 1e-5.
@@ -63,43 +52,98 @@ def _typed(value: Any) -> str:
 
 YAML = Language(
     {int: "an integer", float: "a number", bool: "true or false", str: "a string", dict: "a mapping"},
-    "null",
     _yaml_value,
     reads_text=True,
-    name=shell_word,
 )
 PYTHON = Language(
     {int: "an int", float: "a number", bool: "True or False", str: "a string", dict: "a dict"},
-    "None",
     repr,
     reads_text=False,
-    name={"null": "None", "true": "True", "false": "False"}.get,
 )
 
 
-def python_value(text: str) -> str:
-    """Returns a value that is written in YAML as Python writes it."""
-    if text[:1] in ("[", "{"):
-        import yaml
-
-        with suppress(yaml.YAMLError):
-            return repr(yaml.safe_load(text))
-    return PYTHON.name(text) or text
+def described(text: str, language: Language = YAML) -> str:
+    """Returns the text of an option, in which `null`, `true` and `false` stand between backticks."""
+    for word, value in {"null": None, "true": True, "false": False}.items():
+        text = text.replace(f"`{word}`", language.show(value))
+    return text
 
 
-def rename_options(error: BaseException, language: Language) -> None:
-    """Makes the message and the notes of an error, and of its causes, name options as in `language` in place of YAML.
-    The error's type and traceback stay."""
-    notes = getattr(error, "__notes__", [])
-    texts = [each for each in (*error.args, *notes) if isinstance(each, OptionText)]
-    if texts:
-        renamed = {str(each): language.words(each.template) for each in texts}
-        error.args = tuple(renamed[each] if isinstance(each, OptionText) else each for each in error.args)
-        # The note with the traceback of a worker contains the message.
-        for i, note in enumerate(notes):
-            notes[i] = functools.reduce(lambda text, words: text.replace(*words), renamed.items(), note)
-    if error.__cause__ is not None:
-        rename_options(error.__cause__, language)
+@dataclass(frozen=True)
+class Names:
+    """How the users of a Python class write options.
+
+    Attributes:
+        words: a keyword for an option, and the words for an option with a value, such as "Collector" for
+            `collector=single`. Other options lose their group.
+        values: what the user passed, by option.
+    """
+
+    words: Mapping[str, str]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+_names: ContextVar[Names | None] = ContextVar("collectx_names", default=None)
+
+
+@contextmanager
+def naming(names: Names | None) -> Iterator[None]:
+    """Makes messages of the block name options as `names` says, in this thread; None: as on the command line."""
+    before = _names.get()
+    _names.set(names)
+    try:
+        yield
+    finally:
+        _names.set(before)
+
+
+def current_names() -> dict[str, str] | None:
+    """Returns the words of the current `naming`, for another process."""
+    names = _names.get()
+    return None if names is None else dict(names.words)
+
+
+def adopt_names(words: Mapping[str, str] | None) -> None:
+    """Makes the messages of this process name options like those of the process whose `current_names` these are."""
+    _names.set(None if words is None else Names(words))
+
+
+def opt(word: str) -> str:
+    """Returns an option (`collector.overlap`), or one with a value (`collector.overlap=0`), as the reader of a message
+    writes it: so on the command line, by its keyword in Python."""
+    if (names := _names.get()) is None:
+        return f"'{word}'" if " " in word else word
+    path = word.partition("=")[0]
+    return _keyword(word, names.words) or _keyword(word, {path: path.rpartition(".")[2]}) or word
+
+
+def use(*words: str, how: str = "use") -> str:
+    """Returns the advice to use one of these options, most with a value; in Python, without those that have no keyword.
+    `how` is the verb."""
+    names = _names.get()
+    known = [opt(word) for word in words if names is None or _keyword(word, names.words)]
+    if not known:
+        return "leave it out."
+    *others, last = known
+    return f"{how} {', '.join(others)}{', or ' if others else ''}{last}."
+
+
+def _keyword(word: str, words: Mapping[str, str]) -> str | None:
+    """Returns the keyword of an option, with its value if it has one; None if the class has no such keyword."""
+    path, has_value, value = word.partition("=")
+    group, _, last = path.rpartition(".")
+    name = words.get(path) or (f"{words[group]}.{last}" if "." in group and group in words else None)
+    return words.get(word) or (name and f"{name}{has_value}{has_value and _python_value(value)}")
+
+
+def _python_value(text: str) -> str:
+    """Returns a value that is written in YAML as Python writes it; a word, such as VALUE, stays."""
+    import yaml
+
+    with suppress(yaml.YAMLError):
+        value = yaml.safe_load(text)
+        return text if isinstance(value, str) else repr(value)
+    return text
 
 
 @dataclass(frozen=True)
@@ -108,43 +152,45 @@ class Problem:
 
     Attributes:
         path: the option, such as "collector.num_slots"; "collector" if the choice in the group is wrong.
-        rule: a predicate of the option, with the arithmetic, which begins with one of `_VERBS`; or a clause that says
-            why the option cannot be used. Options in it stand between backticks, as each `Language` names them in its
-            own way.
+        rule: a predicate of the option, with the arithmetic, such as "must be at least 1".
         value: what the option was set to; ABSENT: the message names the option alone.
         advice: what to do, a sentence that begins with a verb. Ends with a full stop, as does a rule without advice.
-        is_unknown: whether there is no such option.
     """
 
     path: str
     rule: str
     value: Any = ABSENT
     advice: str = ""
-    is_unknown: bool = False
+    _link: ClassVar[str] = ""
 
-    def text(self, language: Language = YAML) -> str:
-        """Returns the message to the user: what is wrong, then what to do."""
-        name = language.name(self.path) or self.path
-        subject = name if self.value is ABSENT else f"{name}={language.show(self.value)}"
-        verb = "" if self.rule.startswith(_VERBS) else "cannot be used: "
-        text = f"{subject} {verb}{language.words(self.rule)}"
-        if not self.advice:
-            return text
-        is_known = None not in map(language.name, OPTION.findall(self.advice))
-        advice = language.words(self.advice) if is_known else "leave it out."
-        return f"{text.removesuffix('.')}. {advice[0].upper()}{advice[1:]}"
+    def __str__(self) -> str:
+        """The message to the user: what is wrong, then what to do."""
+        names = _names.get()
+        if self.value is ABSENT:
+            subject = opt(self.path)
+        elif names is None:
+            subject = f"{self.path}={YAML.show(self.value)}"
+        else:
+            subject = f"{opt(self.path)}={names.values.get(self.path, self.value)!r}"
+        text = f"{subject} {self._link}{self.rule}"
+        return text if not self.advice else f"{text.removesuffix('.')}. {self.advice[0].upper()}{self.advice[1:]}"
 
 
-class Refusal(ConfigError):
-    """Problems that are found only while a collector is built. The message names options as in YAML; for Python, it is
-    made from `parts`."""
+class Conflict(Problem):
+    """An option that does not fit another one, or its surroundings. `rule` is a clause that says why."""
 
-    def __init__(self, *parts: Problem):
-        super().__init__(*(problem.text() for problem in parts))
-        self.parts = parts
+    _link = "cannot be used: "
 
-    def __reduce__(self) -> Any:
-        return ConfigError, self.args
+
+@dataclass(frozen=True)
+class Missing(Problem):
+    """An option without a value."""
+
+    rule: str = "is missing"
+
+
+class Unknown(Problem):
+    """An option that does not exist."""
 
 
 def check_all(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from dataclasses import Field, asdict, dataclass, fields
 from importlib import import_module
 from typing import Any, get_type_hints
 
+from collectx.config.problem import opt
 from collectx.config.schema import collector, env, launcher, policy, trainer
 from collectx.config.schema.fields import section_of
 from collectx.config.schema.run import SECTIONS, RunConfig
@@ -119,7 +120,7 @@ def implementation(group: str, name: str) -> Any:
 def why_not(kind: str, group: str = "backend") -> str | None:
     """Checks whether a network backend, or a kind of another group, can work in this process; imports its libraries.
     Returns one clause that says why not, and what to do; None if it can."""
-    alternative = "backend=gloo" if group == "backend" else f"another {group}"
+    alternative = opt("backend=gloo") if group == "backend" else f"another {group}"
     install = f"Install it (pip install 'collectx[{kind}]'), or use {alternative}"
     try:
         module = implementation(group, kind)

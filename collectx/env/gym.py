@@ -21,6 +21,7 @@ from numpy import ndarray
 
 from collectx import progress
 from collectx.batch import is_numeric
+from collectx.config.problem import opt
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -31,7 +32,7 @@ from collectx.env.mujoco_warnings import advice_on_display
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
 from collectx.env.wrappers import refuse
-from collectx.errors import ConfigError, OptionText, ShapeError, summary_of
+from collectx.errors import ConfigError, ShapeError, summary_of
 
 # float32, the dtype of rewards, contains all integers up to this one.
 _EXACT = 2**24
@@ -164,10 +165,8 @@ class GymEnv(Env):
             ) from error
         if isinstance(space, spaces.Box) and not space.contains(action):
             error.add_note(
-                OptionText(
-                    f"the action {action} is not in {space}; if the env needs its bounds, add "
-                    "`env.wrappers=[ClipAction]`"
-                )
+                f"the action {action} is not in {space}; if the env needs its bounds, add "
+                f"{opt('env.wrappers=[ClipAction]')}"
             )
         self._note(error, "step", e)
 

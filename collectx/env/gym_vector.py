@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collectx.config.problem import ABSENT, did_you_mean, either
+from collectx.config.problem import ABSENT, did_you_mean, either, opt
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
@@ -190,7 +190,7 @@ class GymVectorEnv(Env):
             if not self.spec.can_reset_early:
                 raise CollectxError(
                     f"this vector env resets its envs itself (autoreset mode {self._mode.value}), so no env can be "
-                    "reset before its episode ends. If the env supports it, use `env.autoreset_mode=disabled`. "
+                    f"reset before its episode ends. If the env supports it, use {opt('env.autoreset_mode=disabled')}. "
                     "Otherwise, do not truncate trajectories."
                 )
             # A copy, as a vector env may change or keep the mask.

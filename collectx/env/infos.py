@@ -17,12 +17,13 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf, is_numeric
+from collectx.config.problem import opt
 from collectx.config.schema.env import EnvConfig
 from collectx.env.action_masks import can_be_masked, mask_of, sample
 from collectx.env.base import Env
 from collectx.env.observation import ACTION_MASK
 from collectx.env.spaces import Leaves, Path, leave_out, numpy_dtype, torch_dtype
-from collectx.errors import CollectxError, OptionText, SpaceError
+from collectx.errors import CollectxError, SpaceError
 
 # Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
@@ -189,10 +190,8 @@ def _explained(infos: Iterator[Mapping], names: Sequence[str]) -> Iterator[Mappi
         raise
     except Exception as error:
         error.add_note(
-            OptionText(
-                f"raised while collectx stepped an env with random actions, to learn the shape of {', '.join(names)} "
-                f"in its infos. To avoid this, declare the shape: {_example(names[0])}"
-            )
+            f"raised while collectx stepped an env with random actions, to learn the shape of {', '.join(names)} "
+            f"in its infos. To avoid this, declare the shape: {_example(names[0])}"
         )
         raise
 
@@ -247,7 +246,8 @@ def _form(name: str, value: Any, path: Path) -> Any:
 
 def _example(name: str) -> str:
     """Returns how to declare the entry `name`."""
-    return f"`env.info_keys=[{{{name}: float32}}]`, or for a vector of 3 `env.info_keys=[{{{name}: [float32, 3]}}]`"
+    scalar, vector = (opt(f"env.info_keys=[{{{name}: {form}}}]") for form in ("float32", "[float32, 3]"))
+    return f"{scalar}, or for a vector of 3 {vector}"
 
 
 def _dotted(name: str, path: Path) -> str:

@@ -20,9 +20,9 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS, clashes
-from collectx.config.problem import Problem, Refusal
+from collectx.config.problem import Problem
 from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
-from collectx.errors import SpaceError
+from collectx.errors import ConfigError, SpaceError
 
 # Keys that every batch contains, so that no part of an observation can have them.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
@@ -139,7 +139,7 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], where: str) -> N
     if unknown := [name for name in names if name not in paths.values() and name != ACTION_MASK]:
         are = "which is" if len(unknown) == 1 else "which are"
         rule = f"cannot contain {' and '.join(map(repr, unknown))}, {are} not in {where}. Valid names: "
-        raise Refusal(Problem("env.exclude_keys", f"{rule}{', '.join(paths.values()) or 'none'}."))
+        raise ConfigError(Problem("env.exclude_keys", f"{rule}{', '.join(paths.values()) or 'none'}."))
     several = clashes((name, path) for path, name in paths.items())
     if ambiguous := [
         f"{name!r}, which names both {' and '.join(map(str, several[name]))}" for name in names if name in several
@@ -147,7 +147,7 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], where: str) -> N
         advice = (
             "exclude a part that contains only one of them, or rename one (gymnasium.wrappers.TransformObservation)."
         )
-        raise Refusal(Problem("env.exclude_keys", f"cannot contain {', '.join(ambiguous)}", advice=advice))
+        raise ConfigError(Problem("env.exclude_keys", f"cannot contain {', '.join(ambiguous)}", advice=advice))
 
 
 def _exclude_parts(space: Space, path: Path, names: frozenset[str], known: list[Path]) -> Space:

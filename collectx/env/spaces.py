@@ -20,7 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
-from collectx.config.problem import counted
+from collectx.config.problem import counted, opt
 from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
@@ -250,7 +250,8 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
 def leave_out(*names: str) -> str:
     """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
-    return f"leave {what} out with `env.exclude_keys=[{','.join(names)}]`"
+    keys = ",".join(names)
+    return f"leave {what} out with {opt(f'env.exclude_keys=[{keys}]')}"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -184,13 +183,11 @@ def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStat
     if result is not None:
         run = _from_result(result)
         # The trainer only knows which signal ended it.
-        it = "it" if re.search(rf"\bjob {job}\b", run.detail) else f"job {job}"
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
-            return RunStatus(
-                run.status, f"{run.detail}; {it} ended as {state.word}, because {_END_REASONS[state.word]}"
-            )
+            why = f"job {job} ended as {state.word}, because {_END_REASONS[state.word]}"
+            return RunStatus(run.status, f"{run.detail}; {why}")
         if run.status is Status.INTERRUPTED and state is not None and state.word in _TRANSITIONS:
-            return RunStatus(run.status, f"{run.detail}; {it} is {_transition(state)}")
+            return RunStatus(run.status, f"{run.detail}; job {job} is {_transition(state)}")
         return run
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{_last_batch(run_folder)}; SLURM does not answer: {states}")

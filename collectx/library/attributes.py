@@ -20,12 +20,12 @@ from collectx.collector.collector import CollectorCore
 from collectx.collector.env_methods import EnvMethods
 from collectx.config.check import out_of_range
 from collectx.config.derived import frames_per_part, resolve_devices
-from collectx.config.problem import PYTHON, counted
+from collectx.config.problem import PYTHON, Names, counted, naming
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library.background import Background
 from collectx.library.batch_converter import BatchConverter
-from collectx.library.configuration import named_in_python, parse, to_config
+from collectx.library.configuration import parse, to_config
 from collectx.library.keywords import Keywords, RemoteKeywords
 from collectx.library.refused import REFUSED_ATTRIBUTES, REFUSED_IN_ONE_PROCESS
 from collectx.library.rules import check_arguments
@@ -86,6 +86,7 @@ class ReadableCollector(EnvMethods):
     _unchecked_core: CollectorCore
     _background: Background
     _keywords: Keywords
+    _names: Names
     _cfg: RunConfig
     # The differences of each worker's configuration from `_cfg`.
     _overrides: list[ConfigOverrides]
@@ -170,7 +171,7 @@ class ReadableCollector(EnvMethods):
         """Waits for the background thread's current batch, and keeps the thread idle within the block, whose errors
         name keywords."""
         self._check_process()
-        with named_in_python(self._keywords), self._background.hold(timeout_s):
+        with naming(self._names), self._background.hold(timeout_s):
             yield
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:

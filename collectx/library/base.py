@@ -33,7 +33,7 @@ from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import start_collector
 from collectx.collector.saved_state import num_workers_in, of_state_dict, to_state_dict
 from collectx.config.derived import surplus_note
-from collectx.config.problem import counted
+from collectx.config.problem import counted, naming, opt
 from collectx.env.base import EnvSpec
 from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
@@ -41,7 +41,8 @@ from collectx.errors import ConfigError
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background, StepThread
 from collectx.library.batch_converter import AllDelivered, BatchConverter
-from collectx.library.configuration import fit_frames, named_in_python, parse, takes_keywords, to_config
+from collectx.library.configuration import fit_frames, parse, takes_keywords, to_config
+from collectx.library.keyword_fields import names_of
 from collectx.library.keywords import BY_CLASS, Keywords, WorkerKeywords
 from collectx.library.overrides import lift_shared, overrides_of_workers, trainers_policy
 from collectx.library.rules import check_arguments, check_keys
@@ -110,7 +111,7 @@ class BaseCollector(ReadableCollector):
                 "default, such as torch.set_default_device('cpu')."
             )
         self._configure(keywords_class, arguments, passed)
-        with named_in_python(self._keywords):
+        with naming(self._names):
             with self._limited_start():
                 self._spec = self._read_spec()
             self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
@@ -150,6 +151,7 @@ class BaseCollector(ReadableCollector):
         cfg = to_config(keywords, problems)
         check_arguments(keywords, cfg, problems)
         self._keywords, self._cfg, self._overrides = keywords, cfg, overrides_of_workers(keywords, cfg)
+        self._names = names_of(keywords)
         env = self._overrides[0].env
         assert env is not None
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
@@ -159,7 +161,7 @@ class BaseCollector(ReadableCollector):
         if not self._keywords.has_workers:
             return contextlib.nullcontext()
         what, timeout_s = "making or resetting an env in this process", self._cfg.collector.start_timeout_s
-        return limited(what, "collector.start_timeout_s", timeout_s)
+        return limited(what, opt("collector.start_timeout_s"), timeout_s)
 
     def _read_spec(self) -> EnvSpec:
         """Returns the spec of one worker's envs, read from an env that this makes. If the user passed an env object,
@@ -279,9 +281,10 @@ class BaseCollector(ReadableCollector):
         `BatchConverter.next`."""
         interval, num_collected = self._keywords.publish_interval, self._converter.num_collected
         try:
-            if interval > 0 and num_collected and num_collected % interval == 0:
-                self._weights.publish(self.policy, {None: None})
-            return self._converter.next()
+            with naming(self._names):
+                if interval > 0 and num_collected and num_collected % interval == 0:
+                    self._weights.publish(self.policy, {None: None})
+                return self._converter.next()
         except StopIteration as error:
             raise RuntimeError(
                 "a function that you passed to this collector raised StopIteration, which would end the loop over its "
@@ -290,9 +293,6 @@ class BaseCollector(ReadableCollector):
         except AllDelivered:
             self._has_ended = True
             raise StopIteration(self._delivered()) from None
-        except Exception:
-            with named_in_python(self._keywords):
-                raise
 
     def _delivered(self) -> str:
         return f"total_frames={self.total_frames} is reached. Create a new collector."
@@ -362,7 +362,7 @@ class BaseCollector(ReadableCollector):
         if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
         self._background.check()
-        return named_in_python(self._keywords)
+        return naming(self._names)
 
     def update_policy_weights_(
         self,

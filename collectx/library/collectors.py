@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from collectx.config.problem import naming
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import ConfigError
 from collectx.library import backend_choice
 from collectx.library.base import BaseCollector
-from collectx.library.configuration import named_in_python, takes_keywords
+from collectx.library.configuration import takes_keywords
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
     DistributedKeywords,
@@ -272,7 +273,7 @@ class RayCollector(BaseCollector):
             pickle.dumps((each.env, each.hooks, each.user_collector))
         if not launcher.autoscaling:
             timeout_s = self._cfg.collector.start_timeout_s
-            with named_in_python(self._keywords):
+            with naming(self._names):
                 check_resources("remote_configs", [resources] * len(creates), timeout_s)
         with self.pause():
             for each in overrides:

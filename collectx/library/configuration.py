@@ -1,20 +1,18 @@
-"""Translates the constructor's keywords into the run's configuration, and the problems of a configuration into messages
-about keywords. Most keywords name their option (`keyword_fields.sets`); this module sets the options that depend on
-several keywords or on the class.
+"""Translates the constructor's keywords into the run's configuration. Most keywords name their option
+(`keyword_fields.sets`); this module sets the options that depend on several keywords or on the class.
 
 Also parses the arguments of a constructor, and puts its keywords into its signature and docstring.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import math
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -22,7 +20,7 @@ import torch
 
 from collectx.collector.batch_info import part_shape
 from collectx.config.check import check_option, members, out_of_range
-from collectx.config.problem import ABSENT, PYTHON, Problem, Refusal, either, nearest, rename_options
+from collectx.config.problem import PYTHON, Names, Problem, either, naming, nearest
 from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import default_of, incomplete
@@ -32,7 +30,6 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.jobs.worker_jobs import PresubmittedJobs
-from collectx.library.keyword_fields import language_of, language_of_errors
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.overrides import kind_of_class
 from collectx.library.slurm import slurm_resources
@@ -79,28 +76,6 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
 def _drawn_seed() -> int:
     """Draws a seed from torch's global generator, as a DataLoader does."""
     return int(torch.randint(2**61, (), device="cpu"))
-
-
-def as_message(problem: Problem, keywords: Keywords) -> str:
-    """Returns the message of a problem, with keywords and their values in place of options."""
-    language = language_of(keywords)
-    if problem.value is not ABSENT:
-        problem = dataclasses.replace(
-            problem, value=getattr(keywords, language.name(problem.path) or "", problem.value)
-        )
-    return problem.text(language)
-
-
-@contextlib.contextmanager
-def named_in_python(keywords: Keywords) -> Iterator[None]:
-    """Makes errors of the block name keywords in place of options; turns a `Refusal` into a `ConfigError`."""
-    try:
-        yield
-    except Refusal as error:
-        raise ConfigError(*(as_message(problem, keywords) for problem in error.parts)) from None
-    except Exception as error:
-        rename_options(error, language_of_errors(keywords))
-        raise
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
@@ -212,20 +187,22 @@ def parse(
         passed = bind(*arguments, **{key: keywords[key] for key in keywords if key in fields}).arguments
     except TypeError as error:
         raise TypeError(f"{name}(): {error}") from None
-    values, problems = {}, []
+    values, problems = {}, list[Problem]()
     for key, value in passed.items():
         converted = check_option(key, value, _hints(keywords_class)[key], {}, PYTHON)
         if isinstance(converted, Problem):
             problem = _of_entry(key, value, _hints(keywords_class)[key]) or converted
             advice = fields[key].metadata.get("advice", "")
-            problems.append(dataclasses.replace(problem, advice=advice).text(PYTHON))
+            problems.append(dataclasses.replace(problem, advice=advice))
         elif (rule := _violated(fields[key], converted)) is not None:
-            problems.append(Problem(key, rule, value).text(PYTHON))
+            problems.append(Problem(key, rule, value))
         else:
             values[key] = converted
+    with naming(Names({})):
+        messages = [*map(str, problems)]
     if unknown:
-        raise TypeError("\n".join([unknown, *problems]))
-    return keywords_class(**values), problems
+        raise TypeError("\n".join([unknown, *messages]))
+    return keywords_class(**values), messages
 
 
 def _of_entry(key: str, value: Any, hint: Any) -> Problem | None:

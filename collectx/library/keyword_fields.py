@@ -4,8 +4,7 @@
     fixed     a keyword of TorchRL that must keep its default
     ignored   a keyword of TorchRL that has no effect
 
-`documented` adds these texts to the docstring of the dataclass. `language_of` and `language_of_errors` translate
-options to keywords in messages.
+`documented` adds these texts to the docstring of the dataclass. `names_of` says how messages name options.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from typing import Any
 
-from collectx.config.problem import PYTHON, Language, python_value
+from collectx.config.problem import PYTHON, Names, described
 from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.fields import ABSENT, default_of
 
-# The collector class for a choice of a group, where the class is not named like the choice.
-_CLASSES = {
-    "collector": {"single": "Collector", "rpc": "RPCCollector"},
-    "inference": {"server": "AsyncBatchedCollector", "local": "MultiAsyncCollector"},
-}
-# What users of Python write in place of options of envs, which they make themselves.
-_OF_ENVS = {
+# What users of Python write in place of choices of groups, and of options of envs, which they make themselves.
+_CHOICES = {
+    **{f"collector={kind}": f"{kind.title().replace('_', '')}Collector" for kind in KINDS["collector"]},
+    "collector=single": "Collector",
+    "collector=rpc": "RPCCollector",
+    "inference=server": "AsyncBatchedCollector",
+    "inference=local": "MultiAsyncCollector",
     "env.autoreset_mode=disabled": "autoreset_mode=AutoresetMode.DISABLED",
     "env.wrappers=[ClipAction]": "ClipAction",
 }
@@ -62,10 +61,7 @@ def only(advice: str, *allowed: Any) -> Callable[[Any], Any]:
 
     def convert(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            text = f"{advice}.".replace("`", "")
-            raise ValueError(
-                f"is not supported{f'. {text[0].upper()}{text[1:]}' if text.startswith('use ') else f': {text}'}"
-            )
+            raise ValueError(f"is not supported: {advice}.".replace("`", ""))
         return value
 
     return convert
@@ -86,7 +82,6 @@ def ignored(default: Any, reason: str = "") -> Any:
 
 def documented(cls: Any) -> Any:
     """Adds the texts of `sets`, `fixed` and `ignored` fields to the "Args" of a dataclass."""
-    language = language_of(cls)
     # Python 3.13 and later remove the indentation when they compile, earlier ones do not.
     head, _, own = inspect.cleandoc(cls.__doc__).partition("\nArgs:\n")
     lines = [own.rstrip()] if own else []
@@ -94,7 +89,7 @@ def documented(cls: Any) -> Any:
         keyword = cls.__dataclass_fields__.get(name)
         metadata = keyword.metadata if keyword else {}
         if metadata.get("text") and metadata.get("note", "") is not None:
-            text = language.words(metadata["text"])
+            text = described(metadata["text"], PYTHON)
             if not text.startswith(("True", "False", "None", "NaN")):
                 text = text[0].lower() + text[1:]
             text = " ".join(f"{name}: {text} {metadata.get('note', '')}".split())
@@ -103,44 +98,25 @@ def documented(cls: Any) -> Any:
     return cls
 
 
-def language_of(keywords: Any) -> Language:
-    """Returns the language of messages for these keywords, an object or a class: options appear as keywords."""
-    names = {each.name for each in fields(keywords)}
+def names_of(keywords: Any) -> Names:
+    """Returns how messages name options for these keywords, an object or a class: as keywords."""
     of_paths = {each.metadata["path"]: each for each in reversed(fields(keywords)) if "path" in each.metadata}
-
-    def name(word: str) -> str | None:
-        path, has_value, value = word.partition("=")
-        if path in _CLASSES and has_value:
-            return _CLASSES[path].get(value, f"{value.title().replace('_', '')}Collector")
-        if path.startswith("launcher.sbatch."):
-            return path.replace("launcher.sbatch", "slurm_kwargs")
-        if path not in of_paths:
-            _, is_env, option = path.partition("env.")
-            value = has_value and f"={python_value(value)}"
-            return f"{option}{value}" if is_env and option in names else PYTHON.name(word)
-        keyword = of_paths[path]
-        if not has_value:
-            return keyword.name
+    words = {
+        **{f"env.{each.name}": each.name for each in fields(keywords)},
+        **{path: each.name for path, each in of_paths.items()},
+        **_CHOICES,
+        "launcher.sbatch": "slurm_kwargs",
+    }
+    for path, keyword in of_paths.items():
         convert = keyword.metadata["convert"]
         choices = keyword.metadata.get("choices") or field_of(path).metadata.get("choices") or ()
         values = convert if isinstance(convert, dict) else {each: each for each in choices}
         if path == "launcher":
             values = {**values, "mp": "local"}
-        shown = [repr(each) for each, option in values.items() if option == value]
-        return f"{keyword.name}={' or '.join(shown) or python_value(value)}"
-
-    return replace(PYTHON, name=name)
-
-
-def language_of_errors(keywords: Any) -> Language:
-    """Returns the language of errors of a running collector with these keywords. They may name options that its class
-    does not take, which appear without their group."""
-    language = language_of(keywords)
-
-    def name(word: str) -> str | None:
-        path, has_value, value = word.partition("=")
-        group, _, option = path.rpartition(".")
-        short = f"{option}{has_value}{python_value(value)}" if group in KINDS else None
-        return language.name(word) or _OF_ENVS.get(word, short)
-
-    return replace(language, name=name)
+        for option in dict.fromkeys(values.values()):
+            shown = [repr(each) for each, chosen in values.items() if chosen == option]
+            words[f"{path}={option}"] = f"{keyword.name}={' or '.join(shown)}"
+    passed = (
+        {} if isinstance(keywords, type) else {path: getattr(keywords, each.name) for path, each in of_paths.items()}
+    )
+    return Names(words, passed)

@@ -16,13 +16,13 @@ from tensordict.nn import CudaGraphModule
 from collectx.batch import Leaf
 from collectx.config.check import out_of_range
 from collectx.config.derived import is_device
-from collectx.config.problem import PYTHON, check_all, counted, either
+from collectx.config.problem import PYTHON, check_all, counted, either, naming
 from collectx.config.registry import field_of
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
 from collectx.jobs.worker_jobs import PresubmittedJobs
-from collectx.library.configuration import as_message
+from collectx.library.keyword_fields import names_of
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
     Keywords,
@@ -62,7 +62,8 @@ LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs")
 def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
     """Raises `ConfigError` with the earlier `problems` and all problems of the keywords and of their configuration
     `cfg`."""
-    messages = [*problems, *check_all(PYTHON_RULES, keywords, cfg)]
+    with naming(names_of(keywords)):
+        messages = [*problems, *check_all(PYTHON_RULES, keywords, cfg)]
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(*dict.fromkeys(messages))
 
@@ -80,8 +81,7 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The rules of the configuration and of this machine, which the command line checks too."""
-    found = preflight.problems(cfg, CONFIG_RULES, lambda: _acting(keywords, cfg))
-    return (as_message(problem, keywords) for problem in found)
+    return map(str, preflight.problems(cfg, CONFIG_RULES, lambda: _acting(keywords, cfg)))
 
 
 def _acting(keywords: Keywords, cfg: RunConfig) -> list[str]:

@@ -19,7 +19,6 @@ from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.worker_jobs import PresubmittedJobs, presubmitted_workers, submit_and_follow, submitted_workers
-from collectx.library.keyword_fields import language_of
 from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.library.values import port_number
 from collectx.place import place_of
@@ -58,7 +57,7 @@ def open_launcher(
         stack.callback(events.close)
         return presubmitted_workers(cfg, presubmitted, objects), events
     if problems := place_of(cfg).missing():
-        raise ConfigError(*map(language_of(keywords).words, problems))
+        raise ConfigError(*problems)
     run_folder = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
     stack.enter_context(locked(run_folder, replace=False))
     run_folder.begin()

@@ -13,7 +13,7 @@ from typing import Any
 
 from collectx.config import registry
 from collectx.config.derived import device_named, num_workers_of, resolve_devices
-from collectx.config.problem import YAML, Problem, check_all
+from collectx.config.problem import Conflict, Problem, check_all, opt, use
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymVectorEnvConfig
@@ -84,13 +84,13 @@ class Place:
         ends = self._ends()
         for name, device in ends.items():
             if not device.startswith("cuda"):
-                return f"nccl only sends batches from GPU to GPU, but `devices.{name}={device}`"
+                return f"nccl only sends batches from GPU to GPU, but {opt(f'devices.{name}={device}')}"
         # On another host the same name is another GPU.
         policy, storing = map(device_named, ends.values())
         if self.is_local and policy == storing:
             return (
-                f"nccl needs a separate GPU at each end, but with `launcher=local`, `devices.policy_device` and "
-                f"`devices.storing_device` are both {storing}"
+                f"nccl needs a separate GPU at each end, but with {opt('launcher=local')}, "
+                f"{opt('devices.policy_device')} and {opt('devices.storing_device')} are both {storing}"
             )
         return None
 
@@ -163,42 +163,42 @@ class Place:
         """Collector, backend and launcher fit together."""
         collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
         if collector.kind == "rpc" and backend not in ("auto", "rpc"):
-            advice = "use `backend=rpc`, `collector=distributed` or `collector=distributed_sync`."
-            yield Problem("backend", "`collector=rpc` always uses torch RPC", backend, advice)
+            advice = use("backend=rpc", "collector=distributed", "collector=distributed_sync")
+            yield Conflict("backend", f"{opt('collector=rpc')} always uses torch RPC", backend, advice)
             return
         yield from self._misplaced()
         if collector.needs_network and backend in ("inline", "shared_memory"):
-            rule = f"`collector={collector.kind}` always uses a network"
-            alternative = f"`collector=multi_{collector.schedule}`"
-            yield Problem("backend", rule, backend, f"use `backend=gloo`, or {alternative}.")
+            rule = f"{opt(f'collector={collector.kind}')} always uses a network"
+            alternative = opt(f"collector=multi_{collector.schedule}")
+            yield Conflict("backend", rule, backend, f"use {opt('backend=gloo')}, or {alternative}.")
         elif not collector.has_workers:
-            yield from self._without_transport("`collector=single`")
+            yield from self._without_transport(opt("collector=single"))
         elif backend == "inline":
-            rule = f"`collector={collector.kind}` with `launcher={launcher}` runs in several processes"
-            yield Problem("backend", rule, backend, "use `backend=auto`, or `launcher=inline`.")
+            rule = f"{opt(f'collector={collector.kind}')} with {opt(f'launcher={launcher}')} runs in several processes"
+            yield Conflict("backend", rule, backend, use("backend=auto", "launcher=inline"))
         elif backend == "shared_memory" and not self.is_local:
-            rule = f"the workers of `launcher={launcher}` may be on other hosts"
-            yield Problem("backend", rule, backend, "use `backend=gloo`.")
+            rule = f"the workers of {opt(f'launcher={launcher}')} may be on other hosts"
+            yield Conflict("backend", rule, backend, use("backend=gloo"))
         elif backend == "nccl" and (reason := self._why_no_nccl()):
-            yield Problem("backend", reason, backend, "use `backend=gloo`.")
+            yield Conflict("backend", reason, backend, use("backend=gloo"))
 
     def _misplaced(self) -> Iterator[Problem]:
         """Collector and backend are not those of other places only."""
         if self.cfg.collector.kind == "ray":
-            advice = "use `launcher=ray`, or `launcher=inline` to debug."
-            yield Problem("launcher", "Ray starts the workers of `collector=ray`", self.cfg.launcher.kind, advice)
+            rule, advice = "Ray starts the workers of collector=ray", "use launcher=ray, or launcher=inline to debug."
+            yield Conflict("launcher", rule, self.cfg.launcher.kind, advice)
 
     def _without_transport(self, choice: str) -> Iterator[Problem]:
         if self.cfg.backend.kind not in ("auto", "inline"):
             rule = f"{choice} runs in one process, so nothing is sent"
-            yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto`.")
+            yield Conflict("backend", rule, self.cfg.backend.kind, use("backend=auto"))
 
     def _single_problems(self) -> Iterator[Problem]:
         """A launcher that starts workers has workers to start."""
         if self.needs_workers and not self.cfg.collector.has_workers:
-            rule = "it starts workers, but `collector=single` has none to start"
-            kind = self.cfg.launcher.kind
-            yield Problem("launcher", rule, kind, "use `launcher=local`, or `launcher=slurm` for a job.")
+            rule = "it starts workers, but collector=single has none to start"
+            advice = "use launcher=local, or launcher=slurm for a job."
+            yield Conflict("launcher", rule, self.cfg.launcher.kind, advice)
 
     def _own_problems(self) -> Iterator[Problem]:
         """Yields the problems of this launcher's options."""
@@ -221,7 +221,7 @@ class Place:
         if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
             return
         if reason := registry.why_not(self.cfg.backend.kind):
-            yield Problem("backend", f"{reason}.", self.cfg.backend.kind)
+            yield Conflict("backend", f"{reason}.", self.cfg.backend.kind)
 
     def unreachable(self) -> list[str]:
         """Returns messages about why the trainer, this process, cannot connect to workers. Imports torch for
@@ -231,7 +231,7 @@ class Place:
         from collectx.transport.network.addresses import local_addresses
 
         reason = registry.why_not(self.network)
-        problems = [] if reason is None else [f"backend={self.network} cannot be used: {YAML.words(reason)}."]
+        problems = [] if reason is None else [f"backend={self.network} cannot be used: {reason}."]
         if self.has_ranks and self.is_job and "PMIX_NAMESPACE" not in os.environ:
             problems = [
                 f"backend=mpi cannot be used: launcher={self.cfg.launcher.kind} started the job without PMIx, which "

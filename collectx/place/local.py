@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, opt
 from collectx.config.schema.fields import Unset
 from collectx.errors import LauncherError
 from collectx.place.base import Place
@@ -54,5 +54,5 @@ class Inline(Place):
 
     def _backend_problems(self) -> Iterator[Problem]:
         """Every collector can be inline."""
-        choice = "`launcher=inline`" if self.cfg.collector.has_workers else "`collector=single`"
+        choice = opt("launcher=inline") if self.cfg.collector.has_workers else opt("collector=single")
         yield from self._without_transport(choice)

@@ -28,7 +28,7 @@ from typing import Any, cast
 import psutil
 
 from collectx import progress
-from collectx.config.problem import counted
+from collectx.config.problem import counted, opt
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.fork_server.script import Inherited, usable_preparation
@@ -67,12 +67,12 @@ def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool =
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
         fewer = max(1, (hard - used - _JOINING) // each)
         how = (
-            "more envs each (`env.num_envs`)"
+            f"more envs each ({opt('env.num_envs')})"
             if is_served
-            else "several processes each (`collector.num_workers_per_collector`)"
+            else f"several processes each ({opt('collector.num_workers_per_collector')})"
         )
         raise LauncherError(
-            f"`collector.num_workers={num_workers}` needs {used + _JOINING + each * num_workers} open files "
+            f"{opt(f'collector.num_workers={num_workers}')} needs {used + _JOINING + each * num_workers} open files "
             f"({each} per worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a "
             f"service), or use at most {counted(fewer, 'worker')}, with {how}."
         )
@@ -149,8 +149,8 @@ class LocalLauncher(Launcher):
         if multiprocessing.current_process().daemon:
             raise LauncherError(
                 f"{multiprocessing.current_process().name} is daemonic, as in multiprocessing.Pool, and Python lets no "
-                "daemonic process start others. Collect in this process, with `collector=single`, or start this "
-                "process with concurrent.futures.ProcessPoolExecutor."
+                f"daemonic process start others. Collect in this process, with {opt('collector=single')}, or start "
+                "this process with concurrent.futures.ProcessPoolExecutor."
             )
         mark = descendants.new_mark()
         process: Any = multiprocessing.get_context("forkserver").Process(
@@ -199,10 +199,10 @@ class LocalLauncher(Launcher):
                 before_s, cpu_s = cpu_s, progress.cpu_s(server)
                 if cpu_s - before_s > progress.LEAST_CPU * timeout_s:
                     continue
+            option = opt("collector.start_timeout_s")
             raise WorkerTimeout(
-                f"{process.name} was not forked within {timeout_s:g} s "
-                f"(`collector.start_timeout_s={timeout_s:g}`): the fork server, which first imports what workers need, "
-                "is slow or hangs. If it is slow, raise `collector.start_timeout_s`."
+                f"{process.name} was not forked within {timeout_s:g} s ({option}={timeout_s:g}): the fork server, "
+                f"which first imports what workers need, is slow or hangs. If it is slow, raise {option}."
             )
         thread.join()
         if error is not None:

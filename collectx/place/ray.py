@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config import registry
-from collectx.config.problem import Problem, counted
+from collectx.config.problem import Conflict, Problem, counted, opt, use
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.place.base import Place
 from collectx.place.launcher import Launcher
@@ -44,8 +44,8 @@ class RayCluster(Place):
 
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":
-            rule = "Ray starts the workers of `launcher=ray`, so MPI cannot connect them"
-            yield Problem("backend", rule, "mpi", "use `backend=gloo`.")
+            rule = f"Ray starts the workers of {opt('launcher=ray')}, so MPI cannot connect them"
+            yield Conflict("backend", rule, "mpi", use("backend=gloo"))
 
     def _gpu_problems(self, acting: Sequence[str]) -> Iterator[Problem]:
         """Each worker's actor requests the GPU on which its policy acts."""
@@ -53,7 +53,7 @@ class RayCluster(Place):
         path, configs = "launcher.remote_configs", self._launcher.remote_configs
         per_worker = configs if isinstance(configs, list) else [configs] * len(acting)
         if len(per_worker) != len(acting):
-            rule = f"has {counted(len(configs), 'entry', 'entries')} for `collector.num_workers={len(acting)}`"
+            rule = f"has {counted(len(configs), 'entry', 'entries')} for {opt(f'collector.num_workers={len(acting)}')}"
             yield Problem(path, rule, advice="write one mapping for each worker, or one for all.")
             return
         for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, per_worker), acting, strict=True)):
@@ -64,7 +64,7 @@ class RayCluster(Place):
             reason = f"it only {sees}" if num_gpus else "Ray may place it on a node without a GPU"
             part = "" if int(index or 0) else " (or a fraction)"
             other = "cuda" if num_gpus else "the CPU"
-            yield Problem(
+            yield Conflict(
                 path,
                 f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
                 advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
@@ -74,13 +74,13 @@ class RayCluster(Place):
         """Ray is installed too, and accepts the actors' arguments."""
         yield from super().library_problems()
         if reason := registry.why_not("ray", "launcher"):
-            yield Problem("launcher", f"{reason}.", "ray")
+            yield Conflict("launcher", f"{reason}.", "ray")
             return
         from collectx.place.ray_actors import objections
 
         configs = self._launcher.remote_configs
         objected = objections(configs if isinstance(configs, list) else [configs])
-        yield from (Problem("launcher.remote_configs", text) for text in objected)
+        yield from (Conflict("launcher.remote_configs", text) for text in objected)
 
 
 def _num_gpus(config: Mapping[str, Any]) -> int | None:

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import ray
 
-from collectx.config.problem import YAML, counted
+from collectx.config.problem import YAML, counted, opt
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
@@ -67,7 +67,7 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         runtime_env["env_vars"] = {str(name): YAML.show(value) for name, value in variables.items()}
     try:
         _check_address(str(options.get("address")))
-        with handling(handlers), limited("ray.init", "collector.start_timeout_s", timeout_s):
+        with handling(handlers), limited("ray.init", opt("collector.start_timeout_s"), timeout_s):
             ray.init(**(_DEFAULTS | arguments | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
@@ -75,12 +75,11 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         config = ", ".join(f"{name}: {value}" for name, value in options.items())
-        reason = getattr(error.args[0], "template", str(error)) if error.args else ""
         is_refused = isinstance(error, ValueError | TypeError)
         advice = " Start a cluster with `ray start --head`, or leave the address out to start one on this machine."
         raise LauncherError(
-            f"cannot connect to Ray ({source}`launcher.ray_init_config={{{config}}}`): {reason.rstrip('.')}.{token}"
-            f"{'' if is_refused else advice}"
+            f"cannot connect to Ray ({source}{opt(f'launcher.ray_init_config={{{config}}}')}): "
+            f"{str(error).rstrip('.')}.{token}{'' if is_refused else advice}"
         ) from error
 
 
@@ -111,10 +110,10 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
     try:
         answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
     except Empty:
+        option = opt("collector.start_timeout_s")
         raise LauncherError(
-            f"{failure} within {timeout_s:g} s (`collector.start_timeout_s={timeout_s:g}`), so Ray's client hangs, as "
-            "in a process that was forked after ray.init. Call ray.shutdown() first, or raise "
-            "`collector.start_timeout_s`."
+            f"{failure} within {timeout_s:g} s ({option}={timeout_s:g}), so Ray's client hangs, as in a process that "
+            f"was forked after ray.init. Call ray.shutdown() first, or raise {option}."
         ) from None
     if isinstance(answer, Exception):
         raise answer

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from collectx.batch import aligned
+from collectx.config.problem import opt
 from collectx.errors import TrainingDivergedError
 
 
@@ -60,7 +61,7 @@ def check_finite(policy: Any) -> None:
     if (what := not_finite(policy)) is not None:
         raise TrainingDivergedError(
             f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. To "
-            "use such weights: `collector.check_finite=false`."
+            f"use such weights: {opt('collector.check_finite=false')}."
         )
 
 

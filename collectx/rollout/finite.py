@@ -11,6 +11,7 @@ import numpy as np
 
 from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
+from collectx.config.problem import opt
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError, summary_of
 from collectx.progress import STEPS
@@ -121,4 +122,4 @@ def _limit(value: np.floating) -> str:
 
 def _advice(culprit: str) -> str:
     where = "policy, whose weights may not be finite" if culprit == "policy" else culprit
-    return f"Fix the {where}, or allow such values with `collector.check_finite=false`."
+    return f"Fix the {where}, or allow such values with {opt('collector.check_finite=false')}."

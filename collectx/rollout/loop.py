@@ -18,7 +18,6 @@ policy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from time import perf_counter
@@ -54,9 +53,8 @@ class RolloutStopped(Exception):
 
 
 def raise_at_step(error: ShapeError, step: int) -> NoReturn:
-    """Raises `error`, with the step of the batch in its message, before the advice."""
-    what, *advice = re.split(r"(?=\. [A-Z])", str(error), maxsplit=1)
-    error.args = (f"{what} (step {step} of the batch){''.join(advice)}",)
+    """Raises `error`, whose message then begins with the step of the batch."""
+    error.args = (f"in step {step} of the batch, {error}",)
     raise error
 
 

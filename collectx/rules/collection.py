@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectx.config.derived import acts_in_fixed_order, is_device, is_elastic, rows_per_env, why_not_recorded
-from collectx.config.problem import Problem, either
+from collectx.config.problem import Conflict, Missing, Problem, opt, use
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -18,19 +18,19 @@ MAX_SERVED_WORKERS = 200
 def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
     """Every env contributes the same number of steps to a batch."""
     frames, unit = cfg.collector.frames_per_batch, cfg.env.num_envs
-    product = f"`env.num_envs={unit}`"
+    product = opt(f"env.num_envs={unit}")
     if (inner := rows_per_env(cfg.collector)) > 1:
-        unit, product = inner * unit, f"`collector.num_workers_per_collector={inner}` x {product}"
+        unit, product = inner * unit, f"{opt(f'collector.num_workers_per_collector={inner}')} x {product}"
     if cfg.collector.schedule == "sync":
         workers = cfg.collector.num_workers
-        unit, product = workers * unit, f"`collector.num_workers={workers}` x {product}"
+        unit, product = workers * unit, f"{opt(f'collector.num_workers={workers}')} x {product}"
     if frames % unit:
         below = frames // unit * unit
         yield Problem(
             "collector.frames_per_batch",
             f"is not a multiple of {product} ({frames} / {unit} = {frames / unit:.2f})",
             frames,
-            f"use {either(f'`collector.frames_per_batch={each}`' for each in (below, below + unit) if each)}.",
+            use(*(f"collector.frames_per_batch={each}" for each in (below, below + unit) if each)),
         )
 
 
@@ -43,45 +43,50 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
 def slow_resets(cfg: RunConfig, is_made: bool = True) -> Iterator[Problem]:
     """Envs that spend a step on a reset are not reset before their episodes end, and batches may begin with frames of
     earlier ones. `is_made` says whether the env was made with this mode, or `env.autoreset_mode` names it."""
-    collector, mode = cfg.collector, "autoreset_mode=next_step" if is_made else "`env.autoreset_mode=next_step`"
+    collector, mode = cfg.collector, "autoreset_mode=next_step" if is_made else opt("env.autoreset_mode=next_step")
 
     def advice(*others: str) -> str:
         if is_made:
-            return ", or use ".join(["make the env with the autoreset_mode disabled or same_step", *others]) + "."
-        return f"use {either(['`env.autoreset_mode=disabled`', '`env.autoreset_mode=same_step`', *others])}."
+            return (
+                ", or use ".join(["make the env with the autoreset_mode disabled or same_step", *map(opt, others)])
+                + "."
+            )
+        return use("env.autoreset_mode=disabled", "env.autoreset_mode=same_step", *others)
 
     for name in ("max_frames_per_traj", "reset_at_each_iter"):
         if value := getattr(collector, name, None):
             rule = f"with {mode}, an env is only reset when its episode has ended"
-            yield Problem(f"collector.{name}", rule, value, advice())
+            yield Conflict(f"collector.{name}", rule, value, advice())
     for name in ("max_policy_lag", "preemptive_threshold"):
         if (value := getattr(collector, name, None)) is not None:
             rule = f"with {mode}, a batch may begin with frames of an earlier batch"
-            yield Problem(f"collector.{name}", rule, value, advice(f"`collector.{name}=null`"))
+            yield Conflict(f"collector.{name}", rule, value, advice(f"collector.{name}=null"))
     if isinstance(cfg.inference, ServerInferenceConfig):
         rule = f"with {mode}, the server would act before the place of a frame in the batch is known"
-        yield Problem("inference=server", rule, advice=advice("`inference=local`"))
+        yield Conflict("inference=server", rule, advice=advice("inference=local"))
 
 
-def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
-    """A Gymnasium env is named once, and wrapped only where single envs are made."""
-    env = cfg.env
+def gym_envs(cfg: RunConfig, path: str = "env") -> Iterator[Problem]:
+    """A Gymnasium env is named once, and wrapped only where single envs are made. `path` is the name of its options."""
+    env, env_id = cfg.env, f"{path}.id"
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
     if env.id == "":
-        yield Problem("env.id", "has no value", advice="add an id, such as `env.id=CartPole-v1`.")
+        yield Problem(env_id, "has no value", advice=f"add an id, such as {opt(f'{env_id}=CartPole-v1')}.")
     if env.id is None and env.entry_point is None:
-        advice = "add a Gymnasium id, such as `env.id=CartPole-v1`, or your own env with `env.entry_point=MODULE:NAME`."
-        yield Problem("env.id", "is missing", advice=advice)
+        own = opt(f"{path}.entry_point=MODULE:NAME")
+        advice = f"add a Gymnasium id, such as {opt(f'{env_id}=CartPole-v1')}, or your own env with {own}."
+        yield Missing(env_id, advice=advice)
     if env.id is not None and env.entry_point is not None:
-        rule = f"cannot be used with `env.id={env.id}`, because both name an env"
-        yield Problem("env.entry_point", rule, env.entry_point, "to use your entry point, add `env.id=null`.")
+        rule = f"cannot be used with {opt(f'{env_id}={env.id}')}, because both name an env"
+        advice = f"to use your entry point, add {opt(f'{env_id}=null')}."
+        yield Problem(f"{path}.entry_point", rule, env.entry_point, advice)
     if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
         rule = "wrappers apply to single envs, but this vector env creates all of its envs itself"
-        advice = "use `env.id` with `env.vectorization_mode=sync`, or leave out the wrappers."
-        yield Problem("env.wrappers", rule, env.wrappers, advice)
+        advice = f"use {opt(env_id)} with {opt(f'{path}.vectorization_mode=sync')}, or leave out the wrappers."
+        yield Conflict(f"{path}.wrappers", rule, env.wrappers, advice)
 
 
 def devices(cfg: RunConfig) -> Iterator[Problem]:
@@ -96,11 +101,11 @@ def devices(cfg: RunConfig) -> Iterator[Problem]:
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     """`collector=single` is one worker."""
     if not cfg.collector.has_workers and cfg.collector.num_workers != 1:
-        yield Problem(
+        yield Conflict(
             "collector.num_workers",
-            "`collector=single` has one worker, which runs in the trainer's process",
+            f"{opt('collector=single')} has one worker, which runs in the trainer's process",
             cfg.collector.num_workers,
-            "use `collector=multi_sync`, `collector=multi_async` or `collector.num_workers=1`.",
+            use("collector=multi_sync", "collector=multi_async", "collector.num_workers=1"),
         )
 
 
@@ -108,8 +113,8 @@ def min_workers(cfg: RunConfig) -> Iterator[Problem]:
     """A run does not wait for more workers than it starts."""
     minimum, count = cfg.collector.min_workers, cfg.collector.num_workers
     if minimum is not None and minimum > count:
-        rule = f"is more than `collector.num_workers={count}`"
-        yield Problem("collector.min_workers", rule, minimum, f"use `collector.min_workers={count}` or fewer.")
+        rule = f"is more than {opt(f'collector.num_workers={count}')}"
+        yield Problem("collector.min_workers", rule, minimum, f"use {opt(f'collector.min_workers={count}')} or fewer.")
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
@@ -118,14 +123,16 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     if threshold is None:
         return
     if not cfg.collector.has_workers:
-        rule, advice = "`collector=single` has only one worker", f"use `collector=multi_sync`, or `{path}=null`."
-        yield Problem(path, rule, threshold, advice)
+        rule, advice = f"{opt('collector=single')} has only one worker", use("collector=multi_sync", f"{path}=null")
+        yield Conflict(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker, so it never waits for slow ones"
-        yield Problem(path, rule, threshold, f"use `collector=multi_sync`, or `{path}=null`.")
+        yield Conflict(path, rule, threshold, use("collector=multi_sync", f"{path}=null"))
     elif (network := place_of(cfg).network) is not None:
-        rule = f"over `backend={network}`, workers cannot be told to end a batch early"
-        yield Problem(path, rule, threshold, f"use `collector=multi_sync` on one machine, or `{path}=null`.")
+        rule = f"over {opt(f'backend={network}')}, workers cannot be told to end a batch early"
+        yield Conflict(
+            path, rule, threshold, f"use {opt('collector=multi_sync')} on one machine, or {opt(f'{path}=null')}."
+        )
 
 
 def overlap(cfg: RunConfig) -> Iterator[Problem]:
@@ -136,23 +143,23 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
     rule = advice = ""
     if not collector.has_workers:
         rule, advice = (
-            "`collector=single` collects in the trainer's process, which cannot learn at the same time",
-            "use `collector=multi_sync`, or `collector.overlap=0`.",
+            f"{opt('collector=single')} collects in the trainer's process, which cannot learn at the same time",
+            use("collector=multi_sync", "collector.overlap=0"),
         )
     elif collector.schedule == "async":
         rule = "async workers already collect while the trainer learns"
-        advice = "use a sync collector, or `collector.overlap=0`."
+        advice = f"use a sync collector, or {opt('collector.overlap=0')}."
     elif collector.refresh == "step":
-        rule = "with `collector.refresh=step`, workers load new weights within a batch"
-        advice = "use `collector.refresh=batch`, or `collector.overlap=0`."
+        rule = f"with {opt('collector.refresh=step')}, workers load new weights within a batch"
+        advice = use("collector.refresh=batch", "collector.overlap=0")
     elif collector.preemptive_threshold is not None:
-        rule = "with `collector.preemptive_threshold`, ending a batch early would also end the next one"
-        advice = "use `collector.preemptive_threshold=null`, or `collector.overlap=0`."
+        rule = f"with {opt('collector.preemptive_threshold')}, ending a batch early would also end the next one"
+        advice = use("collector.preemptive_threshold=null", "collector.overlap=0")
     elif collector.num_workers_per_collector > 1 and collector.inner == "async":
-        rule = "with `collector.inner=async`, workers already run ahead of the trainer"
-        advice = "use `collector.inner=sync`, or `collector.overlap=0`."
+        rule = f"with {opt('collector.inner=async')}, workers already run ahead of the trainer"
+        advice = use("collector.inner=sync", "collector.overlap=0")
     if rule:
-        yield Problem("collector.overlap", rule, collector.overlap, advice)
+        yield Conflict("collector.overlap", rule, collector.overlap, advice)
 
 
 def recorded_order(cfg: RunConfig) -> Iterator[Problem]:
@@ -161,10 +168,10 @@ def recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if folder is None:
         return
     if cfg.collector.schedule != "async":
-        rule = f"the batches of `collector={cfg.collector.kind}` always come in the same order"
-        yield Problem("collector.order_of", rule, folder, "use `collector.order_of=null`.")
+        rule = f"the batches of collector={cfg.collector.kind} always come in the same order"
+        yield Conflict("collector.order_of", rule, folder, "use collector.order_of=null.")
     elif reason := why_not_recorded(cfg):
-        yield Problem("collector.order_of", f"{reason}.", folder)
+        yield Conflict("collector.order_of", f"{reason}.", folder)
 
 
 def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
@@ -174,27 +181,28 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = f"workers with several processes (`{path}={count}`) only load weights between batches"
-        yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
+        rule = f"workers with several processes ({opt(f'{path}={count}')}) only load weights between batches"
+        yield Conflict("collector.refresh", rule, "step", use("collector.refresh=batch"))
     if collector.inner == "single":
-        advice = "use `collector.inner=sync`, `collector.inner=async` or `collector.num_workers_per_collector=1`."
-        yield Problem(path, "with `collector.inner=single`, each worker has one process", count, advice)
+        advice = use("collector.inner=sync", "collector.inner=async", "collector.num_workers_per_collector=1")
+        yield Conflict(path, f"with {opt('collector.inner=single')}, each worker has one process", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
-        rule = f"with `{path}={count}` `collector.inner=async`, the processes in a worker add a lag of their own"
-        advice = "use `collector.inner=sync`, or `collector.max_policy_lag=null`."
-        yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, advice)
+        inner = opt("collector.inner=async")
+        rule = f"with {opt(f'{path}={count}')} {inner}, the processes in a worker add a lag of their own"
+        advice = use("collector.inner=sync", "collector.max_policy_lag=null")
+        yield Conflict("collector.max_policy_lag", rule, collector.max_policy_lag, advice)
     place = place_of(cfg)
     if place.network is None:
-        rule = f"with `backend={place.backend}`, a worker is always one process"
-        advice = f"use `collector.num_workers={collector.num_workers * count}`, or `collector=distributed`."
-        yield Problem(path, rule, count, advice)
+        rule = f"with {opt(f'backend={place.backend}')}, a worker is always one process"
+        advice = use(f"collector.num_workers={collector.num_workers * count}", "collector=distributed")
+        yield Conflict(path, rule, count, advice)
 
 
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server finds a policy to call."""
     if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.is_random:
-        rule = "`policy=random` has no network, so there is nothing to serve"
-        yield Problem("inference", rule, cfg.inference.kind, "use `inference=local`.")
+        rule = f"{opt('policy=random')} has no network, so there is nothing to serve"
+        yield Conflict("inference", rule, cfg.inference.kind, use("inference=local"))
 
 
 def inference_server(cfg: RunConfig) -> Iterator[Problem]:
@@ -202,44 +210,45 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     options, collector = cfg.inference, cfg.collector
     if not isinstance(options, ServerInferenceConfig):
         return
-    path, local = "inference", "use `inference=local`."
     place = place_of(cfg)
     if not place.shares_memory:
-        rule = f"with `backend={place.backend}`, workers share no memory with the inference server"
+        rule = f"with {opt(f'backend={place.backend}')}, workers share no memory with the inference server"
         if place.is_inline:
             rule = "the workers are in the trainer's process, where they act one after another"
-        advice = f"use `collector=multi_{collector.schedule}` with `launcher=local`, or {local.removeprefix('use ')}"
-        yield Problem(path, rule, options.kind, advice)
+        multi = f"collector=multi_{collector.schedule}"
+        advice = f"use {opt(multi)} with {opt('launcher=local')}, or {opt('inference=local')}."
+        yield Conflict("inference", rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
-        rule = f"is too many for `inference=server`, which serves at most {MAX_SERVED_WORKERS} workers"
-        advice = "use fewer workers with a higher `env.num_envs`, or `inference=local`."
+        rule = f"is too many for {opt('inference=server')}, which serves at most {MAX_SERVED_WORKERS} workers"
+        advice = f"use fewer workers with a higher {opt('env.num_envs')}, or {opt('inference=local')}."
         yield Problem("collector.num_workers", rule, collector.num_workers, advice)
     if collector.preemptive_threshold is not None:
-        rule = "with `inference=server`, workers cannot end their part of a batch early"
-        advice = "use `collector.preemptive_threshold=null`, or `inference=local`."
-        yield Problem("collector.preemptive_threshold", rule, collector.preemptive_threshold, advice)
+        rule = f"with {opt('inference=server')}, workers cannot end their part of a batch early"
+        advice = use("collector.preemptive_threshold=null", "inference=local")
+        yield Conflict("collector.preemptive_threshold", rule, collector.preemptive_threshold, advice)
     if is_elastic(collector):
-        rule = "with `inference=server`, a run starts only when all workers are ready"
-        advice = f"use `collector.min_workers={collector.num_workers}`, or `inference=local`."
-        yield Problem("collector.min_workers", rule, collector.min_workers, advice)
+        rule = f"with {opt('inference=server')}, a run starts only when all workers are ready"
+        advice = use(f"collector.min_workers={collector.num_workers}", "inference=local")
+        yield Conflict("collector.min_workers", rule, collector.min_workers, advice)
     is_fixed = acts_in_fixed_order(cfg)
     if is_fixed and collector.schedule == "async":
         rule = "async workers do not step in a fixed order"
-        yield Problem("inference.order", rule, options.order, "use `inference.order=ready`, or a sync collector.")
+        yield Conflict(
+            "inference.order", rule, options.order, f"use {opt('inference.order=ready')}, or a sync collector."
+        )
     if not is_fixed and collector.overlap and collector.schedule == "sync":
-        rule = "with `inference.order=ready`, one policy call would need two weight versions"
-        yield Problem(
-            "collector.overlap", rule, collector.overlap, "use `inference.order=fixed`, or `collector.overlap=0`."
+        rule = f"with {opt('inference.order=ready')}, one policy call would need two weight versions"
+        yield Conflict(
+            "collector.overlap", rule, collector.overlap, use("inference.order=fixed", "collector.overlap=0")
         )
     if options.max_batch is not None and options.max_batch < options.min_batch:
-        rule = f"is below `inference.min_batch={options.min_batch}`"
-        advice = f"use `inference.max_batch={options.min_batch}` or more, or `inference.max_batch=null` for no limit."
-        yield Problem("inference.max_batch", rule, options.max_batch, advice)
+        rule, path = f"is below {opt(f'inference.min_batch={options.min_batch}')}", "inference.max_batch"
+        advice = f"use {opt(f'{path}={options.min_batch}')} or more, or {opt(f'{path}=null')} for no limit."
+        yield Problem(path, rule, options.max_batch, advice)
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
         rule = (
-            f"must be below `collector.worker_timeout_s={limit_s:g}`: the server may wait that long at every step, so "
-            "its workers would count as hung"
+            f"must be below {opt(f'collector.worker_timeout_s={limit_s:g}')}: the server may wait that long at every "
+            "step, so its workers would count as hung"
         )
-        yield Problem(
-            "inference.timeout_s", rule, options.timeout_s, "use a short time, such as `inference.timeout_s=0.01`."
-        )
+        advice = f"use a short time, such as {opt('inference.timeout_s=0.01')}."
+        yield Problem("inference.timeout_s", rule, options.timeout_s, advice)

@@ -3,22 +3,19 @@ looks for the code that it names, ask here for the changed configuration."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from collectx.config.check import check_group
 from collectx.config.problem import Problem, check_all
-from collectx.config.registry import KINDS
 from collectx.config.schema.fields import Unset, incomplete
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.rules import collection
 
-# The options of `env` in a message, as distinct from a module `env` of the user.
-_NAMES = sorted({field.name for kind in KINDS["env"].values() for field in dataclasses.fields(kind.schema)})
-_OPTION = re.compile(rf"(?<![\w./])env\.(?=(?:{'|'.join(_NAMES)})\b)")
+_T = TypeVar("_T")
+# The name of these options.
+OF_EVALUATIONS = "eval.env"
 
 
 def evaluated(cfg: RunConfig) -> RunConfig:
@@ -38,35 +35,29 @@ def evaluation_env(cfg: RunConfig) -> Iterator[Problem]:
     if not changes or not (base or "kind" in changes):  # the choice of `env` is wrong
         return
     found: list[Problem] = []
-    env = check_group("env", _merged(base, changes), found)
+    env = check_group("env", _merged(base, changes), found, OF_EVALUATIONS)
     for problem in found:
-        name = problem.path.split(".")[1]
+        name = problem.path.split(".")[2]
         # A wrong option of `env` is absent from it, and reported there.
         if name in changes or name in base or not base:
-            yield _of_evaluation(problem)
-    known = [*check_all([collection.gym_envs], cfg)]
-    for problem in collection.gym_envs(incomplete(RunConfig, env=env)):
-        if problem not in known:
-            yield _of_evaluation(problem)
+            yield problem
+    yield from _others([*check_all([collection.gym_envs], cfg)], collection.gym_envs, incomplete(RunConfig, env=env))
 
 
-def also_evaluated(check: Callable[[RunConfig], list[str]], cfg: RunConfig) -> list[str]:
-    """Returns the messages of `check` for `cfg`, and those that only the envs of evaluations cause."""
-    messages = check(cfg)
+def also_evaluated(check: Callable[..., Iterable[_T]], cfg: RunConfig) -> list[_T]:
+    """Returns what `check` finds in `cfg`, and what it only finds in the envs of evaluations. `check` takes the name of
+    the options of `env` as its second argument."""
+    found = [*check(cfg)]
     with suppress(Unset):  # an option that has failed its check
-        others = [] if evaluated(cfg) is cfg else check(evaluated(cfg))
-        messages += [in_evaluation(text) for text in others if not {text, in_evaluation(text)} & {*messages}]
-    return messages
+        if (changed := evaluated(cfg)) is not cfg:
+            found += _others(found, check, changed)
+    return found
 
 
-def in_evaluation(text: str) -> str:
-    """Returns a message, or an option's name, whose options of `env` are named as options of `eval.env`."""
-    return _OPTION.sub("eval.env.", text)
-
-
-def _of_evaluation(problem: Problem) -> Problem:
-    rule, advice = in_evaluation(problem.rule), in_evaluation(problem.advice)
-    return dataclasses.replace(problem, path=f"eval.{problem.path}", rule=rule, advice=advice)
+def _others(known: Collection[_T], check: Callable[..., Iterable[_T]], changed: RunConfig) -> Iterator[_T]:
+    for as_of_run, found in zip(check(changed), check(changed, OF_EVALUATIONS), strict=True):
+        if as_of_run not in known and found not in known:
+            yield found
 
 
 def _base(cfg: RunConfig) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from collectx.batch import REWARD, STEP_COUNT
 from collectx.config.derived import resolve_devices
-from collectx.config.problem import Problem, Refusal
+from collectx.config.problem import Conflict, Problem, opt, use
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
@@ -26,7 +26,8 @@ from collectx.transport.slab import SlabLayout
 
 
 def check(cfg: RunConfig, spec: EnvSpec, has_interruptor: bool = False) -> None:
-    """Raises `Refusal` with all options of `cfg` that envs without wrappers, whose spec is `spec`, do not support."""
+    """Raises `ConfigError` with all options of `cfg` that envs without wrappers, whose spec is `spec`, do not
+    support."""
     problems = [
         *_resets(cfg, spec, has_interruptor),
         *_step_count(cfg, spec),
@@ -34,7 +35,7 @@ def check(cfg: RunConfig, spec: EnvSpec, has_interruptor: bool = False) -> None:
         *_learning(cfg, spec),
     ]
     if problems:
-        raise Refusal(*problems)
+        raise ConfigError(*problems)
 
 
 def check_slots(cfg: RunConfig, spec: EnvSpec, actor: Actor, slots: SlotSpec) -> None:
@@ -51,10 +52,12 @@ def check_slots(cfg: RunConfig, spec: EnvSpec, actor: Actor, slots: SlotSpec) ->
     # Pages of spare regions take memory only when they are used.
     nbytes, total = SlabLayout(dataclasses.replace(slots, num_spare=0)).nbytes, psutil.virtual_memory().total
     if nbytes > total:
-        fewer = f", or `collector.num_slots` below {slots.num_slots}" if cfg.collector.schedule == "async" else ""
+        fewer = (
+            f", or {opt('collector.num_slots')} below {slots.num_slots}" if cfg.collector.schedule == "async" else ""
+        )
         rule = f"these batches need {nbytes / 1e9:,.0f} GB, but this machine has {total / 1e9:,.0f} GB of memory"
         frames = cfg.collector.frames_per_batch
-        raise Refusal(Problem("collector.frames_per_batch", rule, frames, f"use fewer frames{fewer}."))
+        raise ConfigError(Conflict("collector.frames_per_batch", rule, frames, f"use fewer frames{fewer}."))
 
 
 def _resets(cfg: RunConfig, spec: EnvSpec, has_interruptor: bool) -> Iterator[Problem]:
@@ -75,7 +78,7 @@ def _resets(cfg: RunConfig, spec: EnvSpec, has_interruptor: bool) -> Iterator[Pr
         )
         for name in ("max_frames_per_traj", "reset_at_each_iter"):
             if value := getattr(cfg.collector, name):
-                yield Problem(f"collector.{name}", rule, value, advice)
+                yield Conflict(f"collector.{name}", rule, value, advice)
 
 
 def _step_count(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
@@ -83,7 +86,7 @@ def _step_count(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
     limit = cfg.collector.max_frames_per_traj
     if limit is not None and any(leaf.key == STEP_COUNT for leaf in spec.observation):
         advice = "remove it, or let the env itself truncate its trajectories, as TorchRL's StepCounter does."
-        yield Problem("collector.max_frames_per_traj", "the env already observes step_count", limit, advice)
+        yield Conflict("collector.max_frames_per_traj", "the env already observes step_count", limit, advice)
 
 
 def _device(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
@@ -92,22 +95,22 @@ def _device(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
     if there is None:
         if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
             rule = "the env returns arrays, so it always steps on the CPU"
-            yield Problem("devices.env_device", rule, named, "use `devices.env_device=null`.")
+            yield Conflict("devices.env_device", rule, named, use("devices.env_device=null"))
         return
     for name in ("policy_device", "env_device", "storing_device"):
         value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
         if with_index(torch.device(value)) != there:
             rule = f"the env returns tensors on {there}, so policy and batches must be there too"
-            advice = f"use `devices.device={there}`, and leave the other devices out."
+            advice = f"use {opt(f'devices.device={there}')}, and leave the other devices out."
             is_of_all = getattr(cfg.devices, name) is None and cfg.devices.device is not None
-            yield Problem("devices.device" if is_of_all else f"devices.{name}", rule, value, advice)
+            yield Conflict("devices.device" if is_of_all else f"devices.{name}", rule, value, advice)
             return
     if there.type != "cpu" and cfg.collector.has_workers:
         rule = f"the env returns tensors on {there}, so only this process can step it"
-        yield Problem(f"collector={cfg.collector.kind}", rule, advice="use `collector=single`.")
+        yield Conflict(f"collector={cfg.collector.kind}", rule, advice=use("collector=single"))
     elif isinstance(cfg.inference, ServerInferenceConfig):
         rule = f"the env returns tensors on {there}"
-        yield Problem("inference=server", rule, advice="use `inference=local`.")
+        yield Conflict("inference=server", rule, advice=use("inference=local"))
 
 
 def _learning(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
@@ -117,9 +120,11 @@ def _learning(cfg: RunConfig, spec: EnvSpec) -> Iterator[Problem]:
         return
     if spec.deltas:
         rule = "needs the next observation, but NextObservationDelta deletes it"
-        yield Problem(path, rule, advice="leave out this transform, or use `trainer=meter` or `trainer=custom`.")
+        yield Problem(path, rule, advice="leave out this transform, or use trainer=meter or trainer=custom.")
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         rule = f"it learns from one reward with shape [1], torch.float32, but the env returns {rewards}"
-        advice = "convert it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
-        yield Problem(path, rule, advice=f"{advice}`trainer=custom`.")
+        advice = (
+            "convert it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use trainer=custom."
+        )
+        yield Conflict(path, rule, advice=advice)

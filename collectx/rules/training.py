@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.problem import Problem, counted
+from collectx.config.problem import Conflict, Problem, counted
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
@@ -17,25 +17,25 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(cfg.trainer, LearningTrainerConfig):
         return
     if getattr(collector, "compact_obs", False):
-        rule = f"`trainer={trainer}` needs the next observation of each frame, which this option leaves out"
-        yield Problem(
+        rule = f"trainer={trainer} needs the next observation of each frame, which this option leaves out"
+        yield Conflict(
             "collector.compact_obs",
             rule,
             True,
-            "use `collector.compact_obs=false`, `trainer=meter` or `trainer=custom`.",
+            "use collector.compact_obs=false, trainer=meter or trainer=custom.",
         )
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
-            f"cannot be used with `trainer={trainer}`, which cannot skip missing frames",
+            f"cannot be used with trainer={trainer}, which cannot skip missing frames",
             threshold,
-            "use `collector.preemptive_threshold=null`, or collect complete trajectories with "
-            "`collector.trajs_per_batch=N` `collector.traj_format=cat`.",
+            "use collector.preemptive_threshold=null, or collect complete trajectories with "
+            "collector.trajs_per_batch=N collector.traj_format=cat.",
         )
     elif trajectories is not None and collector.traj_format == "padded":
-        path, advice = "collector.trajs_per_batch", "use `collector.traj_format=cat`."
-        yield Problem(path, f"`trainer={trainer}` cannot train on padded trajectories", trajectories, advice)
+        path, advice = "collector.trajs_per_batch", "use collector.traj_format=cat."
+        yield Conflict(path, f"trainer={trainer} cannot train on padded trajectories", trajectories, advice)
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
@@ -44,15 +44,14 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
         return
     collector = cfg.collector
     reasons = {
-        "compact_obs": "but this option leaves out the last observation of each",
-        "reset_at_each_iter": "but this option cuts them at the end of each batch",
-        "trajs_per_batch": "and joins their frames itself",
+        "compact_obs": ", but this option leaves out the last observation of each",
+        "reset_at_each_iter": ", but this option cuts them at the end of each batch",
+        "trajs_per_batch": " and joins their frames itself",
     }
     for name, why in reasons.items():
         if value := getattr(collector, name, None):
-            advice = f"use `collector.{name}={'null' if name == 'trajs_per_batch' else 'false'}`."
-            separator = " " if why.startswith("and") else ", "
-            yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes{separator}{why}", value, advice)
+            advice = f"use collector.{name}={'null' if name == 'trajs_per_batch' else 'false'}."
+            yield Conflict(f"collector.{name}", f"trainer=record writes whole episodes{why}", value, advice)
 
 
 def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
@@ -60,7 +59,7 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     name = cfg.checkpoint.keep_best or ""
     prefix = OF_EVALUATION if name.startswith(OF_EVALUATION) else ""
     if prefix and cfg.eval.every_batches is None:
-        yield Problem("checkpoint.keep_best", "needs evaluations during the run", name, "add `eval.every_batches=N`.")
+        yield Problem("checkpoint.keep_best", "needs evaluations during the run", name, "add eval.every_batches=N.")
         return
     own = getattr((evaluated(cfg) if prefix else cfg).env, "metrics", ())
     metrics = [f"{prefix}{each}" for each in ("mean_return", *own)]
@@ -69,8 +68,8 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
         if len(metrics) == 1:
             rule = "is not a metric of this run"
         entry = name.removeprefix(prefix)
-        advice = f"use `checkpoint.keep_best={metrics[0]}`. If the env returns '{entry}' in its info, "
-        advice += f"add `env.metrics=[{','.join([*own, entry])}]`."
+        advice = f"use checkpoint.keep_best={metrics[0]}. If the env returns '{entry}' in its info, "
+        advice += f"add env.metrics=[{','.join([*own, entry])}]."
         yield Problem("checkpoint.keep_best", rule, name, advice)
 
 
@@ -85,10 +84,10 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
                 for name, value in values.items()
             }
             advice = "give each of the three lists one entry per convolution"
-            rule = ", ".join([said.pop("channels"), *(f"`policy.{name}` {text}" for name, text in said.items())])
+            rule = ", ".join([said.pop("channels"), *(f"policy.{name} {text}" for name, text in said.items())])
             if not any(lists.values()):
-                rule = "is empty, as are `policy.kernel_sizes` and `policy.strides`, but a CNN needs a convolution"
-                advice += ", such as `policy.channels=[32]` `policy.kernel_sizes=[3]` `policy.strides=[1]`"
+                rule = "is empty, as are policy.kernel_sizes and policy.strides, but a CNN needs a convolution"
+                advice += ", such as policy.channels=[32] policy.kernel_sizes=[3] policy.strides=[1]"
             yield Problem("policy.channels", rule, advice=f"{advice}.")
 
 
@@ -101,27 +100,27 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     if not is_built_in:
         network = "mlp"
     if cfg.policy.is_random and trainer in ("ppo", "impala"):
-        rule = f"has no weights, so `trainer={trainer}` has nothing to train"
-        yield Problem("policy", rule, policy, "use `policy=mlp`, or `trainer=meter`.")
+        rule = f"has no weights, so trainer={trainer} has nothing to train"
+        yield Problem("policy", rule, policy, "use policy=mlp, or trainer=meter.")
     exploration = cfg.collector.exploration_type
     if exploration != "random" and is_built_in and not outputs and trainer in ("ppo", "impala"):
-        rule = f"`trainer={trainer}` needs log-probabilities, which only sampled actions have"
-        yield Problem("collector.exploration_type", rule, exploration, "use `collector.exploration_type=random`.")
+        rule = f"trainer={trainer} needs log-probabilities, which only sampled actions have"
+        yield Conflict("collector.exploration_type", rule, exploration, "use collector.exploration_type=random.")
     if trainer == "dqn" and (cfg.policy.is_random or (is_built_in and outputs != "q")):
-        yield Problem(
+        yield Conflict(
             "policy",
-            "`trainer=dqn` needs a policy that computes action values",
+            "trainer=dqn needs a policy that computes action values",
             policy,
-            f"use `policy=q_{network}`, and an env with discrete actions.",
+            f"use policy=q_{network}, and an env with discrete actions.",
         )
     if trainer == "sac" and policy != "custom" and outputs != "squashed":
-        yield Problem(
+        yield Conflict(
             "policy",
-            "`trainer=sac` needs a policy of squashed Gaussians",
+            "trainer=sac needs a policy of squashed Gaussians",
             policy,
-            f"use `policy=squashed_{network.replace('cnn', 'multi')}`, and an env whose actions are a Box.",
+            f"use policy=squashed_{network.replace('cnn', 'multi')}, and an env whose actions are a Box.",
         )
     if trainer in ("ppo", "impala") and is_built_in and outputs:
-        rule = f"`trainer={trainer}` needs a policy that computes action probabilities"
+        rule = f"trainer={trainer} needs a policy that computes action probabilities"
         other = "dqn" if outputs == "q" else "sac"
-        yield Problem("policy", rule, policy, f"use `policy={network}`, or `trainer={other}`.")
+        yield Conflict("policy", rule, policy, f"use policy={network}, or trainer={other}.")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from collectx import rules
 from collectx.config.derived import env_option, is_device
-from collectx.config.problem import YAML, Problem, check_all, did_you_mean, either, nearest
+from collectx.config.problem import Conflict, Problem, check_all, did_you_mean, either, nearest
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
@@ -84,12 +84,12 @@ def argument_problems(cfg: RunConfig) -> list[str]:
         return also_evaluated(_argument_problems, cfg)
 
 
-def _argument_problems(cfg: RunConfig) -> list[str]:
+def _argument_problems(cfg: RunConfig, env_path: str = "env") -> list[str]:
     messages: list[str] = []
     calls: list[_Call] = []
     with suppress(Unset):
-        calls += [(target, ()) for target in targets(cfg)]
-        calls += _made_by_id(cfg.env)
+        calls += [(target, ()) for target in targets(cfg, env_path)]
+        calls += _made_by_id(cfg.env, env_path)
     for target, extra in calls:
         if target.key.endswith("._target_"):
             try:
@@ -105,7 +105,7 @@ def _argument_problems(cfg: RunConfig) -> list[str]:
     return messages
 
 
-def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
+def _made_by_id(env: EnvConfig, path: str) -> Iterator[_Call]:
     """Yields the callable that makes the envs of `env.id`, if Gymnasium knows it without an import."""
     if not isinstance(env, GymnasiumConfig) or not env.kwargs or env.id is None or re.match("ALE/|.*:", env.id):
         return
@@ -118,7 +118,7 @@ def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
     by_vector = getattr(env, "vectorization_mode", None) == "vector_entry_point"
     target: object = (by_vector and spec.vector_entry_point) or spec.entry_point
     if isinstance(target, str):
-        yield Target("env.id", target, "env.kwargs", env.kwargs), () if by_vector else _MAKE
+        yield Target(f"{path}.id", target, f"{path}.kwargs", env.kwargs), () if by_vector else _MAKE
 
 
 @functools.cache
@@ -134,9 +134,9 @@ def parameters(target: str) -> tuple[str, ...] | None:
     return tuple(each.name for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
 
 
-def env_problems(cfg: RunConfig) -> list[str]:
-    """Returns a message if Gymnasium does not know `env.id`. Ids that an import registers are checked when the env is
-    made."""
+def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
+    """Returns a message if Gymnasium does not know the id of `path`. Ids that an import registers are checked when the
+    env is made."""
     env_id = cfg.env.id if isinstance(cfg.env, GymEnvConfig | GymVectorEnvConfig) else None
     if not env_id or ":" in env_id or env_id.startswith("ALE/"):
         return []
@@ -153,17 +153,17 @@ def env_problems(cfg: RunConfig) -> list[str]:
         with suppress(ImportError):
             gymnasium.register_envs(importlib.import_module("ale_py"))
         if is_unknown and f"ALE/{env_id}" in gymnasium.registry:
-            return [f"env.id={env_id} is unknown. Did you mean env.id=ALE/{env_id}?"]
+            return [f"{path}.id={env_id} is unknown. Did you mean {path}.id=ALE/{env_id}?"]
         if versions:
             latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
             known = f" Gymnasium knows {' and '.join(versions)}." if len(versions) > 1 and base != env_id else ""
-            return [f"env.id={env_id} is unknown. Did you mean env.id={latest}?{known}"]
+            return [f"{path}.id={env_id} is unknown. Did you mean {path}.id={latest}?{known}"]
         if is_unknown:
-            question = f" Did you mean env.id={near}?" if near else ""
-            advice = f"If a module registers it, name the module too: env.id=MODULE:{env_id}"
-            return [f"env.id={env_id} is unknown.{question} {advice}"]
+            question = f" Did you mean {path}.id={near}?" if near else ""
+            advice = f"If a module registers it, name the module too: {path}.id=MODULE:{env_id}"
+            return [f"{path}.id={env_id} is unknown.{question} {advice}"]
         text = str(error)
-        return [f"cannot create env.id={env_id}: {text}{'' if text.endswith(('.', '?')) else '.'}"]
+        return [f"cannot create {path}.id={env_id}: {text}{'' if text.endswith(('.', '?')) else '.'}"]
     return []
 
 
@@ -243,7 +243,7 @@ def problems(
 def machine_problems(cfg: RunConfig) -> list[str]:
     """Returns messages about what this machine lacks to start the run of a valid configuration."""
     place = place_of(cfg)
-    problems = [YAML.words(text) for text in place.missing()]
+    problems = place.missing()
     if not place.is_job:
         problems += [*also_evaluated(env_problems, cfg), *trainer_problems(cfg)]
     text, is_refused = copies()
@@ -257,7 +257,7 @@ def trainer_problems(cfg: RunConfig) -> list[str]:
 
 def rule_problems(cfg: RunConfig) -> list[str]:
     """Returns the messages of the `problems`; empty if `cfg` can run."""
-    return [problem.text() for problem in problems(cfg)]
+    return [*map(str, problems(cfg))]
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:
@@ -267,12 +267,12 @@ def _loggers(cfg: RunConfig) -> Iterator[Problem]:
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
             rule = f"the package {name} is not installed"
-            yield Problem("logger", rule, name, f"install it: pip install 'collectx[{name}]'")
+            yield Conflict("logger", rule, name, f"install it: pip install 'collectx[{name}]'")
         elif name == "wandb" and cfg.logger.wandb is not None:
             mode = cfg.logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
             if mode == "online" and not _has_wandb_key():
                 advice = "run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
-                yield Problem("logger", "wandb has no API key", name, advice)
+                yield Conflict("logger", "wandb has no API key", name, advice)
 
 
 @functools.cache
@@ -295,7 +295,7 @@ def _data_format(cfg: RunConfig) -> Iterator[Problem]:
         return
     if missing := [name for name in DATA_PACKAGES[cfg.trainer.format] if find_spec(name) is None]:
         rule = f"the package {missing[0]} is not installed"
-        yield Problem("trainer.format", rule, cfg.trainer.format, "install it: pip install 'collectx[record]'")
+        yield Conflict("trainer.format", rule, cfg.trainer.format, "install it: pip install 'collectx[record]'")
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
@@ -306,8 +306,8 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     try:
         highest = max(worker for worker, *_ in recorded_order(folder))
     except (DamagedFileError, ValueError) as error:
-        yield Problem(path, str(error), folder, "use collector.order_of=null.")
+        yield Conflict(path, str(error), folder, "use collector.order_of=null.")
         return
     if highest >= collector.num_workers:
         rule = f"that run had at least {highest + 1} workers, but collector.num_workers={collector.num_workers}"
-        yield Problem(path, rule, folder, f"use as many workers as that run: collector.num_workers={highest + 1}")
+        yield Conflict(path, rule, folder, f"use as many workers as that run: collector.num_workers={highest + 1}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from collectx.errors import OptionText
+from collectx.config.problem import opt
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Arrival
 
@@ -158,12 +158,11 @@ class BoundedLagSchedule(AsyncSchedule):
     def next_batch(self) -> tuple[Arrival, ...] | None:
         acted = self._arrivals[0].report.policy_version if self._arrivals else self._version
         if self._version - acted > self._max_lag:
+            limit = opt("collector.max_policy_lag")
             raise RuntimeError(
-                OptionText(
-                    f"the next batch was collected with weight version {acted}, but version {self._version} is already "
-                    f"published, so its lag exceeds `collector.max_policy_lag={self._max_lag}`. Publish at most once "
-                    "per batch, or raise `collector.max_policy_lag`."
-                )
+                f"the next batch was collected with weight version {acted}, but version {self._version} is already "
+                f"published, so its lag exceeds {limit}={self._max_lag}. Publish at most once per batch, or raise "
+                f"{limit}."
             )
         parts = super().next_batch()
         for part in parts or ():

@@ -15,7 +15,7 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeAlias
 
-from collectx.config.problem import counted
+from collectx.config.problem import counted, opt
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.progress import LEAST_CPU, STEPS, Counts, cpu_s
@@ -78,7 +78,7 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
 def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stacks: str = "") -> WorkerTimeout:
     """Returns the error of a worker that has exceeded a timeout. `progress` is a sentence about how far the worker has
     come."""
-    option, limit_s = limit
+    option, limit_s = opt(limit[0]), limit[1]
     if has_joined:
         what, longer = "made no progress for", "If one reset or step of its envs can take longer"
         how = progress
@@ -86,9 +86,9 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stac
         what, longer = "has not joined after", "To wait longer"
         how = (
             "It may still be queued, be slow to start, or be unable to reach the trainer: see its log. Workers on "
-            "other hosts need open TCP ports, and perhaps another network (`backend.interface`)"
+            f"other hosts need open TCP ports, and perhaps another network ({opt('backend.interface')})"
         )
-    text = f"{name} {what} {limit_s:g} s (`{option}={limit_s:g}`). {how}. {longer}, raise `{option}`."
+    text = f"{name} {what} {limit_s:g} s ({option}={limit_s:g}). {how}. {longer}, raise {option}."
     return WorkerTimeout(f"{text}{stacks and ' '}{stacks}")
 
 

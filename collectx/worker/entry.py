@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from collectx import hydra_state, progress
+from collectx.config.problem import adopt_names
 from collectx.errors import RendezvousError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.transport.base import Link
@@ -38,6 +39,8 @@ def run_worker(spec: Sealed[ProcessSpec], link: Link) -> None:
 def _make_source(
     spec: ProcessSpec, link: Any, is_inline: bool = False, start_collector: Callable[..., Any] | None = None
 ) -> BatchSource:
+    if not is_inline:
+        adopt_names(spec.names)
     progress.one_more(progress.IMPORTS)  # this process has imported what the spec refers to
     if spec.user_collector is not None:
         from collectx.worker.user_collector import UserCollectorSource

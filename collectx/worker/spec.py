@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from collectx import hydra_state
+from collectx.config.problem import current_names
 from collectx.config.registry import from_json, to_json
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
@@ -132,12 +133,14 @@ class ProcessSpec(ProcessExtras):
             `launcher` are those of processes that the worker itself starts.
         served: describes the outputs and states of the policy that the inference server calls; None: the worker calls
             the policy.
+        names: how the worker's messages name options (`collectx.config.problem.naming`).
     """
 
     cfg: RunConfig
     placement: Placement
     num_envs: int
     served: ServedActor | None = None
+    names: dict[str, str] | None = field(default_factory=current_names)
 
     @property
     def groups(self) -> list[slice]:
@@ -184,6 +187,7 @@ class ProcessSpec(ProcessExtras):
             "num_envs": self.num_envs,
             "steps": self.steps,
             "keeps_weights": self.keeps_weights,
+            "names": self.names,
             "hydra": hydra_state.current(),
         }
 

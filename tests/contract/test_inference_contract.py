@@ -190,5 +190,5 @@ def test_a_loaded_collector_of_the_python_class_draws_the_same_actions():
     ],
 )
 def test_what_the_server_cannot_do_is_refused(kind, place, words, knobs):
-    found = " ".join(each.text() for each in problems(config(kind, place, gym(), mlp(), **{"inference": {}} | knobs)))
+    found = " ".join(str(each) for each in problems(config(kind, place, gym(), mlp(), **{"inference": {}} | knobs)))
     assert [word for word in words.split() if word not in found] == []

@@ -102,7 +102,7 @@ def test_slurm_in_each_state(queue, monkeypatch):
     assert levels("slurm") == ["warning", "warning"]
     queue.error = "Unable to contact slurm controller"
     assert levels("slurm") == ["problem"]
-    queue.error = "sinfo: fatal: Could not establish a configuration source"
+    queue.error_type = doctor.commands.NoCluster
     assert levels("slurm") == ["absent"]
     monkeypatch.setattr(doctor.commands, "is_here", lambda: False)
     assert levels("slurm") == ["absent"]

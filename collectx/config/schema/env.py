@@ -30,7 +30,7 @@ class GymnasiumConfig(EnvConfig):
     entry_point: str | None = option(None, "`module:Class` or `module:function` that creates one env. `null`: use id.")
     kwargs: dict[str, Any] = option(
         {},
-        """Keyword arguments of the env: `env.kwargs.sutton_barto_reward=true`. Strings here and in wrappers may contain
+        """Keyword arguments of the env: env.kwargs.sutton_barto_reward=true. Strings here and in wrappers may contain
         {env_index}, the env's number over all workers, {worker_index} and {restart_count}:
         {port: "{env_index + 5001}"}.""",
         movable=True,
@@ -58,8 +58,8 @@ class GymnasiumConfig(EnvConfig):
         [],
         """Entries of info whose means become metrics of the run: [is_success, episode.l], where a dot enters a dict.
         The value at the end of an episode counts, and each mean is over the newest batches that together contain at
-        least 100 such episodes. step_mean/NAME is the mean over all steps instead. Metrics appear in `metrics.jsonl`,
-        the display, the loggers, the report and `result.json`, and can be the `sweep.objective`.""",
+        least 100 such episodes. step_mean/NAME is the mean over all steps instead. Metrics appear in metrics.jsonl,
+        the display, the loggers, the report and result.json, and can be the sweep.objective.""",
         kept=True,
     )
     exclude_keys: list[str] = option(
@@ -127,7 +127,7 @@ class EnvPoolEnvConfig(EnvConfig):
 class TorchrlEnvConfig(EnvConfig):
     num_envs: int = like(EnvConfig, "num_envs", "Envs per worker; for a batched env, its batch size.")
     target: str = required("`module:function` that creates one env, or a batched env such as a SerialEnv.")
-    kwargs: dict[str, Any] = option({}, "Keyword arguments of the function: `env.kwargs.id=CartPole-v1`.", movable=True)
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the function: env.kwargs.id=CartPole-v1.", movable=True)
     reset_options: dict[str, Any] = like(
         GymnasiumConfig,
         "reset_options",

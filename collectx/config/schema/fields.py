@@ -79,9 +79,8 @@ class Limits(TypedDict, total=False):
 
 
 def option(default: Any, text: str, **limits: Unpack[Limits]) -> Any:
-    """Returns the dataclass field of an option. `text` says what the option means, in sentences. Words that Python
-    writes in another way than YAML stand between backticks: options, `null`, `true` and `false`; see
-    `collectx.config.problem.Language`."""
+    """Returns the dataclass field of an option. `text` says what the option means, in sentences. In it, `null`, `true`
+    and `false` stand between backticks (`collectx.config.problem.described`)."""
     metadata = {"text": " ".join(text.split()), **limits}
     if default is ABSENT:
         return field(metadata=metadata)

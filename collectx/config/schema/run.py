@@ -36,7 +36,7 @@ class RunOptions(Section):
         None,
         """What to do if the run folder contains a run. never: see `overwrite`. auto: continue the run from its newest
         checkpoint, or start over if there is none; a completed run does not change. `null`: auto for the points of a
-        sweep, never for a single run. `resume=auto` is short for `run.resume=auto`. `collectx resume RUN_DIR` continues
+        sweep, never for a single run. resume=auto is short for run.resume=auto. `collectx resume RUN_DIR` continues
         a run with its saved configuration.""",
         choices=("never", "auto"),
     )
@@ -155,7 +155,7 @@ class TensorBoardLoggerConfig(Section):
 
 @dataclass(kw_only=True)
 class CsvLoggerConfig(Section):
-    file: str | None = option(None, "Path of the table. `null`: `progress.csv` in the run folder.")
+    file: str | None = option(None, "Path of the table. `null`: progress.csv in the run folder.")
 
 
 @dataclass(kw_only=True)
@@ -265,7 +265,7 @@ class SweepConfig(Section):
 
     objective: str | list[str] = option(
         "mean_return",
-        """Entry of `result.json` that ranks the table of a sweep, and that a sweeper such as hydra/sweeper=optuna
+        """Entry of result.json that ranks the table of a sweep, and that a sweeper such as hydra/sweeper=optuna
         optimises: mean_return, frames_per_s, num_episodes, frames, batches, wall_s or start_s. The sweeper's key
         direction selects maximize or minimize. If the sweeper takes several directions, write a list; its first entry
         ranks the table. Entries of env.metrics are allowed too, and with eval.every_batches the last evaluation's:

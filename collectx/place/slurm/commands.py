@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collectx.config.problem import opt
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
 
@@ -78,7 +79,7 @@ _SAYS = re.compile(r"^(\w+: (error|fatal): )?((Batch job submission failed|\w+ e
 # Parts of the message of a user who may not submit as many jobs.
 _TOO_MANY = ("submitjob", "violates accounting")
 # A part of the message of any command on a machine that belongs to no cluster.
-NO_CLUSTER = "configuration source"
+_NO_CLUSTER = "configuration source"
 # The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
@@ -139,6 +140,10 @@ def why_waiting(states: Mapping[Any, JobState]) -> list[str]:
 
 class NoMessage(LauncherError):
     """A command failed without a message."""
+
+
+class NoCluster(LauncherError):
+    """A command finds no cluster, as where SLURM's packages are installed without one."""
 
 
 class TooManyJobs(LauncherError):
@@ -422,10 +427,10 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(_SAYS.sub("", line) for line in [line for line in lines if ": fatal: " in line] or lines)
         if not message:
             raise NoMessage(f"{name} failed with exit status {done.returncode}, and printed no reason")
-        if NO_CLUSTER in message.lower():
-            raise LauncherError(
-                f"{name} finds no SLURM cluster ('{message.removesuffix('.')}'). Use `launcher=local`, or start this "
-                "on a login node of the cluster."
+        if _NO_CLUSTER in message.lower():
+            raise NoCluster(
+                f"{name} finds no SLURM cluster ('{message.removesuffix('.')}'). Use {opt('launcher=local')}, or start "
+                "this on a login node of the cluster."
             )
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         what = "the job could not be submitted: " if name == "sbatch" else ""

@@ -11,22 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from collectx.config.problem import Problem, counted
+from collectx.config.problem import Conflict, Problem, counted, opt, use
 from collectx.place.base import Place
 from collectx.place.slurm import commands
 from collectx.place.slurm.script import EARLY_S, WORKERS
 
-# Options of sbatch that collectx sets itself, and what to use instead.
-_SBATCH = {
-    "array": "limit how many points of a sweep run at once with `launcher.max_parallel`, if the launcher has it.",
-    "ntasks": "set the number of workers with `collector.num_workers`.",
-    "nodes": "set the number of nodes with `launcher.nodes`, if the launcher has it.",
-    "output": "find the output in the folder logs of the run folder.",
-    "error": "find the output in the folder logs of the run folder.",
-    "no-kill": "use `collector.on_worker_failure=drop` to continue without a lost worker.",
-    "requeue": "use `launcher.requeue`.",
-    "no-requeue": "use `launcher.requeue`.",
-}
 # What sbatch takes as memory, and as a time beside those of `_seconds`.
 _MEMORY, _NO_LIMIT = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE), ("INFINITE", "UNLIMITED")
 
@@ -57,8 +46,8 @@ class SlurmPlace(Place):
     def _mpi_problems(self) -> Iterator[Problem]:
         """MPI connects trainer and workers."""
         kind = self.cfg.launcher.kind
-        rule = f"`launcher={kind}` starts each worker as a separate job, and MPI cannot connect separate jobs"
-        yield Problem("backend", rule, "mpi", "use `backend=gloo`, or `launcher=local`.")
+        rule = f"{opt(f'launcher={kind}')} starts each worker as a separate job, and MPI cannot connect separate jobs"
+        yield Conflict("backend", rule, "mpi", use("backend=gloo", "launcher=local"))
 
     def _resource_problems(self) -> Iterator[Problem]:
         """Times and memory are written as sbatch reads them."""
@@ -66,19 +55,19 @@ class SlurmPlace(Place):
             memory = getattr(part, "mem", None)
             for name, time in _times(path, part):
                 if _seconds(str(time)) is None and str(time).upper() not in _NO_LIMIT:
-                    advice = f"use minutes, as in `{name}=90`, or hours:minutes:seconds, as in `{name}=1:30:00`."
+                    advice = f"use minutes, as in {name}=90, or hours:minutes:seconds, as in {name}=1:30:00."
                     rule = "is not a time limit that sbatch accepts" if time != "" else "has no value"
                     yield Problem(name, rule, time, advice)
             if memory is not None and not _MEMORY.fullmatch(str(memory)):
-                advice = f"use a whole number with a unit (K, M, G or T), as in `{path}.mem=4G`."
+                advice = f"use a whole number with a unit (K, M, G or T), as in {path}.mem=4G."
                 rule = "is not an amount of memory that sbatch accepts" if memory != "" else "has no value"
                 yield Problem(f"{path}.mem", rule, memory, advice)
 
     def _sbatch_problems(self) -> Iterator[Problem]:
         for path, part in self._parts().items():
             names = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
-            for name in sorted(_SBATCH.keys() & names):
-                yield Problem(f"{path}.sbatch.{name}", f"collectx sets --{name} itself", advice=_SBATCH[name])
+            for name in sorted(filter(_instead, names)):
+                yield Conflict(f"{path}.sbatch.{name}", f"collectx sets --{name} itself", advice=_instead(name))
 
     def _parts(self) -> dict[str, object]:
         """Returns the resources of jobs, by option."""
@@ -87,7 +76,7 @@ class SlurmPlace(Place):
     def _described_tasks(self) -> tuple[int, str]:
         """Returns the number of the tasks, and a clause about them, for which `launcher.nodes` counts nodes."""
         if not self.cfg.collector.has_workers:
-            return self.num_tasks, f"with `collector=single`, the job has {self.num_tasks} task"
+            return self.num_tasks, f"with collector=single, the job has {self.num_tasks} task"
         num_workers = self.num_tasks - 1
         return self.num_tasks, f"the job has {self.num_tasks} tasks, the trainer and {counted(num_workers, 'worker')}"
 
@@ -96,7 +85,7 @@ class SlurmPlace(Place):
         nodes = self._launcher.nodes
         num_tasks, described = self._described_tasks()
         if nodes is not None and nodes > num_tasks:
-            advice = f"use `launcher.nodes={num_tasks}` or `launcher.nodes=null`."
+            advice = use(f"launcher.nodes={num_tasks}", "launcher.nodes=null")
             yield Problem("launcher.nodes", f"is too many: {described}", nodes, advice)
 
     def _time_problems(self) -> Iterator[Problem]:
@@ -108,25 +97,25 @@ class SlurmPlace(Place):
         for path, part in self._parts().items():
             if (signal := getattr(part, "sbatch", {}).get("signal")) is not None:
                 rule = "it replaces the signal before the time limit, at which the run saves and requeues its job"
-                advice = "set its time with `launcher.signal_s`, or use `launcher.requeue=false`."
-                yield Problem(f"{path}.sbatch.signal", rule, signal, advice)
+                advice = "set its time with launcher.signal_s, or use launcher.requeue=false."
+                yield Conflict(f"{path}.sbatch.signal", rule, signal, advice)
         # The last one is in force.
         name, time = [("", ""), *_times("launcher", launcher)][-1]
         limit_s = _seconds(str(time))
         if limit_s is not None and limit_s <= launcher.signal_s + EARLY_S:
             needed_s = launcher.signal_s + EARLY_S
             early = f"send the signal up to {EARLY_S} s early, so {needed_s} s before the end"
-            rule = f"is too long for `{name}={time}` ({limit_s} s): SLURM may {early}"
-            longer = f"`{name}={needed_s // 60 + 1}` or longer"
-            advice = f"use {longer}, a smaller `launcher.signal_s`, or `launcher.requeue=false`."
+            rule = f"is too long for {name}={time} ({limit_s} s): SLURM may {early}"
+            longer = f"{name}={needed_s // 60 + 1} or longer"
+            advice = f"use {longer}, a smaller launcher.signal_s, or launcher.requeue=false."
             yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 
     def missing(self) -> list[str]:
         if commands.is_here():
             return []
         return [
-            f"`launcher={self.cfg.launcher.kind}` cannot be used: this machine has no sbatch on its PATH. Start it "
-            "on a login node of the cluster, or use `launcher=local`."
+            f"{opt(f'launcher={self.cfg.launcher.kind}')} cannot be used: this machine has no sbatch on its PATH. "
+            f"Start it on a login node of the cluster, or use {opt('launcher=local')}."
         ]
 
 
@@ -140,10 +129,10 @@ class SlurmJob(SlurmPlace):
         path, mode = "collector.on_worker_failure", self.cfg.collector.on_worker_failure
         if mode != "raise":
             rule = (
-                f"with `backend=mpi` and `launcher={self.cfg.launcher.kind}`, MPI ends all processes when one of them "
+                f"with backend=mpi and launcher={self.cfg.launcher.kind}, MPI ends all processes when one of them "
                 "dies, and cannot replace it"
             )
-            yield Problem(path, rule, mode, f"use `{path}=raise`, or `backend=gloo`.")
+            yield Conflict(path, rule, mode, use(f"{path}=raise", "backend=gloo"))
 
 
 class SlurmWorkerJobs(SlurmPlace):
@@ -172,16 +161,31 @@ class SlurmParts(SlurmPlace):
         yield from super()._own_problems()
         if self._launcher.max_parallel is not None:
             rule, advice = (
-                "`launcher=submitit_delayed` submits heterogeneous jobs, which cannot form a job array",
-                "use `launcher.max_parallel=null`, or `launcher=slurm`.",
+                "launcher=submitit_delayed submits heterogeneous jobs, which cannot form a job array",
+                use("launcher.max_parallel=null", "launcher=slurm"),
             )
-            yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
+            yield Conflict("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
 
     def _described_tasks(self) -> tuple[int, str]:
         if not self.cfg.collector.has_workers:
             return super()._described_tasks()
         num_workers = self.num_tasks - 1
         return num_workers, f"the run has {counted(num_workers, 'worker')}"
+
+
+def _instead(name: str) -> str:
+    """Returns what to use instead of an option of sbatch that collectx sets itself; "" for other options."""
+    output = "find the output in the folder logs of the run folder."
+    return {
+        "array": use("launcher.max_parallel", how="limit how many points of a sweep run at once with"),
+        "ntasks": use("collector.num_workers", how="set the number of workers with"),
+        "nodes": use("launcher.nodes", how="set the number of nodes with"),
+        "output": output,
+        "error": output,
+        "no-kill": f"use {opt('collector.on_worker_failure=drop')} to continue without a lost worker.",
+        "requeue": use("launcher.requeue"),
+        "no-requeue": use("launcher.requeue"),
+    }.get(name, "")
 
 
 def _times(path: str, resources: object) -> list[tuple[str, Any]]:

@@ -221,7 +221,7 @@ def _checked_config(run_folder: RunFolder) -> RunConfig:
     """See `run_config`."""
     cfg, problems = typed(read_config(run_folder.newest_config))
     if problems:
-        raise ConfigError(*[problem.text() for problem in problems])
+        raise ConfigError(*problems)
     return cfg
 
 

@@ -35,7 +35,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.imports import is_installed
 from collectx.place.slurm import requeue
-from collectx.rules.evaluation_env import evaluated, in_evaluation
+from collectx.rules.evaluation_env import OF_EVALUATIONS, evaluated
 from collectx.run.cores import num_cores
 from collectx.run.folder.files import write_atomically, write_json
 from collectx.run.folder.layout import RunFolder
@@ -276,34 +276,35 @@ class Target(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-def targets(cfg: RunConfig) -> Iterator[Target]:
+def targets(cfg: RunConfig, env_path: str = "env") -> Iterator[Target]:
     """Yields the classes and functions of user code and Gymnasium that a configuration names by import path, and those
-    that only evaluations use. Options that failed their check are left out."""
-    found = [*_targets(cfg)]
+    that only evaluations use. Options that failed their check are left out. `env_path` is the name of the options of
+    `env`."""
+    found = [*_targets(cfg, env_path)]
     yield from found
     with suppress(Unset):
         names = {each.name for each in found}
-        for each in _targets(evaluated(cfg)):
-            if each.name not in names:
-                yield each._replace(key=in_evaluation(each.key), kwargs_key=in_evaluation(each.kwargs_key))
+        yield from (each for each in _targets(evaluated(cfg), OF_EVALUATIONS) if each.name not in names)
 
 
-def _targets(cfg: RunConfig) -> Iterator[Target]:
-    sections = {name: getattr(cfg, name, None) for name in ("env", "policy", "trainer", "logger")}
+def _targets(cfg: RunConfig, env_path: str) -> Iterator[Target]:
+    sections = {name: getattr(cfg, name, None) for name in ("policy", "trainer", "logger")}
+    sections = {env_path: (env := cfg.env), **sections}
     sections["logger.custom"] = getattr(sections.pop("logger"), "custom", None)
     for path, section in sections.items():
         for name in ("entry_point", "target"):
             if target := getattr(section, name, None):
                 yield Target(f"{path}.{name}", target, f"{path}.kwargs", getattr(section, "kwargs", {}))
         yield from _objects(getattr(section, "kwargs", None), f"{path}.kwargs")
-    if isinstance(env := sections["env"], GymnasiumConfig):
+    if isinstance(env, GymnasiumConfig):
         if ":" in (name := getattr(env, "id", None) or ""):
-            yield Target("env.id", name, "env.kwargs", {})
+            yield Target(f"{env_path}.id", name, f"{env_path}.kwargs", {})
         for index, item in enumerate(getattr(env, "wrappers", ())):
             target, arguments = named_call(item)
             kwargs = arguments if isinstance(arguments, Mapping) else {}
-            yield Target(f"env.wrappers[{index}]", str(target), f"env.wrappers[{index}]", kwargs)
-            yield from _objects(kwargs, f"env.wrappers[{index}]")
+            where = f"{env_path}.wrappers[{index}]"
+            yield Target(where, str(target), where, kwargs)
+            yield from _objects(kwargs, where)
 
 
 def _objects(kwargs: Any, where: str) -> Iterator[Target]:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from collectx.config.problem import did_you_mean
+from collectx.config.problem import Conflict, Problem, did_you_mean, opt
 from collectx.errors import ConfigError
 
 _BACKLOG = 1024
@@ -29,7 +29,8 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         addresses = by_interface.get(interface)
         if not addresses:
             others = did_you_mean(interface, sorted(filter(by_interface.get, by_interface)))
-            raise ConfigError(f"`backend.interface={interface}` is not a network interface with an address{others}")
+            rule = f"is not a network interface with an address{others}"
+            raise ConfigError(Problem("backend.interface", rule, interface))
         # A link-local IPv6 address is only valid together with the name of an interface on the other host.
         return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -61,10 +62,8 @@ def listening_sockets(addresses: Sequence[str], port: int, interface: str | None
             return [socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
         return [socket.create_server(("", port), backlog=_BACKLOG)]
     except OSError as error:
-        raise ConfigError(
-            f"`backend.port={port}` cannot be used: {error}. Choose another port, or `backend.port=null` for any free "
-            "one."
-        ) from error
+        advice = f"choose another port, or {opt('backend.port=null')} for any free one."
+        raise ConfigError(Conflict("backend.port", str(error), port, advice)) from error
 
 
 def _bind(addresses: Sequence[str], port: int, interface: str | None, attempts: int = 10) -> list[socket.socket]:

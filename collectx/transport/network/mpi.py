@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpi4py
 
+from collectx.config.problem import opt
 from collectx.transport.connections import LONGEST_WAIT_S, disconnect_poll
 
 if TYPE_CHECKING:
@@ -59,19 +60,19 @@ def why_not() -> str | None:
     if not version.startswith("Open MPI"):
         return (
             "it starts workers with MPI_Comm_spawn and supports only Open MPI, but this is "
-            f"{version.split(',')[0]}. Install Open MPI (pip install 'collectx[mpi]'), or use `backend=gloo`"
+            f"{version.split(',')[0]}. Install Open MPI (pip install 'collectx[mpi]'), or use {opt('backend=gloo')}"
         )
     if shutil.which("prte", path=mpi_path()) is None:
         scripts = sysconfig.get_path("scripts")
         return (
             f"Open MPI needs its program prte to start workers, but it is neither in {scripts} nor on PATH. "
-            "Install it (pip install 'collectx[mpi]'), or use `backend=gloo`"
+            f"Install it (pip install 'collectx[mpi]'), or use {opt('backend=gloo')}"
         )
     names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
         return (
             "Open MPI refuses to start workers for root by default. Set PRTE_ALLOW_RUN_AS_ROOT=1 and "
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, run as another user, or use `backend=gloo`"
+            f"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, run as another user, or use {opt('backend=gloo')}"
         )
     return None
 

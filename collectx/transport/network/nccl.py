@@ -14,17 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from collectx.config.problem import opt
 from collectx.transport.network.gloo import ConnectionStore, GroupPair, GroupReceive, connect
 from collectx.transport.network.p2p import TRAINER, WORKER, PairConfig
 
 
 def why_not() -> str | None:
+    gloo = opt("backend=gloo")
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA. Install a build with CUDA, or use `backend=gloo`"
+        return f"torch {torch.__version__} is built without CUDA. Install a build with CUDA, or use {gloo}"
     if not torch.cuda.is_available():
-        return "torch sees no GPU. Use `backend=gloo`"
+        return f"torch sees no GPU. Use {gloo}"
     if not dist.is_nccl_available():
-        return f"torch {torch.__version__} is built without NCCL. Install a build with NCCL, or use `backend=gloo`"
+        return f"torch {torch.__version__} is built without NCCL. Install a build with NCCL, or use {gloo}"
     return None
 
 

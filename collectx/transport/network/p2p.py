@@ -4,7 +4,7 @@ death breaks no other channel, and a replacement can join.
 Each backend is a module (`collectx.config.registry`) with two functions (or classes):
 
     make(config, connection, rank, address) -> Pair     one end of a pair, see `PairConfig.make_pair`
-    why_not() -> str | None     why the backend cannot work in this process, as a `Problem.rule`; called only if its
+    why_not() -> str | None     why the backend cannot work in this process, as a `Conflict.rule`; called only if its
                                 libraries are installed
 
 The two ends of a backend find each other over the authenticated connection, on which nothing else is sent meanwhile.

@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from collectx.errors import OptionText
+from collectx.config.problem import opt
 from collectx.transport.connections import disconnect_poll
 from collectx.transport.network.admission import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, PairConfig, PendingSend
@@ -50,7 +50,7 @@ _CHECK_S = 0.05
 
 def why_not() -> str | None:
     if not rpc.is_available():
-        return "this torch build does not include RPC. Install torch from pytorch.org, or use `backend=gloo`"
+        return f"this torch build does not include RPC. Install torch from pytorch.org, or use {opt('backend=gloo')}"
     return None
 
 
@@ -165,7 +165,7 @@ class InboxReceive:
                 raise RuntimeError("the connection broke while a message was being received")
             if time.monotonic() > deadline_s:
                 raise RuntimeError(
-                    OptionText(f"no message arrived for {self._inbox.timeout_s:g} s (`collector.worker_timeout_s`)")
+                    f"no message arrived for {self._inbox.timeout_s:g} s ({opt('collector.worker_timeout_s')})"
                 )
         return self._buffer
 
@@ -245,10 +245,8 @@ class _Agent:
         # TensorPipe reads this variable once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
-                OptionText(
-                    f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on "
-                    f"{interface}. Use one network per process (`backend.interface`)."
-                )
+                f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on "
+                f"{interface}. Use one network per process ({opt('backend.interface')})."
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from collectx.config.derived import device_named
-from collectx.config.problem import Problem, counted
+from collectx.config.problem import Conflict, Problem, counted
 from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 
@@ -53,4 +53,4 @@ def visible_problems(backend: BackendConfig, acting: Sequence[str]) -> Iterator[
         # `cuda` is the GPU that the worker sees.
         if sees == "cpu" if acts == "cuda" else device_named(acts) not in ("cpu", sees):
             rule = f"the policy of worker {worker} acts on {acts}, but the worker only sees {sees}"
-            yield Problem(path, rule, visible, "give both the same device.")
+            yield Conflict(path, rule, visible, "give both the same device.")

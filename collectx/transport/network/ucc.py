@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from collectx.config.problem import opt
 from collectx.transport.network.gloo import ConnectionStore, GroupPair, connect
 from collectx.transport.network.p2p import TRAINER, WORKER, PairConfig
 
 
 def why_not() -> str | None:
     if not dist.is_ucc_available():
-        return f"torch {torch.__version__} is built without UCC. Build it with USE_UCC=1, or use `backend=gloo`"
+        return f"torch {torch.__version__} is built without UCC. Build it with USE_UCC=1, or use {opt('backend=gloo')}"
     return None
 
 

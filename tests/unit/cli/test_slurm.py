@@ -98,7 +98,7 @@ def test_a_queued_job_is_not_replaced_and_that_is_told(queue, capsys):
 def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, within):
     within(commands, "shutil", which=lambda name: None)
     (problem,) = place_of(composed(f"launcher={launcher}")).missing()
-    assert problem.startswith(f"`launcher={launcher}` cannot be used: this machine has no sbatch on its PATH")
+    assert problem.startswith(f"launcher={launcher} cannot be used: this machine has no sbatch on its PATH")
 
 
 @pytest.mark.sample(1)

@@ -39,7 +39,10 @@ CONFIGURATIONS = [
     (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entry"),
     (config(**RAY, remote_configs={"num_gpus": "one"}), r"remote_configs cannot be used: .*'num_gpus'"),
     (config(**RAY, remote_configs={"num_gpus": [1]}, policy_device="cuda"), r"cannot be used: .*'num_gpus'"),
-    (config(**RAY, remote_configs={"num_gpus": math.inf}), r"remote_configs cannot convert float infinity"),
+    (
+        config(**RAY, remote_configs={"num_gpus": math.inf}),
+        r"cannot be used: cannot convert float infinity",
+    ),
     (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 \(or a fraction\)"),
     (
         config(**RAY, policy_device="cuda:1", remote_configs={"num_gpus": 1}),

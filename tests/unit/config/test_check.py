@@ -234,7 +234,7 @@ def test_no_integer_is_too_large_for_64_bits():
         assert check_option(field.name, 2**63 - 1, hint, field.metadata) == 2**63 - 1
         problem = check_option(field.name, 1e30, hint, field.metadata)
         assert isinstance(problem, Problem), field.name
-        assert "below 2**63" in problem.text()
+        assert "below 2**63" in str(problem)
 
 
 # --- convert ---

@@ -7,7 +7,7 @@ import torch
 from composed_overrides import composed, examine
 
 from collectx.config import registry
-from collectx.config.problem import PYTHON, YAML
+from collectx.config.problem import PYTHON, described
 from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
 from collectx.run import preflight
@@ -289,6 +289,6 @@ def test_nccl_says_what_is_missing():
     assert re.search(r"cannot be used: torch.* (without CUDA|sees no GPU)", problem)
 
 
-def test_words_in_backticks_are_said_in_the_users_language():
-    assert PYTHON.words("`seed=3`, `null` or `launcher=slurm`") == "seed=3, None or launcher=slurm"
-    assert YAML.words("`null` and `true`") == "null and true"
+def test_the_text_of_an_option_has_the_constants_of_the_users_language():
+    assert described("`null`, `true` or `module:Class`", PYTHON) == "None, True or `module:Class`"
+    assert described("`null` and `true`") == "null and true"

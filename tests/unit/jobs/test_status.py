@@ -94,7 +94,7 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert ending.detail == "interrupted by SIGTERM; job 7 is COMPLETING (SLURM is ending its processes)"
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM: SLURM is ending job 7"})
     ended = status_of_job(folder, "7", {"7": JobState(state, True, True)})
-    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM is ending job 7; it ended as {state}, because ")
+    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM is ending job 7; job 7 ended as {state}, because ")
 
 
 def test_the_clock_of_another_host_may_be_ahead(folder):

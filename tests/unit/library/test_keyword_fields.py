@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from collectx.config.problem import naming, opt
 from collectx.library.configuration import takes_keywords
-from collectx.library.keyword_fields import documented, fixed, ignored, language_of, only, sets
+from collectx.library.keyword_fields import documented, fixed, ignored, names_of, only, sets
 from collectx.library.keywords import AsyncBatchedKeywords, MultiKeywords, RayKeywords
 
 
@@ -45,7 +46,7 @@ def test_a_fixed_keyword_takes_equal_values_of_the_same_type_alone():
     for value in (1.5, float("1.5"), None, 1):
         assert convert(value) is value
     for value in (1.0, True, "1.5", 0, False):
-        with pytest.raises(ValueError, match=r"Use 1\.5\.$"):
+        with pytest.raises(ValueError, match=r": use 1\.5\.$"):
             convert(value)
     assert convert(equal := sys.maxsize - sys.maxsize + 1) is equal
 
@@ -69,7 +70,8 @@ def test_a_fixed_keyword_takes_equal_values_of_the_same_type_alone():
     ],
 )
 def test_messages_name_keywords(keywords, word, name):
-    assert language_of(keywords).name(word) == name
+    with naming(names_of(keywords)):
+        assert opt(word) == name
 
 
 @documented

@@ -12,11 +12,20 @@ import numpy as np
 import pytest
 from torch import nn
 
-from collectx import BaseCollector, Collector, MultiSyncCollector, ReplayBuffer, adapt, split_trajectories
+from collectx import (
+    BaseCollector,
+    Collector,
+    DistributedSyncCollector,
+    MultiSyncCollector,
+    ReplayBuffer,
+    adapt,
+    split_trajectories,
+)
+from collectx.cli.compose import compose
 from collectx.collector.worker_record import FailurePolicy, WorkerRecord
-from collectx.config.problem import rename_options
-from collectx.errors import ConfigError, OptionText, RemoteFailure, ShapeError, TrainingDivergedError
-from collectx.library.keyword_fields import language_of_errors
+from collectx.config.problem import naming, opt, use
+from collectx.errors import ConfigError, ShapeError, TrainingDivergedError
+from collectx.library.keyword_fields import names_of
 from collectx.library.keywords import DistributedKeywords, SingleKeywords
 
 
@@ -38,7 +47,7 @@ def _collect(make: Callable[[], gymnasium.Env] = _Ending, policy: Any = None, **
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("flag", ["no", [1, 2]])
 def test_the_end_of_an_episode_is_a_bool(flag, num_envs):
-    with pytest.raises(ShapeError, match=r"terminated of env 0 must be a bool, but is .* \(step 0 of the batch\)\. "):
+    with pytest.raises(ShapeError, match=r"in step 0 of the batch, terminated of env 0 must be a bool, but is .*\. "):
         _collect(partial(_Ending, flag), num_envs=num_envs)
 
 
@@ -75,7 +84,7 @@ def test_an_info_is_a_dict(method, num_envs):
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(num_envs):
     expected = (
-        r"the policy returned action 7, which is not in Discrete\(2\).*\(step 0 of the batch\)\. Then the env raised"
+        r"^in step 0 of the batch, the policy returned action 7, which is not in Discrete\(2\).*Then the env raised"
     )
     with pytest.raises(ShapeError, match=expected):
         _collect(policy=lambda observation: np.full(observation.shape[:-1], 7), num_envs=num_envs)
@@ -86,10 +95,15 @@ def test_errors_of_python_name_keywords():
         _collect(partial(_Ending, reward=np.nan))
 
 
-def test_errors_of_a_worker_process_name_keywords_in_message_and_traceback():
+@pytest.mark.parametrize(
+    "make_collector",
+    [MultiSyncCollector, pytest.param(partial(DistributedSyncCollector, launcher="mp"), marks=pytest.mark.ci)],
+    ids=["shared memory", "network"],
+)
+def test_errors_of_a_worker_process_name_keywords_in_message_and_traceback(make_collector):
     make = partial(_Ending, reward=np.nan)
     with (
-        MultiSyncCollector([make], frames_per_batch=4, total_frames=4) as collector,
+        make_collector([make], frames_per_batch=4, total_frames=4) as collector,
         pytest.raises(ShapeError) as caught,
     ):
         next(collector)
@@ -113,58 +127,58 @@ def test_errors_of_a_publish_name_keywords():
             collector.update_policy_weights_()
 
 
-def _renamed(text: str, keywords: Any = SingleKeywords) -> str:
-    """Returns the message of an error that a collector with these keywords raises."""
-    error = RuntimeError(OptionText(text))
-    rename_options(error, language_of_errors(keywords))
-    return str(error)
+def _named(word: str, keywords: Any = SingleKeywords) -> str:
+    """Returns an option as the messages of a collector with these keywords name it."""
+    with naming(names_of(keywords)):
+        return opt(word)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("word", "expected"),
     [
-        ("leave it out with `env.exclude_keys=[a,b]`", "leave it out with exclude_keys=['a', 'b']"),
-        ("`env.info_keys=[{a: [float32, 3]}]`", "info_keys=[{'a': ['float32', 3]}]"),
-        ("`collector.check_finite=false`", "check_finite=False"),
-        ("`collector.worker_timeout_s=3`", "worker_timeout_s=3"),  # `Collector` has no such keyword
-        ("`env.wrappers=[ClipAction]`", "ClipAction"),
-        ("`env.autoreset_mode=disabled`", "autoreset_mode=AutoresetMode.DISABLED"),
-        ("use `collector=single`", "use Collector"),
-        ("`sys.exit(0)`, `ray start`", "`sys.exit(0)`, `ray start`"),
+        ("env.exclude_keys=[a,b]", "exclude_keys=['a', 'b']"),
+        ("env.info_keys=[{a: [float32, 3]}]", "info_keys=[{'a': ['float32', 3]}]"),
+        ("collector.check_finite=false", "check_finite=False"),
+        ("collector.max_policy_lag=null", "max_policy_lag=None"),
+        ("collector.worker_timeout_s=3", "worker_timeout_s=3"),  # `Collector` has no such keyword
+        ("env.wrappers=[ClipAction]", "ClipAction"),
+        ("env.autoreset_mode=disabled", "autoreset_mode=AutoresetMode.DISABLED"),
+        ("collector=single", "Collector"),
     ],
 )
-def test_an_option_has_pythons_words(text, expected):
-    assert _renamed(text) == expected
+def test_an_option_has_pythons_words(word, expected):
+    assert _named(word) == expected
 
 
 def test_an_option_has_the_keyword_of_the_class():
-    text = "`backend.port=1` cannot be used. Use `launcher=local`."
-    assert _renamed(text, DistributedKeywords) == "tcp_port=1 cannot be used. Use launcher='mp'."
+    words = ("backend.port=1", "launcher=local", "launcher.sbatch.gres")
+    assert [_named(word, DistributedKeywords) for word in words] == ["tcp_port=1", "launcher='mp'", "slurm_kwargs.gres"]
+
+
+def test_remedies_without_a_keyword_are_left_out():
+    with naming(names_of(SingleKeywords)):
+        assert use("collector.overlap=0", "collector.reset_at_each_iter=false") == "use reset_at_each_iter=False."
+        assert use("collector.overlap=0", "inference=none") == "leave it out."
+    assert use("collector.overlap=0", "a=1", "b=2") == "use collector.overlap=0, a=1, or b=2."
 
 
 def test_errors_of_a_command_name_options():
     """A command may run in a process that has collectors of the library."""
-    _collect()
+    with pytest.raises(ShapeError):
+        _collect(partial(_Ending, reward=np.nan))
     error = RuntimeError()
     policy = FailurePolicy("restart", max_restarts=1)
     policy.decide(WorkerRecord(0), error, num_others=1, num_restarts=1)
     assert "(collector.max_restarts=1, for all workers together)" in error.__notes__[0]
 
 
+def test_an_env_that_composes_a_configuration_reads_the_names_of_options():
+    with pytest.raises(ConfigError, match=r"^collector\.num_workers=0 must be at least 1\.$"):
+        _collect(lambda: compose(["collector.num_workers=0"]))
+
+
 def test_a_value_with_spaces_is_quoted_for_the_shell():
-    assert OptionText("Write `env.info_keys=[{a: int64}]`.") == "Write 'env.info_keys=[{a: int64}]'."
-
-
-@pytest.mark.parametrize("is_plain", [True, False])
-def test_options_in_the_error_of_a_worker_keep_their_words(is_plain):
-    """Over a network, where an error is JSON, and on one machine, where it is a pickle."""
-    error = ShapeError(OptionText("use `collector.check_finite=false`"))
-    error.add_note(OptionText("or `collector.overlap=0`"))
-    failure = RemoteFailure.of(error)
-    received = (RemoteFailure.from_json(failure.to_json()) if is_plain else failure).rebuild("worker 0")
-    assert str(received) == "use collector.check_finite=false"
-    rename_options(received, language_of_errors(SingleKeywords))
-    assert (str(received), received.__notes__[0]) == ("use check_finite=False", "or overlap=0")
+    assert opt("env.info_keys=[{a: int64}]") == "'env.info_keys=[{a: int64}]'"
 
 
 def test_the_env_of_the_calling_process_has_the_time_of_the_workers():

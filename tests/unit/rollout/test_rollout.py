@@ -134,7 +134,7 @@ def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
     steps = iter([rollout.group.step] * 2)
     misfit = lambda *_: (_ for _ in ()).throw(ShapeError("observation: a misfit"))  # noqa: E731
     monkeypatch.setattr(rollout.group, "step", lambda *given: next(steps, misfit)(*given))
-    with pytest.raises(ShapeError, match=r"^observation: a misfit \(step 2 of the batch\)$"):
+    with pytest.raises(ShapeError, match=r"^in step 2 of the batch, observation: a misfit$"):
         rollout.collect(rows, 0)
     rollout.close()
 

@@ -119,7 +119,7 @@ class NoSeed(gymnasium.Wrapper):
 @pytest.mark.parametrize(
     ("old", "words"),
     [
-        (FourValues, r"returned 4 values, as in Gym before 0.26.*step 0 of the batch"),
+        (FourValues, "in step 0 of the batch, .* returned 4 values, as in Gym before 0.26"),
         (NoInfo, "returned an observation without an info, as in Gym before 0.26"),
         (NoSeed, "has no argument seed, as in Gym before 0.26"),
     ],

@@ -245,7 +245,7 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
         else:
             with pytest.raises(
                 ShapeError,
-                match=r"^the reward of env 0 must be a single number, but is an array of shape \(2,\)",
+                match=r"^in step 0 of the batch, the reward of env 0 must be a single number, but is .* shape \(2,\)",
             ):
                 collector.next()
 
@@ -335,7 +335,7 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             partial(Misfit, torch.ones(1)),
             ShapeError,
-            r"of shape \(1,\) .* as 'pixels', .* shape \(2, 2, 3\) .*step 2 of the batch",
+            r"step 2 of the batch, .* of shape \(1,\) .* as 'pixels', .* shape \(2, 2, 3\) ",
         ),
         (
             partial(Misfit, torch.full((2, 2, 3), 300)),

@@ -38,7 +38,7 @@ def _collect(make: Callable[[], gymnasium.Env] = _Ending, policy: Any = None, **
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("flag", ["no", [1, 2]])
 def test_the_end_of_an_episode_is_a_bool(flag, num_envs):
-    with pytest.raises(ShapeError, match=r"terminated of env 0 must be a bool, but is .* \(step 0 of the batch\)\. "):
+    with pytest.raises(ShapeError, match=r"in step 0 of the batch, terminated of env 0 must be a bool, but is .*\. "):
         _collect(partial(_Ending, flag), num_envs=num_envs)
 
 
@@ -75,7 +75,7 @@ def test_an_info_is_a_dict(method, num_envs):
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(num_envs):
     expected = (
-        r"the policy returned action 7, which is not in Discrete\(2\).*\(step 0 of the batch\)\. Then the env raised"
+        r"^in step 0 of the batch, the policy returned action 7, which is not in Discrete\(2\).*Then the env raised"
     )
     with pytest.raises(ShapeError, match=expected):
         _collect(policy=lambda observation: np.full(observation.shape[:-1], 7), num_envs=num_envs)

@@ -39,7 +39,7 @@ from collectx.policy.random import RandomActor
 from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.inference import Inference, RandomOutputs, make_inference, refreshing
+from collectx.rollout.inference import RandomOutputs, make_inference, refreshing
 from collectx.rollout.wrappers import OwnGeneratorsEnv, RolloutOptions, keep_options
 from collectx.state import dumps, loads
 from collectx.transport.base import SlotReport, Stop
@@ -194,7 +194,9 @@ class Rollout:
         """Calls the policy in each step of `steps`, until the batch ends. Returns the number of steps, and the seconds
         that envs and policy took. With `refresh_each_step`, writes the policy version of each step into one of
         `versions`."""
-        stop, ends_early, counts, infer = self._stop, self._ends_early, progress.counts, self._next_inference()
+        stop, ends_early, counts, infer = self._stop, self._ends_early, progress.counts, self._inference
+        if self._random is not None and self._num_random:
+            infer = make_inference(self._random, self._env.spec)
         if self._refresh is not None:
             infer = refreshing(infer, self._refresh, versions)
         env_s = policy_s = 0.0
@@ -349,11 +351,6 @@ class Rollout:
     def _random_actors(self) -> list[RandomActor]:
         actors = (self._actor, None if self._random is None else self._random.actor)
         return [actor for actor in actors if isinstance(actor, RandomActor)]
-
-    def _next_inference(self) -> Inference:
-        if self._num_random and self._random is not None:
-            return make_inference(self._random, self._env.spec)
-        return self._inference
 
     def _count_random(self) -> None:
         """Counts a complete batch with random actions. An interrupted batch is not counted, as it is collected

@@ -102,7 +102,7 @@ if __name__ == "__main__":
 @pytest.mark.ci
 def test_an_env_that_allows_no_action_and_one_with_another_mask_say_so(tmp_path):
     done = run([*MASKED, "policy=mlp", "trainer=ppo", "env.kwargs={closed_at: 4}"], tmp_path, status=1)
-    what = "in step 4 of the batch, 'action_mask' of env 0 (of 2) allows no action. Return a mask with a legal action"
+    what = "in step 4 of the batch, the mask 'action_mask' of env 0 (of 2) allows no action. Return a mask with a"
     assert what in done.stderr
     wrong = [*MASKED, *RANDOM, *INFO, "env.info_keys=[{action_mask: [int8, 4]}]"]
     done = forked("run", *wrong, cwd=tmp_path, status=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,11 +38,17 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
 
         return infer_one
 
-    convert: Callable[[torch.Tensor], Any] = as_array if has_other_dtypes else torch.Tensor.numpy
     if there is not None:
-        convert = partial(torch.Tensor.to, device=there, non_blocking=True)
 
-    def infer(observation: Sequence[torch.Tensor], out: Sequence[Any]) -> None:
+        def infer_there(observation: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
+            for target, value in zip(out, act(observation), strict=True):
+                target.copy_(value, non_blocking=True)
+
+        return infer_there
+
+    convert = as_array if has_other_dtypes else torch.Tensor.numpy
+
+    def infer(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for array, value in zip(out, act(observation), strict=True):
             array[...] = convert(value)
 

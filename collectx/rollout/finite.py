@@ -93,7 +93,7 @@ class FiniteCheck:
         for order, key in enumerate(self._keys):
             wrong = self._is_wrong(key, values[key][:, :steps])
             if wrong.any():
-                found = np.argwhere(_on_cpu(wrong))
+                found = np.argwhere(torch.as_tensor(wrong).numpy(force=True))
                 row, step = found[found[:, 1].argmin(), :2].tolist()
                 places.append((step, order, row, key))
         if not places:
@@ -101,7 +101,7 @@ class FiniteCheck:
         step, _, row, key = min(places)
         env = int(values[TRAJ_IDS][row, step]) % self._total_envs - self._first_env
         value = values[key][row, step]
-        value = _on_cpu(value[self._is_wrong(key, value)])[0]
+        value = torch.as_tensor(value[self._is_wrong(key, value)])[0]
         where = f"{env} of worker {self._worker}"
         culprit = "policy" if key in self._from_policy else "env"
         source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
@@ -111,13 +111,10 @@ class FiniteCheck:
         )
 
 
-def _on_cpu(values: Any) -> np.ndarray:
-    return np.atleast_1d(torch.as_tensor(values).numpy(force=True))
-
-
-def _limit(value: np.floating) -> str:
+def _limit(value: torch.Tensor) -> str:
     """Returns the limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
-    return f"; the largest {value.dtype} is {np.finfo(value.dtype).max:.3g}" if np.isinf(value) else ""
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"; the largest {dtype} is {torch.finfo(value.dtype).max:.3g}" if value.isinf() else ""
 
 
 def _advice(culprit: str) -> str:

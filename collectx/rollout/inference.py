@@ -21,11 +21,19 @@ Inference = Callable[[Sequence[torch.Tensor], Sequence[Any]], None]
 def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
     """Returns the inference for the devices of actor and envs. On the CPU, the policy reads the memory of the slot
     directly."""
-    act, there = actor.act, spec.device
-    if actor.device.type == "cuda" and there is None:
+    act = actor.act
+    if spec.device is not None:
+
+        def infer_there(observation: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
+            for target, value in zip(out, act(observation), strict=True):
+                target.copy_(value, non_blocking=True)
+
+        return infer_there
+
+    if actor.device.type == "cuda":
         return CudaInference(actor, spec)
     has_other_dtypes = any(same_size_integer(leaf.dtype) is not None for leaf in actor.leaves)
-    if spec.num_envs == 1 and there is None and not has_other_dtypes:
+    if spec.num_envs == 1 and not has_other_dtypes:
         numbers = [leaf.shape == () for leaf in actor.leaves]
 
         def infer_one(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
@@ -37,14 +45,6 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
                     out[i][...] = value.numpy()
 
         return infer_one
-
-    if there is not None:
-
-        def infer_there(observation: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
-            for target, value in zip(out, act(observation), strict=True):
-                target.copy_(value, non_blocking=True)
-
-        return infer_there
 
     convert = as_array if has_other_dtypes else torch.Tensor.numpy
 
@@ -75,8 +75,8 @@ class RandomOutputs(Actor):
         self.actor = random_actor(spec)
         self.device, self.leaves = self.actor.device, leaves
         self._others = [
-            observed.index(leaf)
-            if leaf in (observed := spec.observation)
+            spec.observation.index(leaf)
+            if leaf in spec.observation
             else torch.zeros((spec.num_envs, *leaf.shape), dtype=leaf.dtype, device=spec.device)
             for leaf in leaves[len(spec.action) :]
         ]

@@ -187,7 +187,8 @@ class Rollout:
             for carry, arrays in zip(self._carry, views.observation, strict=True):
                 carry[...] = arrays[num_steps]
         report = self.report(views, policy_version, num_steps, env_s, policy_s)
-        self._count_random()
+        # Only of complete batches, since an interrupted one is collected again.
+        self._num_random -= self._num_random > 0
         return report
 
     def _act(self, steps: Iterable[PolicyArrays], versions: Iterable[Any]) -> tuple[int, float, float]:
@@ -247,15 +248,13 @@ class Rollout:
     ) -> SlotReport:
         """Writes `done` and the trajectory ids of the first `num_steps` steps; returns the report about the batch."""
         started = perf_counter()
-        done, traj_ids = views.done[:num_steps], views.traj_ids[:num_steps]
         ends = views.terminated[:num_steps] | views.truncated[:num_steps]
-        done[...] = ends
+        views.done[:num_steps] = ends
         self.group.check_final()
         self._end_batch(ends, [flag[:num_steps] for flag in views.cuts])
         env_s += perf_counter() - started
-        self._episodes.record(slice(None), views.reward[:num_steps], ends, traj_ids)
-        frames = num_steps * self._env.spec.num_envs
-        return SlotReport(policy_version, frames, env_s, policy_s, *self._episodes.take())
+        self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
+        return SlotReport(policy_version, num_steps * ends.shape[1], env_s, policy_s, *self._episodes.take())
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed per env. None: with the envs' current random states."""
@@ -352,11 +351,6 @@ class Rollout:
         actors = (self._actor, None if self._random is None else self._random.actor)
         return [actor for actor in actors if isinstance(actor, RandomActor)]
 
-    def _count_random(self) -> None:
-        """Counts a complete batch with random actions. An interrupted batch is not counted, as it is collected
-        again."""
-        self._num_random -= self._num_random > 0
-
     def _end_batch(self, ends: Any, cuts: Sequence[Any]) -> None:
         """Applies `reset_at_each_iter`, which adds the last frames to `ends`, `[T, E]` bool, and `set_truncated`, which
         sets the last of the flags `cuts`, `[T, E, ...]`, but not of `ends`: these trajectories continue."""
@@ -406,8 +400,7 @@ class OneEnvRollout(Rollout):
         observed = [*zip(views.observation, carry, strict=True)]
         # Without the next observations that batches do not contain.
         stored = [pair for pair in zip(views.next_observation, carry, strict=True) if pair[0].strides[0]]
-        results = [*stored, (views.reward, out.reward)]
-        results += zip(views.next_only, next_only, strict=True)
+        results = [*stored, (views.reward, out.reward), *zip(views.next_only, next_only, strict=True)]
         for step, policy_arrays in enumerate(views.policy_arrays()):
             for array, value in observed:
                 array[step] = value

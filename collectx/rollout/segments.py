@@ -82,7 +82,7 @@ class RaggedRollout(Rollout):
         for key, array in views.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
-        self._count_random()
+        self._num_random -= self._num_random > 0
         return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def steps(self, views: Any) -> Iterator[PolicyArrays]:

@@ -54,6 +54,18 @@ def test_a_log_probability_may_be_infinite_but_not_nan(device):
         checked(0, 3)
 
 
+def test_a_dtype_that_numpy_lacks():
+    """Envs on a device may use it."""
+    leaf = Leaf(("observation",), (), torch.bfloat16)
+    spec = EnvSpec(1, (leaf,), (), BOX, BOX, rewards=(), device=torch.device("cpu"))
+    tensors = {leaf.key: torch.zeros(1, 3, dtype=leaf.dtype), TRAJ_IDS: torch.zeros(1, 3, dtype=torch.int64)}
+    checked = FiniteCheck(spec, (), [Slot(tensors)], 0, 0, 1)
+    checked(0, 3)
+    tensors[leaf.key][0, 1] = torch.inf
+    with pytest.raises(ShapeError, match=r"returned inf in observation \(step 1 .*; the largest bfloat16 is 3.39e\+38"):
+        checked(0, 3)
+
+
 ACTION, REWARD = ("action",), ("next", "reward")
 
 

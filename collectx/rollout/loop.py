@@ -330,7 +330,7 @@ class Rollout:
             return str(error)
         # Does not close the replaced envs: picklable envs own no process, file or thread, and old and new envs may
         # share objects.
-        self._take(loaded["own"])
+        vars(self).update(loaded["own"])
         for actor, saved in zip(self._random_actors(), loaded["actors"], strict=True):
             vars(actor).update(vars(saved))
         return None
@@ -338,10 +338,6 @@ class Rollout:
     def _graph(self) -> dict[str, Any]:
         """Returns the objects to save: those that change while the envs step."""
         return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
-
-    def _take(self, attributes: dict[str, Any]) -> None:
-        """Sets the attributes of `_saved`."""
-        vars(self).update(attributes)
 
     def _outside(self) -> list[Any]:
         """Returns objects to which envs may refer, but which are not part of their state."""
@@ -365,12 +361,6 @@ class Rollout:
 
     def close(self) -> None:
         self._env.close()
-
-
-def is_possible(spec: EnvSpec, actor_leaves: Sequence[Leaf]) -> bool:
-    """Whether `OneEnvRollout` can be used: for one env on the CPU, and a policy that writes no observation."""
-    observed = {leaf for each in spec.observation for leaf in (each, each.under("next"))}
-    return spec.num_envs == 1 and spec.device is None and observed.isdisjoint(actor_leaves)
 
 
 class OneEnvRollout(Rollout):

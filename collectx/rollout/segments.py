@@ -34,7 +34,6 @@ class RaggedRollout(Rollout):
         super().__init__(*args)
         spec = self._env.spec
         size = spec.num_envs
-        self._carry_tensors = self._as_tensors()
         observation = [np.zeros_like(carry) for carry in self._carry]
         self._out = StepArrays(observation, np.zeros(size, np.float32), *np.zeros((3, size), np.bool_))
         # Policy outputs below `next`, and observations that the policy overwrites, share the env's arrays.
@@ -65,20 +64,10 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
-    def _take(self, attributes: dict[str, Any]) -> None:
-        super()._take(attributes)
-        self._carry_tensors = self._as_tensors()
-
-    def _as_tensors(self) -> list[torch.Tensor]:
-        """Returns the policy's input tensors, which are views of `_carry`."""
-        leaves = self._env.spec.observation
-        return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
-
     def collect(self, views: Any, policy_version: int) -> SlotReport:
         self._version = np.array([policy_version])
         _, env_s, policy_s = self._act(self.steps(views), repeat(self._version))
-        num_envs = self._env.spec.num_envs
-        delivered = [self._complete.popleft() for _ in range(num_envs)]
+        delivered = [self._complete.popleft() for _ in self._segment]
         for key, array in views.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
@@ -86,12 +75,13 @@ class RaggedRollout(Rollout):
         return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def steps(self, views: Any) -> Iterator[PolicyArrays]:
-        env, out, num_actions = self._own_env(), self._out, len(self._env.spec.action)
-        while len(self._complete) < self._env.spec.num_envs:
-            yield self._carry_tensors, self._written
+        env, out, spec = self._own_env(), self._out, self._env.spec
+        seen = [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, spec.observation, strict=True)]
+        while len(self._complete) < spec.num_envs:
+            yield seen, self._written
             out.frame[:] = True
             out.terminated[:] = out.truncated[:] = False
-            env.step(self._written[:num_actions], out)
+            env.step(self._written[: len(spec.action)], out)
             self._store()
 
     def _store(self) -> None:

@@ -25,7 +25,7 @@ from collectx.policy.flat_weights import FlatWeights, is_on_device
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.loop import EndsEarly, OneEnvRollout, Rollout, RolloutStopped, is_possible
+from collectx.rollout.loop import EndsEarly, OneEnvRollout, Rollout, RolloutStopped
 from collectx.rollout.segments import RaggedRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
     if spec.ragged:
         return RaggedRollout
-    return OneEnvRollout if is_possible(spec, actor.leaves) else Rollout
+    observed = {leaf for each in spec.observation for leaf in (each, each.under("next"))}
+    writes_observation = not observed.isdisjoint(actor.leaves)
+    return Rollout if spec.num_envs > 1 or spec.device is not None or writes_observation else OneEnvRollout
 
 
 class RolloutSource:

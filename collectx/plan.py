@@ -30,7 +30,8 @@ from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import headers
 from collectx.place import place_of
-from collectx.rollout.inference import RandomInference
+from collectx.policy.random import random_actor
+from collectx.rollout.inference import make_inference
 from collectx.run import RunFolder, cores
 from collectx.run.after.evaluation import in_envs
 from collectx.run.preflight import env_limit
@@ -192,7 +193,7 @@ def step_s(group: Env) -> float | None:
         [as_array(torch.zeros((size, *leaf.shape), dtype=leaf.dtype)) for leaf in leaves]
         for leaves in (spec.action, rewards)
     )
-    infer, took_s = RandomInference(spec, spec.action), list[float]()
+    infer, took_s = make_inference(random_actor(spec), spec), list[float]()
     while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
         infer([*first.values()], action)
         terminated, truncated = np.zeros((2, size), np.bool_)

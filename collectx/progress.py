@@ -47,8 +47,7 @@ def one_more(kind: int = OTHERS) -> None:
 def stepped(num_steps: int) -> None:
     """Counts the steps of the current batch. A slow reset may follow, so the trainer hears of them at once."""
     counts[STEPS] = num_steps
-    if _notify is not None:
-        _notify()
+    one_more()
 
 
 class _ImportCounter:

@@ -319,10 +319,10 @@ def _worker_config(cfg: RunConfig) -> RunConfig:
         env=cfg.env,
         policy=cfg.policy,
         collector=dataclasses.replace(cfg.collector),
-        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
+        backend=BackendConfig(kind="shared_memory"),
         launcher=launcher,
-        devices=DevicesConfig(device=None, storing_device=None, policy_device=policy_device, env_device=None),
-        trainer=TrainerConfig(kind="meter", digest=False),
+        devices=DevicesConfig(device=None, policy_device=policy_device),
+        trainer=TrainerConfig(kind="meter"),
         seed=cfg.seed,
         inference=cfg.inference,
     )

@@ -101,6 +101,11 @@ class EnvSpec:
         if self.inputs is None:
             object.__setattr__(self, "inputs", self.observation)
 
+    def native(self, tensor: torch.Tensor) -> Any:
+        """Returns a tensor's memory in the form that the group takes: an array, or the tensor itself for a group on a
+        device."""
+        return as_array(tensor) if self.device is None else tensor
+
     @property
     def next_only_leaves(self) -> tuple[Leaf, ...]:
         """The leaves that a batch contains only below `next`."""
@@ -208,6 +213,10 @@ class Env(ABC):
         options = {**self.reset_options, **options}
         return {"options": options} if options else {}
 
+    def check_final(self) -> None:  # noqa: B027
+        """Raises `CollectxError` if an episode has ended since the last call without a final observation. Called after
+        each batch."""
+
     def close(self) -> None:  # noqa: B027
         """Releases the envs. Idempotent."""
 
@@ -219,8 +228,7 @@ def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor
         leaf.key: torch.zeros((spec.num_envs, *leaf.shape), dtype=leaf.dtype, device=spec.device)
         for leaf in spec.observation
     }
-    out: Sequence[Any] = [*first.values()]
-    env.reset(seeds, out if spec.device is not None else [as_array(value) for value in out])
+    env.reset(seeds, [spec.native(value) for value in first.values()])
     progress.one_more()
     return first
 

@@ -148,8 +148,7 @@ class TensorVectorEnv(Env):
             target.copy_(first)
 
     def check_final(self) -> None:
-        """Checks that all ended episodes had final observations. Waits for the device if steps lacked them. Raises
-        `CollectxError` if, since the last call, an episode has ended in a step without final observations."""
+        """See `Env.check_final`. Waits for the device if steps lacked final observations."""
         lost, self._lost = self._lost, None
         if lost is not None and lost.any():
             raise CollectxError(

@@ -4,10 +4,11 @@ log-probabilities."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 
 from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
@@ -41,7 +42,9 @@ class FiniteCheck:
         kept = [leaf for leaf in spec.observation if leaf.key[0] != "info" or leaf in spec.inputs]
         observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
-        self._slots: PerSlot[Mapping[Key, Any]] = PerSlot(lambda index: self._values(slots[index]))
+        self._slots: PerSlot[Mapping[Key, Any]] = PerSlot(
+            lambda index: {key: spec.native(tensor) for key, tensor in slots[index].tensors.items()}
+        )
         # NaN in a log-probability means that the policy's weights or outputs are; infinity is that of a masked action.
         self._may_be_infinite = {key for key in written if key[-1].endswith("log_prob")}
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
@@ -58,19 +61,17 @@ class FiniteCheck:
         self._from_policy = {*written, *self._actions}
 
     def __call__(self, slot: int, steps: int) -> None:
-        """Checks the first `steps` steps of a slot. Raises `ShapeError` if a value is not finite; the message names
-        worker, env, key and step of the first one."""
-        arrays = self._arrays(slot)
+        """Checks the first `steps` steps of a slot. Waits for the device, if any, for one number. Raises `ShapeError`
+        if a value is not finite; the message names worker, env, key and step of the first one."""
+        values = self._slots[slot]
         with np.errstate(over="ignore", invalid="ignore"):
-            for key in self._keys:
-                # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values
-                # may overflow, so the values are checked after all.
-                values = arrays[key][:, :steps]
-                if not math.isfinite(values.sum()) and self._is_wrong(key, values).any():
-                    self._raise(arrays, steps)
+            # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values may
+            # overflow, so the values are checked after all.
+            if not math.isfinite(sum(values[key][:, :steps].sum() for key in self._keys)):
+                self._raise_at_first(values, steps)
 
-    def _is_wrong(self, key: Key, values: np.ndarray) -> np.ndarray:
-        return np.isnan(values) if key in self._may_be_infinite else ~np.isfinite(values)
+    def _is_wrong(self, key: Key, values: Any) -> Any:
+        return values != values if key in self._may_be_infinite else ~(abs(values) < math.inf)
 
     def explain(self, slot: int, error: Exception) -> None:
         """Raises a `ShapeError` if an action of the batch that `error` ended is not finite, because some envs raise
@@ -78,25 +79,30 @@ class FiniteCheck:
         # Later steps belong to an earlier batch, which its consumer may have changed.
         steps = progress.counts[STEPS] + 1
         for key in self._actions if self._fills_slots else ():
-            values = self._arrays(slot)[key][:, :steps]
-            if not np.isfinite(values).all():
-                value = values[~np.isfinite(values)].flat[0]
+            values = self._slots[slot][key][:, :steps]
+            if (wrong := self._is_wrong(key, values)).any():
+                value = values[wrong][0]
                 raise ShapeError(
                     f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env raised "
                     f"{summary_of(error)}. {_advice('policy')}"
                 ) from error
 
-    def _values(self, slot: Slot) -> Mapping[Key, Any]:
-        return slot.arrays()
-
-    def _arrays(self, slot: int) -> Mapping[Key, np.ndarray]:
-        return self._slots[slot]
-
-    def _raise(self, arrays: Mapping[Key, np.ndarray], steps: int) -> NoReturn:
-        step, _, row, key = min(self._first_places(arrays, steps))
-        env = arrays[TRAJ_IDS][row, step] % self._total_envs - self._first_env
-        value = arrays[key][row, step]
-        value = value[self._is_wrong(key, value)].flat[0]
+    def _raise_at_first(self, values: Mapping[Key, Any], steps: int) -> None:
+        """Raises an error about the first value that is not finite, if there is one."""
+        # For each key: the step of its first one, the key's order within a step, the row, and the key.
+        places = []
+        for order, key in enumerate(self._keys):
+            wrong = self._is_wrong(key, values[key][:, :steps])
+            if wrong.any():
+                found = np.argwhere(torch.as_tensor(wrong).numpy(force=True))
+                row, step = found[found[:, 1].argmin(), :2].tolist()
+                places.append((step, order, row, key))
+        if not places:
+            return
+        step, _, row, key = min(places)
+        env = int(values[TRAJ_IDS][row, step]) % self._total_envs - self._first_env
+        value = values[key][row, step]
+        value = torch.as_tensor(value[self._is_wrong(key, value)])[0]
         where = f"{env} of worker {self._worker}"
         culprit = "policy" if key in self._from_policy else "env"
         source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
@@ -105,19 +111,11 @@ class FiniteCheck:
             f"{_advice(culprit)}"
         )
 
-    def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:
-        """Yields, for each key with values that are not finite: the step of the first one, the key's order within a
-        step, the row, and the key."""
-        for order, key in enumerate(self._keys):
-            places = np.argwhere(self._is_wrong(key, arrays[key][:, :steps]))
-            if len(places):
-                row, step = places[places[:, 1].argmin(), :2].tolist()
-                yield step, order, row, key
 
-
-def _limit(value: np.floating) -> str:
+def _limit(value: torch.Tensor) -> str:
     """Returns the limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
-    return f"; the largest {value.dtype} is {np.finfo(value.dtype).max:.3g}" if np.isinf(value) else ""
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"; the largest {dtype} is {torch.finfo(value.dtype).max:.3g}" if value.isinf() else ""
 
 
 def _advice(culprit: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +13,25 @@ from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import random_actor
 
-# Called once per step with the observation, a CPU tensor `[E, *shape]` per leaf; writes the actor's outputs into
-# arrays.
-Inference = Callable[[Sequence[torch.Tensor], Sequence[np.ndarray]], None]
+# Called once per step with the observation, a tensor `[E, *shape]` per leaf; writes the actor's outputs into arrays, or
+# into tensors for envs on a device.
+Inference = Callable[[Sequence[torch.Tensor], Sequence[Any]], None]
 
 
 def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
-    """Returns the inference for the actor's device. On the CPU, the policy reads the memory of the slot directly."""
+    """Returns the inference for the devices of actor and envs. On the CPU, the policy reads the memory of the slot
+    directly."""
+    act = actor.act
+    if spec.device is not None:
+
+        def infer_there(observation: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
+            for target, value in zip(out, act(observation), strict=True):
+                target.copy_(value, non_blocking=True)
+
+        return infer_there
+
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
-    act = actor.act
     has_other_dtypes = any(same_size_integer(leaf.dtype) is not None for leaf in actor.leaves)
     if spec.num_envs == 1 and not has_other_dtypes:
         numbers = [leaf.shape == () for leaf in actor.leaves]
@@ -45,9 +55,9 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
     return infer
 
 
-def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarray) -> Inference:
-    """Returns an inference for one batch that loads the newest weights before each step. Writes the policy version of
-    each frame into `versions`, `[T, E]` int64."""
+def refreshing(infer: Inference, refresh: Callable[[], int], versions: Iterable[Any]) -> Inference:
+    """Returns an inference for one batch that loads the newest weights before each step. Writes the policy versions of
+    each step into one of `versions`, `[E]` int64."""
     version_of_step = iter(versions)
 
     def infer_with_newest(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
@@ -57,20 +67,26 @@ def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarra
     return infer_with_newest
 
 
-class RandomInference:
-    """Writes random actions, and zeros for the policy's other outputs. Observations that the policy would overwrite
-    stay unchanged. `leaves` are the actor's, one for each array of `out`."""
+class RandomOutputs(Actor):
+    """Returns random actions in place of an actor's, whose outputs are `leaves`. Its other outputs are zero, and the
+    observations that it would overwrite stay unchanged."""
 
-    def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
-        self.actor = actor = random_actor(spec)
-        self._act, self.reset = actor.act, actor.reset
-        self._zeroed = [i for i, leaf in enumerate(leaves) if leaf not in (*spec.action, *spec.observation)]
+    def __init__(self, spec: EnvSpec, leaves: tuple[Leaf, ...]):
+        self.actor = random_actor(spec)
+        self.device, self.leaves = self.actor.device, leaves
+        self._others = [
+            spec.observation.index(leaf)
+            if leaf in spec.observation
+            else torch.zeros((spec.num_envs, *leaf.shape), dtype=leaf.dtype, device=spec.device)
+            for leaf in leaves[len(spec.action) :]
+        ]
 
-    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        for array, value in zip(out, self._act(observation), strict=False):
-            array[...] = value.numpy()
-        for i in self._zeroed:
-            out[i][...] = 0
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        others = (observation[other] if isinstance(other, int) else other for other in self._others)
+        return (*self.actor.act(observation), *others)
+
+    def reset(self) -> None:
+        self.actor.reset()
 
 
 class CudaInference:

@@ -12,20 +12,16 @@ complete segments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from collectx import progress
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_tensor
 from collectx.env.base import StepArrays
-from collectx.errors import ShapeError
-from collectx.progress import STEPS
-from collectx.rollout.loop import Rollout, RolloutStopped, raise_at_step
+from collectx.rollout.loop import PolicyArrays, Rollout
 from collectx.transport.base import SlotReport
 
 
@@ -38,7 +34,6 @@ class RaggedRollout(Rollout):
         super().__init__(*args)
         spec = self._env.spec
         size = spec.num_envs
-        self._carry_tensors = self._as_tensors()
         observation = [np.zeros_like(carry) for carry in self._carry]
         self._out = StepArrays(observation, np.zeros(size, np.float32), *np.zeros((3, size), np.bool_))
         # Policy outputs below `next`, and observations that the policy overwrites, share the env's arrays.
@@ -69,50 +64,27 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
-    def _take(self, attributes: dict[str, Any]) -> None:
-        super()._take(attributes)
-        self._carry_tensors = self._as_tensors()
-
-    def _as_tensors(self) -> list[torch.Tensor]:
-        """Returns the policy's input tensors, which are views of `_carry`."""
-        leaves = self._env.spec.observation
-        return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
-
     def collect(self, views: Any, policy_version: int) -> SlotReport:
-        env_s = policy_s = 0.0
-        env, infer = self._own_env(), self._next_inference()
-        num_actions = len(self._env.spec.action)
-        num_envs, counts = self._env.spec.num_envs, progress.counts
-        versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
-        step = 0
-        try:
-            with torch.inference_mode():
-                while len(self._complete) < num_envs:
-                    counts[STEPS] = step
-                    if self._stop[0]:
-                        raise RolloutStopped
-                    version = next(versions)
-                    started = perf_counter()
-                    infer(self._carry_tensors, self._written)
-                    acted = perf_counter()
-                    self._out.frame[:] = True
-                    self._out.terminated[:] = self._out.truncated[:] = False
-                    env.step(self._written[:num_actions], self._out)
-                    stepped = perf_counter()
-                    self._store(version)
-                    env_s += stepped - acted
-                    policy_s += acted - started
-                    step += 1
-        except ShapeError as error:
-            raise_at_step(error, step)
-        delivered = [self._complete.popleft() for _ in range(num_envs)]
+        self._version = np.array([policy_version])
+        _, env_s, policy_s = self._act(self.steps(views), repeat(self._version))
+        delivered = [self._complete.popleft() for _ in self._segment]
         for key, array in views.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
-        self._count_random()
+        self._num_random -= self._num_random > 0
         return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
-    def _store(self, policy_version: int) -> None:
+    def steps(self, views: Any) -> Iterator[PolicyArrays]:
+        env, out, spec = self._own_env(), self._out, self._env.spec
+        seen = [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, spec.observation, strict=True)]
+        while len(self._complete) < spec.num_envs:
+            yield seen, self._written
+            out.frame[:] = True
+            out.terminated[:] = out.truncated[:] = False
+            env.step(self._written[: len(spec.action)], out)
+            self._store()
+
+    def _store(self) -> None:
         """Appends the frames of a step to the segments of their envs, and copies its observations into `_carry`."""
         out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
@@ -132,13 +104,14 @@ class RaggedRollout(Rollout):
             ("done", out.terminated | out.truncated),
         ):
             segments["next", name][place] = value[envs, None]
-        segments[POLICY_VERSION][place] = policy_version
+        segments[POLICY_VERSION][place] = self._version
         self._cursor[envs] += 1
         steps = segments[TRAJ_IDS].shape[1]
         for index in np.flatnonzero(self._cursor == steps):
             segment = self._segment[index]
             truncated, done, reward = (segments["next", name][segment] for name in ("truncated", "done", "reward"))
-            ends = self._end_batch(done, [truncated, done])
+            ends = done.copy()
+            self._end_batch(ends, [truncated, done])
             self._episodes.record(np.array([index]), reward, ends, segments[TRAJ_IDS][segment][:, None])
             self._complete.append(int(segment))
             self._segment[index] = self._free.popleft()

@@ -25,15 +25,14 @@ from collectx.policy.flat_weights import FlatWeights, is_on_device
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.loop import EndsEarly, OneEnvRollout, Rollout, RolloutStopped, is_possible
+from collectx.rollout.loop import EndsEarly, OneEnvRollout, Rollout, RolloutStopped
 from collectx.rollout.segments import RaggedRollout
-from collectx.rollout.tensors import TensorFiniteCheck, TensorRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.batch_hooks import BatchHooks
-from collectx.worker.inference.rollout import ServedActor, ServedGroup, ServedRollout
+from collectx.worker.inference.rollout import ServedActor, ServedRollout
 from collectx.worker.requests import ProcessGenerators, RequestHandler
 from collectx.worker.spec import ProcessSpec, env_seeds, seed_policy
 
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    if spec.device is not None:
-        return TensorRollout
     if spec.ragged:
         return RaggedRollout
-    return OneEnvRollout if is_possible(spec, actor.leaves) else Rollout
+    observed = {leaf for each in spec.observation for leaf in (each, each.under("next"))}
+    writes_observation = not observed.isdisjoint(actor.leaves)
+    return Rollout if spec.num_envs > 1 or spec.device is not None or writes_observation else OneEnvRollout
 
 
 class RolloutSource:
@@ -102,8 +101,7 @@ class RolloutSource:
         self._check: FiniteCheck | None = None
         if options.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
-            check = FiniteCheck if env_spec.device is None else TensorFiniteCheck
-            self._check = check(env_spec, policy_keys, slots, placement.run_index, first_env, total_envs)
+            self._check = FiniteCheck(env_spec, policy_keys, slots, placement.run_index, first_env, total_envs)
 
     def _slot(self, index: int) -> Slot:
         slot, steps = self._link.slots[index], self._spec.steps
@@ -137,7 +135,7 @@ class RolloutSource:
 
             if isinstance(actor, UserActor):
                 self._follow = actor.follow
-        episodes = Episodes(first_env, spec.num_envs, total_envs, placement.incarnation)
+        episodes = Episodes(first_env, spec.num_envs, total_envs, placement.incarnation, env.spec.device)
         ends_early: EndsEarly | None = None
         if options.may_end_early:
             preempted = link.preempted
@@ -161,8 +159,8 @@ class RolloutSource:
                 env = RecurrentStateEnv(env, actor.states)
             self._take_specs(*(replace(each.spec, num_envs=spec.num_envs) for each in (group, env)))
             episodes = Episodes(first_env + rows.start, num_envs, total_envs, incarnation)
-            groups.append((ServedGroup(env, actor, episodes, seeds[rows], link.stop, options), rows))
-        self._rollout = ServedRollout(groups, link.connect_inference(), lambda: link.pointer)
+            groups.append((Rollout(env, actor, episodes, seeds[rows], link.stop, options), rows))
+        self._rollout = ServedRollout(groups, link.stop, link.connect_inference(), lambda: link.pointer)
 
     def _build_envs(self, cfg: EnvConfig, first_env: int, num_envs: int) -> Env:
         if not self._is_inline and isinstance(cfg, GymVectorEnvConfig) and cfg.vectorization_mode == "async":

@@ -88,6 +88,11 @@ def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Ge
             report = source.fill(acquired)
         except StopIteration as error:
             raise _renamed(error) from error
+        except RuntimeError as error:
+            # Python replaces the error of an env, which a generator steps.
+            if str(error) == "generator raised StopIteration" and isinstance(error.__cause__, StopIteration):
+                raise _renamed(error.__cause__) from error.__cause__
+            raise
         except KeyboardInterrupt as interruption:
             if put_back is None:
                 raise

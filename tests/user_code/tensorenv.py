@@ -37,7 +37,7 @@ class TensorCountingEnv(VectorEnv):
         actions.fill_(-1)
         self._step = self._step + 1
         final, reward = self._observation(), self._step.float()
-        reward[1] = torch.where(self._step[1] == self._nan_step, torch.nan, reward[1])
+        reward[1:2] = torch.where(self._step[1:2] == self._nan_step, torch.nan, reward[1:2])
         ended = self._step >= self._length
         self._episode = self._episode + ended
         self._step = self._step * ~ended

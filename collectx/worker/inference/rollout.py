@@ -9,7 +9,7 @@ docs/explanation/central-inference.md compares the speed of this loop with that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
@@ -28,7 +28,7 @@ from collectx.policy.recurrent import StateSpec
 from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
-from collectx.transport.base import SlotReport
+from collectx.transport.base import SlotReport, Stop
 from collectx.transport.inference_channel import NO_STEP, InferenceClient
 
 
@@ -49,47 +49,25 @@ class ServedActor(Actor):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-class ServedGroup(Rollout):
-    """The rollout of one env group, for which the server calls the policy. See `Rollout` for the arguments. `report` is
-    the report about the last batch of `steps`."""
-
-    report: SlotReport
-
-    def steps(self, views: SlotViews) -> Iterator[None]:
-        """Fills the slot except for the policy's outputs and versions. Yields before each step, and must be continued
-        when the server has written these. Call it under `torch.inference_mode`."""
-        env, num_actions = self._own_env(), len(self._env.spec.action)
-        views.clear()
-        observations = self._observations_by_step(views)
-        env_s = 0.0
-        for following, (_, written, out) in zip(observations[1:], views.step_arrays(), strict=True):
-            if self._stop[0]:
-                raise RolloutStopped
-            yield
-            began = perf_counter()
-            any_ended = env.step(written[:num_actions], out)
-            for array, final in zip(following, out.observation, strict=True):
-                array[...] = final
-            if any_ended:
-                progress.one_more()
-                env.reset_some(out.terminated | out.truncated, following)
-            env_s += perf_counter() - began
-        self.report = self._report(views, int(views.policy_version[0, 0]), views.steps, env_s, 0.0)
-
-
 class ServedRollout:
     """Several env groups of a worker, with the methods of `Rollout` that a worker calls.
 
     Args:
         groups: the rollout of each group, with a `ServedActor`, and the slot rows of the group.
+        stop: see `Rollout`.
         pointer: returns the pointer to the granted weights; see `ActionRequest`.
     """
 
     def __init__(
-        self, groups: Sequence[tuple[ServedGroup, slice]], client: InferenceClient, pointer: Callable[[], int]
+        self,
+        groups: Sequence[tuple[Rollout, slice]],
+        stop: Stop,
+        client: InferenceClient,
+        pointer: Callable[[], int],
     ):
         self._rollouts = [rollout for rollout, _ in groups]
         self._rows = [rows for _, rows in groups]
+        self._stop = stop
         self._client = client
         self._pointer = pointer
 
@@ -102,13 +80,11 @@ class ServedRollout:
         actions, which this process draws."""
         slot, views = prepared
         pointer, self._client.wait_s = self._pointer(), 0.0
+        parts = [*zip(self._rollouts, views, strict=True)]
         if self._rollouts[0].acts_randomly:
-            reports = [
-                rollout.collect(part, policy_version) for rollout, part in zip(self._rollouts, views, strict=True)
-            ]
+            reports = [rollout.collect(part, policy_version) for rollout, part in parts]
         else:
-            self._step(slot, views, pointer)
-            reports = [rollout.report for rollout in self._rollouts]
+            reports = self._step(slot, parts, pointer)
         for group in range(len(reports)):
             self._client.post(group, slot, NO_STEP, pointer)
         return SlotReport(
@@ -120,20 +96,27 @@ class ServedRollout:
             np.concatenate([report.lengths for report in reports]),
         )
 
-    def _step(self, slot: int, views: Sequence[SlotViews], pointer: int) -> None:
-        client, step = self._client, 0
-        groups = [(n, rollout.steps(part)) for n, (rollout, part) in enumerate(zip(self._rollouts, views, strict=True))]
+    def _step(self, slot: int, parts: Sequence[tuple[Rollout, SlotViews]], pointer: int) -> list[SlotReport]:
+        client, step, env_s, reports = self._client, 0, 0.0, list[SlotReport]()
+        steps = [rollout.steps(views) for rollout, views in parts]
         try:
             with torch.inference_mode():
-                for step in range(views[0].steps + 1):
+                for step in range(parts[0][1].steps + 1):
                     progress.counts[STEPS] = step
-                    for group, steps in groups:
-                        if not client.wait(group):
+                    for group, (rollout, views) in enumerate(parts):
+                        if self._stop[0] or not client.wait(group):
                             raise RolloutStopped
-                        if next(steps, NO_STEP) is not NO_STEP:
+                        began = perf_counter()
+                        has_observed = next(steps[group], None) is not None
+                        env_s += perf_counter() - began
+                        if has_observed:
                             client.post(group, slot, step, pointer)
+                        else:
+                            reports.append(rollout.report(views, int(views.policy_version[0, 0]), step, env_s, 0.0))
+                            env_s = 0.0
         except ShapeError as error:
             raise_at_step(error, step - 1)
+        return reports
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):

@@ -1,19 +1,16 @@
 """Which values `collector.check_finite` looks at."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 from collectx import progress
-from collectx.batch import TRAJ_IDS, Leaf
+from collectx.batch import TRAJ_IDS, Leaf, Slot
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
 from collectx.progress import STEPS
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.tensors import TensorFiniteCheck
 
 OBSERVATION, INFO = Leaf(("observation",), (1,), torch.float32), Leaf(("info", "speed"), (1,), torch.float32)
 BOX = spaces.Box(-1, 1, (1,), np.float32)
@@ -22,8 +19,8 @@ BOX = spaces.Box(-1, 1, (1,), np.float32)
 def check(*inputs, **fields):
     spec = EnvSpec(1, (OBSERVATION, INFO), (Leaf(("action",), (1,), torch.float32),), BOX, BOX, inputs=inputs, **fields)
     leaves = (OBSERVATION, INFO, *spec.action, OBSERVATION.under("next"), INFO.under("next"))
-    arrays = {leaf.key: np.zeros((1, 3, 1), np.float32) for leaf in leaves} | {TRAJ_IDS: np.zeros((1, 3), np.int64)}
-    return FiniteCheck(spec, (), [SimpleNamespace(arrays=lambda: arrays)], 0, 0, 1), arrays
+    tensors = {leaf.key: torch.zeros(1, 3, 1) for leaf in leaves} | {TRAJ_IDS: torch.zeros(1, 3, dtype=torch.int64)}
+    return FiniteCheck(spec, (), [Slot(tensors)], 0, 0, 1), {key: tensor.numpy() for key, tensor in tensors.items()}
 
 
 def test_what_the_policy_and_the_trainer_read():
@@ -43,18 +40,29 @@ def test_an_info_that_the_policy_reads_too():
         checked(0, 3)
 
 
-@pytest.mark.parametrize("kind", [FiniteCheck, TensorFiniteCheck])
-def test_a_log_probability_may_be_infinite_but_not_nan(kind):
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_log_probability_may_be_infinite_but_not_nan(device):
     key = ("agents", "action_log_prob")
-    spec = EnvSpec(1, (OBSERVATION,), (Leaf(("action",), (), torch.int64),), BOX, spaces.Discrete(2))
+    spec = EnvSpec(1, (OBSERVATION,), (Leaf(("action",), (), torch.int64),), BOX, spaces.Discrete(2), device=device)
     keys = (OBSERVATION.key, ("next", "observation"), ("next", "reward"), key)
     tensors = {each: torch.zeros(1, 3) for each in keys} | {TRAJ_IDS: torch.zeros(1, 3, dtype=torch.int64)}
-    arrays = {each: tensor.numpy() for each, tensor in tensors.items()}
-    checked = kind(spec, [key], [SimpleNamespace(arrays=lambda: arrays, tensors=tensors)], 0, 0, 1)
+    checked = FiniteCheck(spec, [key], [Slot(tensors)], 0, 0, 1)
     tensors[key][0] = torch.tensor([-torch.inf, torch.inf, 0.0])
     checked(0, 3)
     tensors[key][0, 2] = torch.nan
     with pytest.raises(ShapeError, match=r"the policy for env 0 of worker 0 returned nan in agents\.action_log_prob"):
+        checked(0, 3)
+
+
+def test_a_dtype_that_numpy_lacks():
+    """Envs on a device may use it."""
+    leaf = Leaf(("observation",), (), torch.bfloat16)
+    spec = EnvSpec(1, (leaf,), (), BOX, BOX, rewards=(), device=torch.device("cpu"))
+    tensors = {leaf.key: torch.zeros(1, 3, dtype=leaf.dtype), TRAJ_IDS: torch.zeros(1, 3, dtype=torch.int64)}
+    checked = FiniteCheck(spec, (), [Slot(tensors)], 0, 0, 1)
+    checked(0, 3)
+    tensors[leaf.key][0, 1] = torch.inf
+    with pytest.raises(ShapeError, match=r"returned inf in observation \(step 1 .*; the largest bfloat16 is 3.39e\+38"):
         checked(0, 3)
 
 
@@ -91,17 +99,16 @@ ACTION, REWARD = ("action",), ("next", "reward")
         ([(("observation",), 0, 0, 0, 3e38), (("observation",), 0, 1, 0, 3e38)], None),  # only the sum is infinite
     ],
 )
-@pytest.mark.parametrize("kind", [FiniteCheck, TensorFiniteCheck])
-def test_the_first_value_that_is_not_finite_is_named(kind, places, message):
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_the_first_value_that_is_not_finite_is_named(device, places, message):
     observation, action = (Leaf((name,), (2,), torch.float32) for name in ("observation", "action"))
-    spec = EnvSpec(2, (observation,), (action,), BOX, BOX)
+    spec = EnvSpec(2, (observation,), (action,), BOX, BOX, device=device)
     leaves = (observation, action, observation.under("next"), *(leaf.under("next") for leaf in spec.rewards))
     tensors = {leaf.key: torch.zeros(2, 4, *leaf.shape) for leaf in leaves}
     tensors[TRAJ_IDS] = torch.tensor([[2, 2, 2, 2], [3, 7, 7, 11]])
-    arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
     for key, row, step, element, value in places:
         tensors[key][row, step, element] = value
-    checked = kind(spec, (), [SimpleNamespace(arrays=lambda: arrays, tensors=tensors)], 5, 2, 4)
+    checked = FiniteCheck(spec, (), [Slot(tensors)], 5, 2, 4)
     if message is None:
         checked(0, 3)
     else:

@@ -20,7 +20,6 @@ from collectx.policy import ExplorationType, make_actor
 from collectx.progress import STEPS
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import OneEnvRollout, Rollout
-from collectx.rollout.tensors import TensorEpisodes, TensorRollout
 from collectx.rollout.wrappers import RolloutOptions, wrapped
 from collectx.worker.rollout_source import rollout_class
 
@@ -122,16 +121,18 @@ WALKS = [
     (replace(COUNTING, num_envs=1), OneEnvRollout, "compact", {"num_random_batches": 2}),
     (replace(COUNTING, num_envs=1), OneEnvRollout, "whole", {"max_frames_per_traj": 1, "set_truncated": True}),
     (replace(COUNTING, num_envs=1), OneEnvRollout, "whole", {"reset_at_each_iter": True, "max_frames_per_traj": 3}),
-    (TENSORS, TensorRollout, "compact", {"num_random_batches": 2}),
-    (TENSORS, TensorRollout, "compact", {}),
-    (TENSORS, TensorRollout, "whole", {"set_truncated": True}),
+    (TENSORS, Rollout, "compact", {"num_random_batches": 2}),
+    (TENSORS, Rollout, "compact", {}),
+    (TENSORS, Rollout, "whole", {"set_truncated": True}),
+    (replace(TENSORS, num_envs=1), Rollout, "whole", {}),
 ]
 
 
 @pytest.mark.parametrize(("cfg", "kind", "form", "options"), WALKS)
 def test_batches_are_those_of_a_model(cfg, kind, form, options):
     is_compact, length = form == "compact", 6 if options or form == "whole" else 1
-    options, first = RolloutOptions(True, **options), 0 if kind is TensorRollout else 4
+    is_tensor = cfg.kind == TENSORS.kind
+    options, first = RolloutOptions(True, **options), 0 if is_tensor else 4
     draw, end = random.Random(str(options)), [length]
 
     def ends_early():
@@ -142,7 +143,7 @@ def test_batches_are_those_of_a_model(cfg, kind, form, options):
         env, seeds = wrapped(build(cfg, first), options), range(cfg.num_envs)
         actor = make_actor(act, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
         assert rollout_class(env.spec, actor) is kind
-        episodes = Episodes(first, cfg.num_envs, TOTAL)
+        episodes = Episodes(first, cfg.num_envs, TOTAL, device=env.spec.device)
         if is_reset:
             env.spec, seeds = replace(env.spec, example_observation=first_observations(env, seeds)), None
         return kind(env, actor, episodes, seeds, memoryview(b"\0\1"), options, None, ends_early), actor
@@ -158,12 +159,12 @@ def test_batches_are_those_of_a_model(cfg, kind, form, options):
             saved = rollout.state()
             rollout, _ = make()
             views, reason = None, rollout.load(saved)
-            assert (reason is None) == (kind is not TensorRollout)
-        if event == "reset" or (event == "load" and kind is TensorRollout):
+            assert (reason is None) == (not is_tensor)
+        if event == "reset" or (event == "load" and is_tensor):
             rollout.reset(None)
             for e in range(cfg.num_envs):
                 model.begin(e, 0)
-        if event == "restart" and kind is not TensorRollout:
+        if event == "restart" and not is_tensor:
             chosen = np.array([draw.random() < 0.5 for _ in range(cfg.num_envs)])
             rollout.reset_some(chosen)
             for e in np.flatnonzero(chosen):
@@ -172,7 +173,7 @@ def test_batches_are_those_of_a_model(cfg, kind, form, options):
             for tensor in slot.tensors.values():
                 tensor.view(torch.uint8).fill_(7)
             views = rollout.prepare(slot, 0) if views is None else views
-            if is_compact and kind is not TensorRollout:  # all steps share the memory of one
+            if is_compact and not is_tensor and length > 1:  # all steps share the memory of one
                 assert views.next_observation[0].strides[0] == 0
             end[0] = steps = draw.randint(1, length)
             assert rollout.acts_randomly == (model.random_batches > 0)
@@ -200,14 +201,12 @@ def test_batches_are_those_of_a_model(cfg, kind, form, options):
     rollout.close()
 
 
-@pytest.mark.parametrize("is_tensor", [False, True])
-def test_trajectories_are_those_of_a_model(is_tensor):
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_trajectories_are_those_of_a_model(device):
     """Records of any length, with abandoned and restored episodes; rewards that are not finite count as zero."""
     draw = np.random.default_rng(0)
-    episodes, model = Episodes(2, 3, TOTAL, incarnation=1), Model(2, 3, RolloutOptions(True))
+    episodes, model = Episodes(2, 3, TOTAL, 1, device), Model(2, 3, RolloutOptions(True))
     model.ids = [each + 2**32 * TOTAL for each in model.ids]
-    if is_tensor:
-        episodes = TensorEpisodes(episodes, torch.device("cpu"))
     for number in range(60):
         steps = int(draw.integers(1, 6))
         done = draw.random((steps, 3)) < 0.3
@@ -222,11 +221,9 @@ def test_trajectories_are_those_of_a_model(is_tensor):
                 finished.append((model.returns[e], model.lengths[e]))
                 model.abandon(e)
         ids = np.full((steps, 3), -1)
-        if is_tensor:
-            found = episodes.record(*map(torch.from_numpy, (reward, done, ids)))
-        else:
-            episodes.record(slice(None), reward, done, ids)
-            found = episodes.take()
+        frames = reward, done, ids
+        episodes.record(slice(None), *(frames if device is None else map(torch.from_numpy, frames)))
+        found = episodes.take()
         assert ids.tolist() == expected.tolist()
         assert [*zip(*(each.tolist() for each in found), strict=True)] == finished
         if number % 7 == 3:
@@ -240,6 +237,5 @@ def test_trajectories_are_those_of_a_model(is_tensor):
                 "returns": model.returns,
                 "lengths": model.lengths,
             }
-            episodes = Episodes(2, 3, TOTAL)
-            episodes = TensorEpisodes(episodes, torch.device("cpu")) if is_tensor else episodes
+            episodes = Episodes(2, 3, TOTAL, device=device)
             episodes.load(saved)

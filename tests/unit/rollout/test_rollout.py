@@ -23,11 +23,10 @@ from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
 from collectx.progress import STEPS
-from collectx.rollout import loop, segments, tensors
+from collectx.rollout import loop
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import OneEnvRollout, Rollout, RolloutStopped
 from collectx.rollout.segments import RaggedRollout
-from collectx.rollout.tensors import TensorRollout
 from collectx.rollout.wrappers import RolloutOptions, wrapped
 from collectx.worker.rollout_source import rollout_class
 
@@ -39,7 +38,7 @@ def make(cfg, policy, steps, stop=b"\0\1", spec=PLAIN, refresh=None, kind=None, 
     env = wrapped(build(cfg), spec)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    kind, episodes = kind or rollout_class(env.spec, actor), Episodes(0, size, size)
+    kind, episodes = kind or rollout_class(env.spec, actor), Episodes(0, size, size, device=env.spec.device)
     rollout = kind(env, actor, episodes, range(size), memoryview(stop), spec, refresh, ends_early)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
@@ -99,7 +98,7 @@ def test_a_rollout_stops_between_two_steps(cfg):
         (gym(1), OneEnvRollout),
         (gym(3), Rollout),
         (RAGGED, RaggedRollout),
-        (replace(gym_vector(3), id=None, entry_point=TensorCountingEnv), TensorRollout),
+        (replace(gym_vector(3), id=None, entry_point=TensorCountingEnv), Rollout),
     ],
     ids=["one env", "lockstep", "ragged", "tensors"],
 )
@@ -114,8 +113,7 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 
         return called
 
-    for module in (loop, segments, tensors):
-        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop, "perf_counter", lambda: now[0])
     rollout, _, rows = make(cfg, taking(1, lambda observation: observation[..., 0].long() % 2), 4)
     assert type(rollout) is kind
     monkeypatch.setattr(rollout.group, "step", taking(10, rollout.group.step))

@@ -14,14 +14,14 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-RUNGS = (10_240, 30_720, 92_160)
+RUNGS = (4_096, 12_288, 36_864)
 DRAWS = 27
 # The frames of halving, a third of the points at each rung, as full runs.
 TRIALS = (DRAWS * RUNGS[0] + DRAWS // 3 * (RUNGS[1] - RUNGS[0]) + DRAWS // 9 * (RUNGS[2] - RUNGS[1])) // RUNGS[2]
 SPACE = [
     "trainer.learning_rate=tag(log,interval(1e-5,1e-1))",
     "trainer.entropy_coeff=tag(log,interval(1e-5,1e-1))",
-    "collector.frames_per_batch=choice(512,1024,2048)",
+    "collector.frames_per_batch=choice(256,512,1024)",
 ]
 
 

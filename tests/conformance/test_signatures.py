@@ -66,7 +66,7 @@ def test_a_keyword_has_the_default_and_the_text_of_its_option():
     assert [parameters[name].default for name in ("num_slots", "queue_timeout_s")] == [2, 180.0]
     text = " ".join(collectx.RayCollector.__init__.__doc__.split())
     assert "worker_timeout_s: maximum seconds, above 0, for which a worker may make no progress" in text
-    assert "with on_worker_failure='drop': how many" in text
+    assert "if on_worker_failure drops lost workers: how many" in text
     assert "None: the run starts with all workers" in text
 
 

@@ -169,7 +169,7 @@ class CollectorConfig(Section):
     )
     min_workers: int | None = option(
         None,
-        """With on_worker_failure=drop: how many of the num_workers workers must be ready before the run
+        """If on_worker_failure drops lost workers: how many of the num_workers workers must be ready before the run
         starts. The others join when they are ready; sync workers join at the next batch. A worker that is not ready
         within start_timeout_s (in a queue: launcher.queue_timeout_s) is dropped. If failures leave too few workers, the
         run waits for those that are starting; if these are too few as well, it ends with the last worker's error.

@@ -45,6 +45,11 @@ def problems_of_tests() -> Iterator[str]:
     for path in sorted(TESTS.rglob("*.py")):
         name = path.relative_to(TESTS).as_posix()
         rules = [rule for rule in TEST_RULES if name.startswith(rule[1]) and not re.match(rule[3], name)]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                decorators = [ast.unparse(each) for each in node.decorator_list]
+                if any(each.startswith("pytest.fixture") for each in decorators):
+                    yield f"tests/{name}:{node.lineno}: a fixture called {node.name} is a test that never runs"
         for line, text in used(path):
             yield from (f"tests/{name}:{line}: {rule}" for rule, _, forbidden, _ in rules if re.match(forbidden, text))
 

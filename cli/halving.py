@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli import sweep
-from collectx.cli.compose import parsed
+from collectx.cli.compose import examine, parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.task import objectives
 from collectx.config.check import check_section
@@ -33,6 +34,7 @@ from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, SweepConfig
 from collectx.errors import ConfigError, text_of
 from collectx.run.folder.files import write_json
+from collectx.run.folder.saved_config import config_text
 from collectx.run.terminal import printing
 
 
@@ -100,6 +102,7 @@ class _Point:
     """A point of the sweep.
 
     Attributes:
+        config: a hash of the configuration.
         values: the objectives, by the frames of the rung.
         end: why the point did not reach the last rung.
         failure: the error of a point that failed.
@@ -108,6 +111,7 @@ class _Point:
     name: str
     words: list[str]
     frames_per_batch: int
+    config: str
     values: dict[int, list[float]] = field(default_factory=dict)
     end: str = ""
     failure: str = ""
@@ -142,7 +146,7 @@ class Halving:
         OmegaConf.save(self._master, self._folder / "multirun.yaml")
         words = points_of(parsed(overrides), self._options)
         names = sweep.names(words)
-        points = [_Point(name, each, self._frames_per_batch(each)) for name, each in zip(names, words, strict=True)]
+        points = [self._point(name, each) for name, each in zip(names, words, strict=True)]
         self._read(points)
         try:
             self._climb(points)
@@ -169,9 +173,9 @@ class Halving:
         for point in ranked if rungs else ():
             point.end = ""
 
-    def _frames_per_batch(self, words: Sequence[str]) -> int:
-        node = self._context.config_loader.load_sweep_config(self._master, list(words))
-        return int(node.collector.frames_per_batch)
+    def _point(self, name: str, words: list[str]) -> _Point:
+        cfg = examine(self._context.config_loader.load_sweep_config(self._master, words)).cfg
+        return _Point(name, words, cfg.collector.frames_per_batch, sha256(config_text(cfg).encode()).hexdigest())
 
     def _take(self, point: _Point, rung: int, job: JobReturn) -> None:
         """Records what a point has reached at a rung."""
@@ -192,20 +196,19 @@ class Halving:
         path = self._folder / "halving.json"
         try:
             saved = json.loads(path.read_text())
+            known = {each["config"]: each["values"] for each in saved["points"]}
+            if saved["objective"] == self._objectives:
+                for point in points:
+                    point.values = {int(rung): value for rung, value in known.get(point.config, {}).items()}
         except FileNotFoundError:
-            return
-        except ValueError as error:
+            pass
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{self._folder / 'halving.json'} is damaged: {error}. Remove it, or the folder."
+                f"{path} is damaged: {error!r}. Remove it: the points continue from their folders all the same."
             ) from error
-        if saved["objective"] != self._objectives:
-            return
-        known = {tuple(each["overrides"]): each["values"] for each in saved["points"]}
-        for point in points:
-            point.values = {int(rung): value for rung, value in known.get(tuple(point.words), {}).items()}
 
     def _write(self, points: Sequence[_Point]) -> None:
-        content = [{"name": each.name, "overrides": each.words, "values": each.values} for each in points]
+        content = [{"name": each.name, "config": each.config, "values": each.values} for each in points]
         write_json(self._folder / "halving.json", {"objective": self._objectives, "points": content})
 
     def _print(self, points: Sequence[_Point]) -> None:

@@ -71,7 +71,8 @@ class ConfigError(CollectxError, ValueError):
     arguments. A command ends with exit status 2.
 
     Args:
-        problems: one or more, each a `Problem`, or a sentence or short paragraph with the value, the rule and the remedy.
+        problems: one or more, each a `Problem`, or a sentence or short paragraph with the value, the rule and the
+            remedy.
     """
 
     def __init__(self, *problems: object):

@@ -233,11 +233,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             leased = self.transport.lease(parts)
             if leased is not None:
                 return leased
-        return self._gather(parts, copy=self._is_owned)
+        # A restored batch is delivered once, so it need not be copied.
+        return self._gather(parts, copy=self._is_owned and parts[0].slot not in self._restored)
 
     def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
         restored = self._restored.get(parts[0].slot)
-        return self.transport.gather(parts, copy) if restored is None else restored
+        if restored is None:
+            return self.transport.gather(parts, copy)
+        return restored.clone() if copy else restored
 
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
         self._next_parts, self._delivered = None, self._delivered + parts

@@ -125,16 +125,18 @@ def is_guarded() -> bool:
 
 @contextmanager
 def usable_preparation(inherited: Inherited) -> Iterator[None]:
-    """Within the block, processes start so that they adopt the `inherited` state before they import user code. They do
-    not import the script, unless it is guarded, and do not get the start method of joblib's processes, which only
-    joblib knows."""
+    """Within the block, processes that this thread starts adopt the `inherited` state before they import user code.
+    They do not import the script, unless it is guarded, and do not get the start method of joblib's processes, which
+    only joblib knows. Processes that other threads start meanwhile, such as those of a DataLoader, start as usual."""
     left_out: tuple[str, ...] = () if is_guarded() else ("init_main_from_name", "init_main_from_path")
     if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
         left_out += ("start_method",)
     with _replacing:
-        describe = spawn.get_preparation_data
+        describe, ours = spawn.get_preparation_data, threading.get_ident()
 
         def prepared(name: str) -> dict[str, Any]:
+            if threading.get_ident() != ours:
+                return describe(name)
             kept = {key: value for key, value in describe(name).items() if key not in left_out}
             return {"inherited": inherited, **kept}
 

@@ -4,14 +4,14 @@ log-probabilities."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from collectx import progress
-from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
+from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot, same_size_integer
 from collectx.config.problem import opt
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError, summary_of
@@ -43,8 +43,11 @@ class FiniteCheck:
         observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots: PerSlot[Mapping[Key, Any]] = PerSlot(
-            lambda index: {key: spec.native(tensor) for key, tensor in slots[index].tensors.items()}
+            lambda index: {key: self._values(tensor) for key, tensor in slots[index].tensors.items()}
         )
+        self._native = spec.native
+        # Of tensors on a device, one number is read, the sum of all.
+        self._number: Callable[[Any], Any] = float if spec.device is None else lambda total: total
         # NaN in a log-probability means that the policy's weights or outputs are; infinity is that of a masked action.
         self._may_be_infinite = {key for key in written if key[-1].endswith("log_prob")}
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
@@ -67,8 +70,12 @@ class FiniteCheck:
         with np.errstate(over="ignore", invalid="ignore"):
             # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values may
             # overflow, so the values are checked after all.
-            if not math.isfinite(sum(values[key][:, :steps].sum() for key in self._keys)):
+            if not math.isfinite(sum(self._number(values[key][:, :steps].sum()) for key in self._keys)):
                 self._raise_at_first(values, steps)
+
+    def _values(self, tensor: torch.Tensor) -> Any:
+        """Returns what the values of a slot are read from: a tensor where numpy lacks the dtype, such as bfloat16."""
+        return self._native(tensor) if same_size_integer(tensor.dtype) is None else tensor
 
     def _is_wrong(self, key: Key, values: Any) -> Any:
         return values != values if key in self._may_be_infinite else ~(abs(values) < math.inf)

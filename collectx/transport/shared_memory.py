@@ -117,8 +117,8 @@ class SharedMemoryTransport(SlabTransport):
     def _find_late(self, peer: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
         """Returns the process to blame for a late worker, and its error. If the worker is waiting for actions, this is
         a worker that has not posted its request; if all have, the inference server."""
-        limit = peer.limit
-        if self.inference is None or limit is None or not self.inference.is_waiting(peer.index):
+        limit, is_server = peer.limit, peer.index == self.spec.num_workers
+        if self.inference is None or limit is None or is_server or not self.inference.is_waiting(peer.index):
             return peer, error
         others = [other for index, other in self._workers.items() if index < self.spec.num_workers and other.limit]
         busy = [other for other in others if not self.inference.is_waiting(other.index)]

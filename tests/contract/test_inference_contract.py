@@ -118,6 +118,17 @@ def test_the_process_that_hangs_is_named(hangs):
                 pass
 
 
+@pytest.mark.ci
+def test_a_server_that_does_not_answer_is_named():
+    limits = {"worker_timeout_s": 2.0, "close_timeout_s": 0.5, "total_frames": -1, "frames_per_batch": 8}
+    with start("multi_sync", "local", counting(2), mlp(), inference={}, **limits) as collector:
+        next(collector)
+        collector.wait_until_filled()
+        os.kill(collector.pool.server.handle.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match="^inference server "):
+            collector.state()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_a_resumed_collector_continues_the_batches(num_envs):

@@ -103,7 +103,7 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     new = _back(saved, _comparable(cfg, saved), cfg.run.moved)
     limits = ("max_batches", "max_minutes")
     ends = [
-        (each["collector"].get("total_frames"), *(each.get("run", {}).get(name) for name in limits))
+        (each.get("collector", {}).get("total_frames"), *(each.get("run", {}).get(name) for name in limits))
         for each in (saved, new)
     ]
     if ends[0] != ends[1] or _effects(saved, new):

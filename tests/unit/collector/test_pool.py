@@ -54,7 +54,6 @@ def make_pool(mode, num_workers, schedule, first_requests=None, histories=(), en
     return pool, recorder, log
 
 
-@pytest.fixture
 def test_a_worker_that_cannot_be_started_is_not_added():
     pool, recorder, _ = make_pool("raise", 2, SyncSchedule(2))
     start, recorder.start = recorder.start, None

@@ -54,10 +54,10 @@ def test_a_log_probability_may_be_infinite_but_not_nan(device):
         checked(0, 3)
 
 
-def test_a_dtype_that_numpy_lacks():
-    """Envs on a device may use it."""
+@pytest.mark.parametrize("device", [None, torch.device("cpu")], ids=["arrays", "tensors"])
+def test_a_dtype_that_numpy_lacks(device):
     leaf = Leaf(("observation",), (), torch.bfloat16)
-    spec = EnvSpec(1, (leaf,), (), BOX, BOX, rewards=(), device=torch.device("cpu"))
+    spec = EnvSpec(1, (leaf,), (), BOX, BOX, rewards=(), device=device)
     tensors = {leaf.key: torch.zeros(1, 3, dtype=leaf.dtype), TRAJ_IDS: torch.zeros(1, 3, dtype=torch.int64)}
     checked = FiniteCheck(spec, (), [Slot(tensors)], 0, 0, 1)
     checked(0, 3)

@@ -118,9 +118,9 @@ def test_the_process_that_hangs_is_named(hangs):
                 pass
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_server_that_does_not_answer_is_named():
-    limits = {"worker_timeout_s": 2.0, "close_timeout_s": 0.5, "total_frames": -1, "frames_per_batch": 8}
+    limits = {"start_timeout_s": 15.0, "worker_timeout_s": 2.0, "close_timeout_s": 0.5, "total_frames": -1, "frames_per_batch": 8}
     with start("multi_sync", "local", counting(2), mlp(), inference={}, **limits) as collector:
         next(collector)
         collector.wait_until_filled()

@@ -65,9 +65,19 @@ def begin(words, cwd, wait_until, num_batches=6):
     return command
 
 
-def test_two_learners_collect_the_frames_of_one(tmp_path):
+@pytest.mark.parametrize(
+    "collector",
+    [
+        ["collector=multi_sync"],
+        pytest.param(
+            ["collector=distributed_sync", "collector.num_workers_per_collector=2"], marks=pytest.mark.nightly
+        ),
+    ],
+    ids=["multi_sync", "nested"],
+)
+def test_two_learners_collect_the_frames_of_one(tmp_path, collector):
     """The envs have the same seeds and indices as with one learner, so their episodes are the same."""
-    words = ["trainer=meter", "collector=multi_sync", *TWO[1:], "collector.total_frames=2048", "env.num_envs=2"]
+    words = ["trainer=meter", *collector, *TWO[1:], "collector.total_frames=2048", "env.num_envs=2"]
     collectx("run", *words, "trainer.num_learners=2", "hydra.run.dir=two", cwd=tmp_path)
     forked("run", *words, "hydra.run.dir=one", cwd=tmp_path)
     two, one = (list(RunFolder(tmp_path / name).read_metrics()) for name in ("two", "one"))

@@ -18,7 +18,7 @@ from collectx.run.terminal import printing
 _USAGE = """\
 collectx logs DIR [ROLE] [-f]: print one log of the run in DIR, or all logs, with the role before each line.
 
-  ROLE           trainer (errors with tracebacks), job (output of SLURM and the trainer's job), worker-0, ...
+  ROLE           trainer (errors with tracebacks), job (output of SLURM and the trainer's job), worker-0, learner-1, ...
   -f, --follow   keep printing new lines until the run ends
 
 Exit status: 0 success, 2 wrong usage, 130 Ctrl-C."""
@@ -55,7 +55,9 @@ _STATUS_S = 2.0
 
 def roles(run: RunFolder) -> list[str]:
     """Returns the roles of a run, such as "trainer" and "worker-0", also those that have not written a log."""
-    workers = [f"worker-{worker}" for worker in range(place_of(named_run(run).cfg).num_tasks - 1)]
+    cfg = named_run(run).cfg
+    workers = [f"worker-{worker}" for worker in range(place_of(cfg).num_tasks - 1)]
+    workers += [f"learner-{rank}" for rank in range(1, cfg.trainer.num_learners)]
     job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 

@@ -186,7 +186,7 @@ def _order_problem(old: RunFolder, saved: RunConfig, overrides: Sequence[str]) -
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "you overrode options of the collector"
     try:
-        recorded_order(old.path)
+        recorded_order(old.path, saved.trainer.num_learners)
     except DamagedFileError:
         raise
     except ValueError as error:

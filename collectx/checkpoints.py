@@ -49,18 +49,18 @@ class Checkpoints:
         number: int,
         facts: Mapping[str, Any],
         states: Mapping[str, Mapping[str, Any]],
-        unranked: Collection[int] = (),
+        unranked: Collection[int] | None = (),
     ) -> Path:
-        """Writes a checkpoint, and removes the oldest ones and those that killed processes left incomplete; blocks
-        until it is on the disk. Does nothing if there is a checkpoint of this number. Only the owner may write to the
-        files, whatever the umask. Returns the checkpoint's folder. Raises `OSError` if the checkpoint could not be
-        written. Earlier checkpoints are left as they are.
+        """Writes a checkpoint, and then removes old ones, see `remove_old`; blocks until it is on the disk. Does
+        nothing if there is a checkpoint of this number. Only the owner may write to the files, whatever the umask.
+        Returns the checkpoint's folder. Raises `OSError` if the checkpoint could not be written. Earlier checkpoints
+        are left as they are.
 
         Args:
             facts: plain data for the manifest. If they contain a `score`, the checkpoint with the greatest one is kept,
                 too.
-            unranked: the numbers of checkpoints to keep although they have no score yet, see `rank`.
             states: tensors and plain data, by file name. Tensors are not copied: do not change them meanwhile.
+            unranked: see `remove_old`; None: remove none.
         """
         target = self.folder(number)
         if target.exists():
@@ -84,10 +84,22 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        if unranked is not None:
+            self.remove_old(unranked)
+        return target
+
+    def remove_old(self, unranked: Collection[int] = ()) -> None:
+        """Removes the oldest checkpoints, and those that killed processes left incomplete. `unranked` are the numbers
+        of checkpoints to keep although they have no score yet, see `rank`."""
         kept, incomplete = {self.best(), *map(self.folder, unranked)}, self.path.glob(f"{INCOMPLETE}{self._prefix}*")
         for old in (*(path for path in self.all()[: -self._keep] if path not in kept), *incomplete):
             shutil.rmtree(old, ignore_errors=True)
-        return target
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Removes the checkpoints with other numbers."""
+        for path in self.all():
+            if self.number(path) not in numbers:
+                shutil.rmtree(path, ignore_errors=True)
 
     def rank(self, number: int, score: float) -> None:
         """Writes the score of a checkpoint to its manifest; blocks until it is on the disk. Does nothing without such a

@@ -21,7 +21,7 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.batch import REWARD, as_array, to_tensordict
-from collectx.config.derived import expected_batches, num_processes_of
+from collectx.config.derived import expected_batches, num_processes_of, share_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -90,7 +90,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)
-    slots = collector.slot_spec_of(cfg, module, spec)
+    slots = collector.slot_spec_of(share_of(cfg, 0), module, spec)
     replay_nbytes = 0
     if isinstance(cfg.trainer, OffPolicyTrainerConfig):
         learner: Any = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))
@@ -108,7 +108,13 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         "memory": memory,
         "traffic": traffic,
         "time": _time(cfg, slots, traffic, one_step_s),
-        "files": _files(cfg, run.folder, traffic, slots.weights_nbytes, replay_nbytes * cfg.checkpoint.replay_buffer),
+        "files": _files(
+            cfg,
+            run.folder,
+            traffic,
+            cfg.trainer.num_learners * slots.weights_nbytes,
+            cfg.trainer.num_learners * replay_nbytes * cfg.checkpoint.replay_buffer,
+        ),
     }
 
 
@@ -123,13 +129,14 @@ def _cores(cfg: RunConfig) -> Section:
     usable = cores.num_cores()
     busy = 1 if place.is_inline else num_processes_of(cfg.collector) * launcher.num_threads
     trainers = cores.trainer_threads(cfg)
-    together = trainers + busy * bool(threads) + place.processes()["evaluator"]
+    together = cfg.trainer.num_learners * trainers + busy * bool(threads) + place.processes()["evaluator"]
     used = {"torch_threads_of_the_trainer": trainers, "threads_together": together}
     return {"usable_here": usable, **threads, **used}
 
 
 def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: int) -> Section:
     place, part, num_slots = place_of(cfg), slots.layout().nbytes, slots.num_slots * slots.num_workers
+    num_learners = cfg.trainer.num_learners
     sizes = {"slots_bytes": num_slots * part}
     if place.network is None:
         slab = SlabLayout(slots)
@@ -142,29 +149,32 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
         }
     else:
         sizes["slots_of_workers_bytes"] = sizes["slots_bytes"]
-    acting = processes["inference_server"] or processes["processes_in_workers"] or slots.num_workers
+    acting = processes["inference_server"] or processes["processes_in_workers"] or processes["workers"]
+    acting = acting // num_learners or slots.num_workers
     sizes["weights_of_trainer_and_workers_bytes"] = (1 + acting) * slots.weights_nbytes
-    # Its own, and two copies that wait in the trainer's process.
-    sizes["weights_of_the_evaluator_bytes"] = 3 * processes["evaluator"] * slots.weights_nbytes
     is_copied = not cfg.collector.zero_copy and not slots.num_spare
     sizes["batch_of_the_trainer_bytes"] = is_copied * part * (slots.num_workers if slots.stacked else 1)
     sizes["replay_buffer_bytes"] = replay_nbytes
+    sizes = {name: num_learners * nbytes for name, nbytes in sizes.items()}
+    # Its own, and two copies that wait in the trainer's process.
+    sizes["weights_of_the_evaluator_bytes"] = 3 * processes["evaluator"] * slots.weights_nbytes
     known: Section = {
         "frame_bytes": part // (slots.rows * slots.steps),
         "weights_of_the_policy_bytes": slots.weights_nbytes,
     }
     if place.shares_memory:
-        known["shared_memory_bytes"] = SlabLayout(slots).nbytes
-    others = sum(processes.values()) - processes["total"] - processes["trainer"]
-    python = _TRAINER_NBYTES + (_SHARED_NBYTES + others * _PROCESS_NBYTES) * bool(others)
+        known["shared_memory_bytes"] = num_learners * SlabLayout(slots).nbytes
+    others = sum(processes.values()) - processes["total"] - num_learners
+    python = num_learners * _TRAINER_NBYTES + (_SHARED_NBYTES + others * _PROCESS_NBYTES) * bool(others)
     return known | sizes | {"total_bytes": sum(sizes.values()), "python_and_torch_about_bytes": python}
 
 
 def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
     options, place = cfg.collector, place_of(cfg)
-    parts = slots.num_workers if slots.stacked else 1
+    num_learners = cfg.trainer.num_learners
+    parts = num_learners * (slots.num_workers if slots.stacked else 1)
     num_batches = expected_batches(cfg)
-    is_network = place.network is not None
+    is_network, weights_nbytes = place.network is not None, num_learners * slots.num_workers * slots.weights_nbytes
     return {
         "frames": None if num_batches is None else num_batches * options.frames_per_batch,
         "batches": num_batches,
@@ -174,7 +184,7 @@ def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
         "batch_bytes": parts * slots.layout().nbytes,
         "network_to_the_trainer_per_batch_bytes": parts * slots.layout().nbytes * is_network,
         # Async workers skip versions that are published faster than they are sent.
-        "network_to_the_workers_per_version_bytes": slots.num_workers * slots.weights_nbytes * is_network,
+        "network_to_the_workers_per_version_bytes": weights_nbytes * is_network,
         "schedule": options.schedule,
     }
 

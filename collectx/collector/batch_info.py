@@ -116,6 +116,7 @@ class BatchInfo:
         waited_s: seconds for which `next()` blocked.
         settings: the settings version with which each part was collected (`collectx.collector.worker_record`); empty
             before the run's first setting.
+        learners: with several learners, the seconds for which each waited for its workers, and for the others.
     """
 
     index: int
@@ -124,3 +125,4 @@ class BatchInfo:
     version: int
     waited_s: float
     settings: tuple[int, ...] = ()
+    learners: tuple[tuple[float, float], ...] = ()

@@ -74,7 +74,7 @@ def start_collector(
         recorded: the record of another async run, whose batches this collector then delivers.
         resume: the state of a collector to continue (`collectx.collector.saved_state`). Publishes its weights instead
             of the policy's. Call `CollectorCore.load` next.
-        outer: the worker in which this nested collector runs; None for the run's collector.
+        outer: the worker in which this nested collector runs, or the learner; None for a run's only collector.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env does not support the resets of
@@ -253,7 +253,7 @@ class SpecMaker:
 
     Args:
         overrides: the differences of each worker, including those that are added later; empty: none.
-        outer: the worker that runs the collector; None for the run's collector.
+        outer: the worker or learner that runs the collector; None for a run's only collector.
         infos: see `EnvSpec`; declared to the workers, so that they need not find them.
     """
 
@@ -279,7 +279,8 @@ class SpecMaker:
         """Returns the spec of a worker's process with this history; with `is_server`, the spec of the inference server,
         which has the env and the device of the first worker."""
         if is_server:
-            placement = Placement(worker=worker, run_index=worker, num_workers=self._outer.num_workers)
+            index = self._outer.num_workers + self._outer.run_index  # after those of all workers
+            placement = Placement(worker=worker, run_index=index, num_workers=self._outer.num_workers)
             return dataclasses.replace(self.make(0, history), placement=placement, served=None)
         overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
@@ -300,7 +301,7 @@ class SpecMaker:
         outer, index = self._outer, worker % self._num_workers
         return Placement(
             worker=worker,
-            run_index=outer.worker * self._num_workers + index,
+            run_index=outer.run_index * self._num_workers + index,
             num_workers=outer.num_workers,
             incarnation=outer.incarnation + history.incarnation,
             visible_device=self._visible_devices[index] if self._visible_devices else None,

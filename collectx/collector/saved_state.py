@@ -119,6 +119,25 @@ def of_state_dict(state_dict: Mapping[str, Any]) -> tuple[CollectorState, int]:
     return state, stream["version_offset"]
 
 
+def without_episodes(parts: Sequence[CollectorState], num_workers: int, num_learners: int) -> CollectorState:
+    """Returns the state of a learner with `num_workers` workers, from those of the learners of a run that is continued
+    with another number of learners. It has no envs and no undelivered frames; the workers begin incarnations that none
+    has reached."""
+    first, each_worker = parts[0], range(num_workers)
+    incarnation = max((count for part in parts for count in part["incarnations"].values()), default=0)
+    restart_count = max((count for part in parts for count in part["restart_counts"].values()), default=0)
+    return {
+        **first,
+        "frames": sum(part["frames"] for part in parts) // num_learners,
+        "frames_by_worker": {},
+        "undelivered": [],
+        "assembler": None,
+        "incarnations": dict.fromkeys(each_worker, incarnation),
+        "workers": {},
+        "restart_counts": dict.fromkeys(each_worker, restart_count),
+    }
+
+
 def num_workers_in(state: CollectorState) -> int:
     """Returns the number of workers that were ever started, if each has delivered frames or was ready."""
     # The rollout of the inference server is empty.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.env import EnvConfig
@@ -94,6 +95,25 @@ def frames_per_part(collector: CollectorConfig) -> int:
 def rows_per_env(collector: CollectorConfig) -> int:
     """Returns how many rows of a worker's batch have one env index: its processes if `inner=sync`, otherwise 1."""
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
+
+
+def share_of(cfg: RunConfig, rank: int) -> RunConfig:
+    """Returns what the learner of a rank collects: its share of the workers and of the frames. `cuda` becomes the GPU
+    of its rank."""
+    num_learners, options = cfg.trainer.num_learners, cfg.collector
+    if num_learners == 1:
+        return cfg
+    num_batches, random_frames = total_batches(options), options.init_random_frames
+    frames = options.frames_per_batch // num_learners
+    collector = replace(
+        options,
+        num_workers=options.num_workers // num_learners,
+        frames_per_batch=frames,
+        total_frames=-1 if num_batches is None else num_batches * frames,
+        init_random_frames=None if random_frames is None else -(-random_frames // num_learners),
+    )
+    devices = {name: f"cuda:{rank}" if value == "cuda" else value for name, value in vars(cfg.devices).items()}
+    return replace(cfg, collector=collector, devices=DevicesConfig(**devices))
 
 
 def is_device(name: str) -> bool:

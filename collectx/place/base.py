@@ -115,12 +115,13 @@ class Place:
         workers = 0 if self.is_inline else num_workers_of(options)
         nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
         is_async_env = isinstance(env, GymVectorEnvConfig) and env.vectorization_mode == "async"
-        evaluator = int(self.cfg.eval.every_batches is not None)
+        evaluator, num_learners = int(self.cfg.eval.every_batches is not None), self.cfg.trainer.num_learners
         return {
             "trainer": 1,
+            "other_learners": num_learners - 1,
             "workers": workers,
             "processes_in_workers": workers * nested,
-            "inference_server": int(isinstance(self.cfg.inference, ServerInferenceConfig)),
+            "inference_server": num_learners * isinstance(self.cfg.inference, ServerInferenceConfig),
             "env_processes": (workers * (nested or 1) or num_workers_of(options)) * env.num_envs * is_async_env,
             "evaluator": evaluator,
             "fork_server_and_tracker": 2 * evaluator,

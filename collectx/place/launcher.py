@@ -37,11 +37,12 @@ class Launcher:
 
     Attributes:
         names: what messages call the processes that are not workers, by index.
+        first_worker: the index in the run of the first worker; above 0 for a learner that has a part of the workers.
         max_requeues: how often each worker is restarted after its scheduler ended its job (`JobEnded`).
     """
 
     is_local = False
-    max_requeues = 0
+    first_worker = max_requeues = 0
 
     def __init__(
         self,
@@ -76,6 +77,10 @@ class Launcher:
         """Ends the launcher's threads and the processes that it started. Called by the code that made the launcher,
         after the collector is closed. Idempotent."""
 
+    def name(self, worker: int) -> str:
+        """Returns the name of a process, without its log."""
+        return self.names.get(worker, f"worker {self.first_worker + worker}")
+
     def describe(self, worker: int, handle: Handle | None = None) -> str:
         """Returns what messages call a worker: with its job or task, its log and, if it failed, the last line of the
         log."""
@@ -85,7 +90,7 @@ class Launcher:
             log = self._log(worker)
             end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
             words.append(f"log: {log}{end}")
-        name = self.names.get(worker, f"worker {worker}")
+        name = self.name(worker)
         return f"{name} ({'; '.join(words)})" if words else name
 
     def waiting(self, worker: int, handle: Handle | None = None) -> str:

@@ -24,7 +24,8 @@ class Local(Place):
 
     def processes(self) -> dict[str, int]:
         counts = super().processes()
-        return counts | {"fork_server_and_tracker": 2 * (counts["workers"] + counts["evaluator"] > 0)}
+        num_starting = (counts["workers"] + counts["evaluator"] > 0) + counts["other_learners"]
+        return counts | {"fork_server_and_tracker": 2 * num_starting}
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
         options, launcher = self.cfg.collector, self.cfg.launcher

@@ -123,7 +123,7 @@ class LocalLauncher(Launcher):
         self._prints_errors = prints_errors
 
     def _file_name(self, worker: int) -> str:
-        return self.names.get(worker, f"worker {worker}").replace(" ", "-")
+        return self.name(worker).replace(" ", "-")
 
     def process_setup(self, worker: int) -> dict[str, Any]:
         """Returns the arguments of `set_up_process`, as plain data."""
@@ -132,7 +132,7 @@ class LocalLauncher(Launcher):
         cores = sorted(os.sched_getaffinity(0)) if self._pin_cores and hasattr(os, "sched_getaffinity") else []
         return {
             "num_threads": self._num_threads,
-            "core": cores[worker % len(cores)] if cores else None,
+            "core": cores[(self.first_worker + worker) % len(cores)] if cores else None,
             "log": None if self._log is None else str(self._log(worker)),
             # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,

@@ -30,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     collection.recorded_order,
     training.learnable_batches,
     training.recorded_episodes,
+    training.several_learners,
     training.best_checkpoint,
     collection.single_collector,
     rpc_options.tensorpipe,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.problem import Conflict, Problem, counted
+from collectx.config.derived import rows_per_env
+from collectx.config.problem import Conflict, Problem, counted, either
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
+from collectx.place import place_of
 from collectx.rules.evaluation_env import evaluated
 
 
@@ -36,6 +38,45 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     elif trajectories is not None and collector.traj_format == "padded":
         path, advice = "collector.trajs_per_batch", "use collector.traj_format=cat."
         yield Conflict(path, f"trainer={trainer} cannot train on padded trajectories", trajectories, advice)
+
+
+def several_learners(cfg: RunConfig) -> Iterator[Problem]:
+    """Each learner has equal shares of the workers and the frames, and takes as many batches as the others."""
+    num_learners, collector, place = cfg.trainer.num_learners, cfg.collector, place_of(cfg)
+    path, one = "trainer.num_learners", "trainer.num_learners=1"
+    if num_learners == 1:
+        return
+    if place.is_inline or not collector.has_workers:
+        rule = "several learners need workers of their own, but the trainer's process steps the envs"
+        yield Conflict(path, rule, num_learners, f"use collector=multi_sync with launcher=local, or {one}.")
+        return
+    if not place.is_local or place.has_ranks:
+        rule = "with several learners, trainers and workers must be processes of this machine"
+        what = "backend" if place.is_local else "launcher"
+        yield Conflict(what, rule, getattr(cfg, what).kind, f"use launcher=local with backend=auto, or {one}.")
+    if isinstance(cfg.trainer, RecordTrainerConfig):
+        yield Conflict("trainer", "it writes one data set, which is one learner's", "record", f"use {one}.")
+    is_async, inner = collector.schedule == "async", rows_per_env(collector)
+    units = {"num_workers": 1, "frames_per_batch": inner * cfg.env.num_envs if is_async else 1}
+    for name, each in units.items():
+        value, multiple = getattr(collector, name), each * num_learners
+        if value > 0 and value % multiple:
+            envs = f" x {inner} processes" * (inner > 1) + f" x env.num_envs={cfg.env.num_envs}" if each > 1 else ""
+            below = value // multiple * multiple
+            advice = either(f"collector.{name}={near}" for near in (below, below + multiple) if near)
+            rule = f"is not a multiple of {path}={num_learners}{envs} ({value} / {multiple} = {value / multiple:.2f})"
+            yield Problem(f"collector.{name}", rule, value, f"use {advice}.")
+    uneven = {
+        "trajs_per_batch": "learners would need different numbers of frames for a batch of trajectories",
+        "preemptive_threshold": "learners would collect different numbers of frames",
+    }
+    for name, rule in uneven.items():
+        if (value := getattr(collector, name)) is not None:
+            yield Conflict(f"collector.{name}", f"with {path}, {rule}", value, f"use collector.{name}=null, or {one}.")
+    if collector.on_worker_failure == "drop":
+        rule = "with several learners, one that has lost workers would collect fewer frames than the others"
+        advice = f"use collector.on_worker_failure=restart, or {one}."
+        yield Conflict("collector.on_worker_failure", rule, "drop", advice)
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from collectx.collector.env_methods import EnvMethods
 from collectx.run.context import RunContext
 from collectx.run.folder.batch_line import BatchLine, PartTotals, WorkerEntry
 from collectx.run.folder.files import JsonLines
+from collectx.run.words import REQUEST
 from collectx.trainer.learners import ALONE
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class RunBatches(EnvMethods):
         self.statistics = statistics = run.statistics
         self.learners = ALONE
         self.folder, self.run_id = run.folder.path, run.folder.run_id or ""
-        self.total_frames = statistics.total_frames = core.total_frames
+        self.learners = run.words.learners or ALONE
+        self.total_frames = statistics.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
@@ -85,7 +87,9 @@ class RunBatches(EnvMethods):
         self._max_batches, self._end_s = run.cfg.run.max_batches, run.record.end_s
         # For each worker: the time of its last complete entry, and its totals at that time.
         self._written = {worker: (-math.inf, copy(totals)) for worker, totals in statistics.workers.items()}
-        self._lines = JsonLines(run.folder.metrics)
+        # Rank 0 writes the lines of all learners.
+        self._lines = JsonLines(run.folder.metrics) if run.words.rank == 0 else None
+        self._words = run.words
         self._loggers = loggers
         self._evaluator = evaluator
         self._check_finite = run.cfg.collector.check_finite
@@ -120,7 +124,8 @@ class RunBatches(EnvMethods):
         statistics = self.statistics
         if statistics.batches == self._max_batches:
             raise StopIteration
-        if self._end_s is not None and statistics.batches and self._clock() >= self._end_s:
+        is_late = self._end_s is not None and statistics.batches > 0 and self._clock() >= self._end_s
+        if self._end_s is not None and self._words.of_first(REQUEST, is_late)[0]:
             self.is_late = True
             raise StopIteration
         # The line of the last batch is written while the workers fill the next one.
@@ -128,7 +133,8 @@ class RunBatches(EnvMethods):
         self._write_line()
         batch = next(self._core)
         with self._hold():
-            info = self._core.last_batch_info
+            own = None if self._digest is None else self._digest.of(batch)
+            info, digest = self._words.merge(self._core.last_batch_info, own)
             now_s = self._clock()
             is_resumed = statistics.started is None and statistics.batches > 0
             statistics.add(info, now_s)
@@ -156,7 +162,8 @@ class RunBatches(EnvMethods):
                 resumed=is_resumed,
                 workers=self._worker_entries(info, now_s),
                 taking_part=statistics.taking_part,
-                digest=None if self._digest is None else self._digest.add(batch),
+                learners=info.learners,
+                digest=None if self._digest is None or digest is None else self._digest.append(digest),
             )
         self._say_missing(_FIRST_EPISODES)
         return batch
@@ -189,7 +196,8 @@ class RunBatches(EnvMethods):
             if self.is_exhausted and not self.statistics.num_episodes:
                 self._events("no_episodes", frames=self.statistics.frames)
         finally:
-            self._lines.close()
+            if self._lines is not None:
+                self._lines.close()
 
     def _say_missing(self, num_episodes: int) -> None:
         """Reports, once, the metrics without a value after so many episodes."""
@@ -200,8 +208,8 @@ class RunBatches(EnvMethods):
         self._events("metrics_missing", names=statistics.missing_metrics, num_episodes=statistics.num_episodes)
 
     def _worker_entries(self, info: BatchInfo, now_s: float) -> list[WorkerEntry]:
-        """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A one-worker batch always
-        names its worker and policy version, which `collectx.run.resume.order_of` reads."""
+        """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A batch of one worker of
+        each learner always names the workers and policy versions, which `collectx.run.resume.order_of` reads."""
         entries = []
         for number, part in enumerate(info.parts):
             settings = info.settings[number] if info.settings else None
@@ -211,7 +219,7 @@ class RunBatches(EnvMethods):
                 totals = copy(self.statistics.workers[part.worker])
                 self._written[part.worker] = now_s, totals
                 entry.totals = totals.since(before)
-            if entry.totals is not None or len(info.parts) == 1:
+            if entry.totals is not None or len(info.parts) == self.learners.num_learners:
                 entries.append(entry)
         return entries
 
@@ -224,7 +232,8 @@ class RunBatches(EnvMethods):
             if self._evaluator is not None:
                 line.eval = self._evaluator.result()
             content = line.to_json()
-            self._lines.append(content)
+            if self._lines is not None:
+                self._lines.append(content)
             self._loggers(content)
 
 

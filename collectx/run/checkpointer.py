@@ -7,6 +7,9 @@
                         evaluations without a result, and the random generators of the trainer's process
     replay-<name>.pt    one for each of the trainer's `replay_buffers`, unless `checkpoint.replay_buffer=false`
 
+With several learners, each of them writes its part, at the same batch; an older checkpoint is removed when all parts
+are on the disk. A resume skips a checkpoint that lacks a part.
+
 collectx/run/resume.py continues a run from a checkpoint.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectx import state as states
-from collectx.checkpoints import STATE, Checkpoints, sync
+from collectx.checkpoints import STATE, sync
 from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.errors import summary_of
 from collectx.run.context import RunContext
 from collectx.run.folder.files import write_atomically
 from collectx.run.resume import buffer_file
 from collectx.run.signals import RunStopped
+from collectx.run.words import REQUEST
 
 if TYPE_CHECKING:
     from collectx.collector.collector import CollectorCore
@@ -51,7 +55,9 @@ class Checkpointer:
         self._events = run.add_event
         self._options = options = run.cfg.checkpoint
         self._metrics = run.folder.metrics
-        self._checkpoints = Checkpoints(run.folder.checkpoints, options.keep)
+        self._words = run.words
+        self._of_run = run.folder.checkpoints_of(0)
+        self._checkpoints = run.folder.checkpoints_of(run.words.rank, options.keep)
         self._core = core
         self._trainer = trainer
         self._record = record = run.record
@@ -71,9 +77,14 @@ class Checkpointer:
         """Writes a checkpoint if one is due; blocks until it is on the disk. Call this before requesting a batch.
         `complete` writes the line of the last batch; called before a checkpoint is written. Raises `RunStopped` if a
         signal has stopped the run, and a checkpoint was written."""
-        if self._signals.last is not None or self._is_due():
-            complete()
-            self.write()
+        stop, is_due = self._words.of_first(REQUEST, self._signals.last or 0, self._is_due())
+        if not (stop or is_due):
+            return
+        complete()
+        self.write()
+        if stop:
+            self._words.is_end, self._signals.last = True, int(stop)
+        if stop or self._words.num_learners == 1:
             self._signals.check()
 
     def _is_due(self) -> bool:
@@ -94,22 +105,29 @@ class Checkpointer:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
         batch, or if there is a checkpoint of this batch. If writing fails, for example on a full disk, the failure is
         reported and the run continues. With `wait_for_workers=False`, workers may still be filling slots; the
-        checkpoint then contains no worker states."""
-        statistics = self._record.statistics
-        if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
+        checkpoint then contains no worker states. Raises `CollectxError` if the learners have different weights."""
+        statistics, is_alone = self._record.statistics, self._words.num_learners == 1
+        # All learners know when they have tried, but not which parts are on the disk.
+        is_tried = self._last_batches == statistics.batches
+        is_done = self._checkpoints.folder(statistics.batches).exists() if is_alone else is_tried
+        if statistics.batches == 0 or is_done:
             return
         if self._core.num_batches != statistics.batches:
             message = "the run was interrupted while a batch was being delivered"
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
-        began_s, every_s = time.monotonic(), self._every_s
+        began_s, every_s, is_written = time.monotonic(), self._every_s, False
+        if not is_alone:
+            self._words.check_weights(self._core.transport.newest_weights(), statistics.batches)
         buffers = getattr(self._trainer, "replay_buffers", {}) if self._options.replay_buffer else {}
         facts = {
             "batches": statistics.batches,
             "frames": statistics.frames,
             "policy_version": self._core.policy_version,
             "score": self._score(),
+            **({} if is_alone else {"num_learners": self._words.num_learners}),
         }
+        unranked: list[int] = []
         try:
             if wait_for_workers:
                 # This wait does not count as time of the checkpoint: the batches that are filled meanwhile are later
@@ -119,12 +137,14 @@ class Checkpointer:
             # A signal may end the wait for workers, but not the writing.
             files: dict[str, Any] = {STATE: self._state(wait_for_workers)}
             with self._signals.hold(), ExitStack() as stack:
-                sync(self._metrics)
+                if self._words.rank == 0:
+                    sync(self._metrics)
                 for name, buffer in buffers.items():
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
                 open_ones = [] if self._ranking is None else self._ranking.state()
                 unranked = [each["batches"] for each in open_ones]
-                path = self._checkpoints.write(statistics.batches, facts, files, unranked)
+                path = self._checkpoints.write(statistics.batches, facts, files, unranked if is_alone else None)
+                is_written = True
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
                 self._tell_trainer()
@@ -140,6 +160,20 @@ class Checkpointer:
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
         self._due_s = time.monotonic() + max(every_s, cost_s / _MAX_SHARE)
+        if not is_alone:
+            self._complete(is_written, unranked)
+
+    def _complete(self, is_written: bool, unranked: Sequence[int]) -> None:
+        """Removes older checkpoints if all learners have written their parts of the newest one."""
+        missing = [str(rank) for rank in self._words.not_written(is_written)]
+        if missing and is_written and self._words.rank == 0:
+            message = f"the part of learner {' and '.join(missing)} is missing"
+            batches = self._record.statistics.batches
+            self._events("checkpoint_failed", batches=batches, type="CollectxError", message=message)
+        if not missing and self._words.rank == 0:
+            self._checkpoints.remove_old(unranked)
+        elif not missing:
+            self._checkpoints.keep_only([self._of_run.number(path) for path in self._of_run.all()])
 
     def _tell_trainer(self) -> None:
         """Calls the trainer's `checkpoint_written`. The checkpoint is complete, whatever that raises."""

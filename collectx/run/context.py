@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from collectx.config.schema.run import RunConfig
@@ -11,6 +11,7 @@ from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ResultBuilder
 from collectx.run.signals import Signals
 from collectx.run.statistics import Statistics
+from collectx.run.words import Words
 
 
 @dataclass
@@ -19,6 +20,7 @@ class RunContext:
 
     Attributes:
         log: the event log, called as `log(name, **fields)`.
+        words: what this process tells the other learners.
     """
 
     cfg: RunConfig
@@ -26,6 +28,7 @@ class RunContext:
     signals: Signals
     record: ResultBuilder
     log: Callable[..., None] = lambda name, **fields: None
+    words: Words = field(default_factory=Words)
 
     @property
     def statistics(self) -> Statistics:

@@ -78,7 +78,9 @@ def trainer_threads(cfg: RunConfig) -> int:
 
     now = torch.get_num_threads()
     return (
-        now if "OMP_NUM_THREADS" in os.environ else max(1, min(now, num_cores() - place_of(cfg).num_threads_beside()))
+        now
+        if "OMP_NUM_THREADS" in os.environ
+        else max(1, min(now, (num_cores() - place_of(cfg).num_threads_beside()) // cfg.trainer.num_learners))
     )
 
 

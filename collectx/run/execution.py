@@ -17,11 +17,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import process
-from collectx.config.derived import env_option, num_processes_of
+from collectx.config.derived import env_option, num_processes_of, share_of
 from collectx.config.schema.policy import TrainablePolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
@@ -39,6 +40,7 @@ from collectx.run.log_limit import LogLimit
 from collectx.run.resume import ResumePoint, recorded_order, resume_point
 from collectx.run.signals import RunStopped, Signals
 from collectx.run.terminal import display, printing
+from collectx.run.words import END
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from collectx.run.batches import RunBatches
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.evaluator import Evaluator
+    from collectx.run.learner_processes import FirstLearner, LearnerProcesses
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
 
@@ -101,6 +104,31 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         return result
 
 
+def run_learner(cfg: RunConfig, path: Path, rank: int, batches: int | None, connection: Connection) -> None:
+    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. `batches`: see
+    `LearnerProcesses`. Rank 0, at the other end of the connection, acts on signals and shows errors."""
+    from collectx.fork_server import start
+    from collectx.run.learner_processes import FirstLearner
+
+    start.reuse_imports()
+    start.warm_up()
+    run_folder, signals = RunFolder(path), Signals()
+    record = ResultBuilder(cfg, signals)
+    run = RunContext(cfg, run_folder, signals, record)
+    first = FirstLearner(run, rank, connection)
+    try:
+        point = None if batches is None else ResumePoint(run_folder, cfg, rank, batches)
+        if point is not None:
+            point.load_record(record)
+        _Execution(run, point, first).run_beside()
+    except BaseException as error:
+        record.end(error)
+    display.log_errors(record.errors, run_folder.log(f"learner-{rank}"))
+    first.end()
+    if record.errors:
+        sys.exit(1)
+
+
 def _begin(run_folder: RunFolder, is_job: bool, keep_run: bool, record: ResultBuilder) -> None:
     """Prepares the folder for the new run, and sets an earlier one aside."""
     try:
@@ -140,8 +168,12 @@ class _Execution:
     """A run whose folder is prepared: `run` takes the three steps `_prepare`, `_collect` and `_finish`. Errors of
     training go to `record`."""
 
-    def __init__(self, run: RunContext, point: ResumePoint | None):
+    def __init__(self, run: RunContext, point: ResumePoint | None, first: FirstLearner | None = None):
         self._context, self._place = run, place_of(run.cfg)
+        # With several learners: the others, or, in the process of another one, rank 0.
+        self._others: LearnerProcesses | None = None
+        self._first, self._rank = first, 0 if first is None else first.rank
+        self._show: Callable[[str], None] = printing.message
         self._run_folder, self._record, self._signals = run.folder, run.record, run.signals
         self._point = point
         self._trainer: Trainer
@@ -168,11 +200,11 @@ class _Execution:
         # With on_worker_failure=raise the failure is shown at the end, as the run's error.
         hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
         with closing(EventLog(run_folder, hidden=hidden)) as events:
-            events.show = progress.say
-            self._event_log = self._context.log = events
+            events.show = self._show = progress.say
+            self._context.log = events
             progress.stage = lambda: self._stage
             with progress, closing(self), ExitStack() as stack:
-                names = ("worker-*.log", "inference-server.log", "evaluator.log")
+                names = ("worker-*.log", "learner-*.log", "inference-server.log", "evaluator.log")
                 limited_logs = names if has_processes else names[-1:]
                 stack.enter_context(LogLimit(run_folder.logs, limited_logs, cfg.run.max_log_bytes, events))
                 launcher = None
@@ -189,6 +221,11 @@ class _Execution:
                     if self._point is not None:
                         self._point.rewind(run_folder)
                     self._collect(collector)
+
+    def run_beside(self) -> None:
+        """Executes the part of another learner than rank 0, which writes the run folder."""
+        with closing(self), self._prepare(None) as collector:
+            self._collect(collector)
 
     def _warm_up(self, progress: display.Progress, has_processes: bool) -> None:
         """Starts the fork server of local workers and of the evaluator. For workers, imports torch first, so that they
@@ -213,23 +250,26 @@ class _Execution:
         from collectx import collector, env, policy, trainer
         from collectx.env.infos import declare, shown, undeclared
         from collectx.env.wrappers import note_of
-        from collectx.run import logger_threads
+        from collectx.run import learner_processes, logger_threads
         from collectx.trainer.base import replay_overrides
 
-        cfg = self._cfg
+        cfg, is_first = self._cfg, self._rank == 0
+        share = share_of(cfg, self._rank)
         if problems := preflight.trainer_problems(cfg):
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
-        device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
+        device = torch.device(share.devices.storing_device or share.devices.device or "cpu")
         cores.limit_threads(cfg)
-        snapshot.write_numerics(self._run_folder, device)
+        if is_first:
+            snapshot.write_numerics(self._run_folder, device)
         frames = None if self._point is None else self._record.statistics.frames
-        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event)
+        factories = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event) if is_first else {}
+        self._make_loggers = factories
         self._stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         has_videos = cfg.eval.video and cfg.eval.every_batches is not None
-        if cfg.eval.env or has_videos:
+        if is_first and (cfg.eval.env or has_videos):
             from collectx.run.after.evaluation import in_envs, with_video
 
             what = "making the env of evaluations (eval.env)"
@@ -245,6 +285,9 @@ class _Execution:
         if names:
             forms = [shown({name: spec.infos[name]}) for name in names]
             self._context.add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
+        if is_first and cfg.trainer.num_learners > 1:
+            batches = None if self._point is None else self._point.batches
+            self._others = learner_processes.LearnerProcesses(self._context, run_learner, batches)
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)
@@ -257,27 +300,44 @@ class _Execution:
 
             initial = InitialWeights(cfg.policy, module, cfg.trainer.kind)
             initial.load_policy()
+        if (others := self._first or self._others) is not None:
+            self._context.words = others.join(device)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         if initial is not None:
             initial.load_critic(self._trainer)
-            self._context.add_event("initialized", **initial.write(self._run_folder))
+            if is_first:
+                self._context.add_event("initialized", **initial.write(self._run_folder))
         process.restore_handlers("the policy or the trainer")
         if self._point is not None:
             self._point.load_trainer(self._trainer)
-        overrides = replay_overrides(self._trainer, cfg)
+        share = share_of(cfg, self._rank)
+        overrides = replay_overrides(self._trainer, share)
         if overrides:  # workers write batches, which this process does not read
             self._record.digest = None
         order: Sequence[tuple[int, ...]] = ()
         if cfg.collector.order_of is not None:
-            order = recorded_order(cfg.collector.order_of)[0 if self._point is None else self._point.batches :]
+            whole = cfg.trainer.num_learners, self._rank, cfg.collector.num_workers
+            batches = 0 if self._point is None else self._point.batches
+            order = recorded_order(cfg.collector.order_of, *whole)[batches:]
         elif self._point is not None:
             order = self._point.order
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector
         # A job of `collector=single` has no tasks for workers.
         starter = None if self._place.is_inline else launcher
+        if self._first is not None:
+            starter = self._first.launcher(share)
         return collector.start_collector(
-            cfg, module, spec, self._context.add_event, self._run_folder.logs, starter, overrides, recorded, resume
+            share,
+            module,
+            spec,
+            self._context.add_event,
+            self._run_folder.logs,
+            starter,
+            overrides,
+            recorded,
+            resume,
+            learner_processes.placement_of(share, self._rank, spec.num_envs),
         )
 
     def _examine(self, group: Env) -> None:
@@ -296,12 +356,13 @@ class _Execution:
 
         def give_up(error: BaseException) -> None:
             self._record.end(error)
-            _write_result(self._run_folder, self._record, self._signals)
+            if self._first is None:
+                _write_result(self._run_folder, self._record, self._signals)
             sys.stdout.flush()
             os._exit(1)
 
         timeout_s = getattr(self._cfg.collector, option)
-        return limited(what, f"collector.{option}", timeout_s, self._event_log.show, give_up)
+        return limited(what, f"collector.{option}", timeout_s, self._show, give_up)
 
     def _collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
@@ -314,7 +375,7 @@ class _Execution:
 
         collector.join_trajectories(self._cfg.collector, say, "collector.")
         self._loggers = LoggerThreads(self._make_loggers, self._context.add_event, self._cfg.logger.close_timeout_s)
-        if self._cfg.eval.every_batches is not None:
+        if self._cfg.eval.every_batches is not None and self._first is None:
             from collectx.run.evaluator import Evaluator
 
             self._evaluator = Evaluator(self._context, collector.transport.newest_weights)
@@ -323,7 +384,8 @@ class _Execution:
         try:
             if self._point is not None:
                 self._resume(self._point, collector)
-            self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
+            if self._first is None:
+                self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
             self._record.end(None, self._train(collection))
         except BaseException as error:
             self._record.end(error)
@@ -349,6 +411,8 @@ class _Execution:
 
     def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:
         reasons = collector.load(point.collector, self._cfg.seed)
+        if (now := self._cfg.trainer.num_learners) != point.num_learners:
+            reasons = dict.fromkeys(reasons, f"trainer.num_learners was {point.num_learners}, and is now {now}")
         if self._evaluator is not None:
             self._evaluator.load(point.state["evaluations"])
         statistics = self._record.statistics
@@ -359,7 +423,7 @@ class _Execution:
 
     def _say_stopping(self) -> None:
         seconds = self._cfg.checkpoint.grace_s
-        self._event_log.show(
+        self._show(
             f"stopping: finishing this batch and saving a checkpoint (up to {seconds:g} s, checkpoint.grace_s). "
             "Ctrl-C again to quit now."
         )
@@ -380,22 +444,29 @@ class _Execution:
             batch = self._record.statistics.batches - 1 if collection.is_learning else None
             self._context.add_event("failed_after_signal", type=type_name(error), message=text_of(error), batch=batch)
             collection.close()
-            with suppress(RunStopped):
-                checkpointer.write()
+            if self._cfg.trainer.num_learners == 1:
+                with suppress(RunStopped):
+                    checkpointer.write()
         self._signals.shield()
         if self._record.is_interrupted and collection.is_learning and error is None:
             collection.close()
             self._context.add_event("not_saved", batches=self._record.statistics.batches)
             return
+        is_complete = not self._record.errors and not self._record.is_interrupted
         try:
-            if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
+            if is_complete:
+                self._context.words.of_first(END)
+                self._context.words.is_end = True
+            if self._evaluator is not None and is_complete:
                 self._evaluator.wait()
             collection.close()
-            if not self._record.errors:
+            # Several learners have written one before a signal stops them, and cannot do so later.
+            if is_complete or (not self._record.errors and self._cfg.trainer.num_learners == 1):
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
-            checkpointer.write_final(self._run_folder.final_checkpoint)
-            write_weights(self._run_folder.policy, self._policy, collector.transport.newest_weights())
+            if self._first is None:
+                checkpointer.write_final(self._run_folder.final_checkpoint)
+                write_weights(self._run_folder.policy, self._policy, collector.transport.newest_weights())
 
     def _close_envs(self, collector: CollectorCore) -> None:
         """Closes the envs of this process. An env that takes too long ends with the process."""
@@ -403,11 +474,13 @@ class _Execution:
             with self._limited("closing the envs", "close_timeout_s"):
                 collector.close()
         except TimeoutError as error:
-            self._event_log.show(display.format_error(error))
+            self._show(display.format_error(error))
 
     def close(self) -> None:
         """Ends the evaluator and the loggers, after the workers are closed. Blocks until the loggers have written
         everything, at most `logger.close_timeout_s`."""
+        if self._others is not None and (error := self._others.close()) is not None:
+            self._record.end(error)
         if self._evaluator is not None:
             self._evaluator.close()
         if self._loggers is not None:
@@ -419,7 +492,7 @@ class _Execution:
     def _report_before_close(self, error: BaseException) -> None:
         """Reports the error of a run whose envs are in this process: closing them may block or end the process."""
         text = f"{type_name(error)}: {text_of(error)}\n  (closing the envs is taking more than {_CLOSE_S:g} s)"
-        self._close_note = threading.Timer(_CLOSE_S, self._event_log.show, [text])
+        self._close_note = threading.Timer(_CLOSE_S, self._show, [text])
         self._close_note.name, self._close_note.daemon = "collectx-close-note", True
         self._close_note.start()
         with suppress(OSError):

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from collectx import rules
-from collectx.config.derived import env_option, is_device
+from collectx.config.derived import env_option, is_device, share_of
 from collectx.config.problem import Conflict, Problem, check_all, did_you_mean, either, nearest
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.fields import Unset
@@ -183,7 +183,8 @@ def env_limit(cfg: RunConfig) -> AbstractContextManager[None]:
 def device_problems(cfg: RunConfig) -> list[str]:
     """Returns a message for each device of the trainer, or of workers on this machine, that does not exist. Imports
     torch unless all are the CPU."""
-    chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, "cpu")}
+    of_last_learner = share_of(cfg, cfg.trainer.num_learners - 1).devices
+    chosen = {name: value for name, value in vars(of_last_learner).items() if value not in (None, "cpu")}
     if not place_of(cfg).is_local:
         chosen.pop("policy_device", None)
     if not chosen:
@@ -304,7 +305,8 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if folder is None or collector.schedule != "async":
         return
     try:
-        highest = max(worker for worker, *_ in recorded_order(folder))
+        num_learners = cfg.trainer.num_learners
+        highest = max(worker for worker, *_ in recorded_order(folder, num_learners, num_learners - 1))
     except (DamagedFileError, ValueError) as error:
         yield Conflict(path, str(error), folder, "use collector.order_of=null.")
         return

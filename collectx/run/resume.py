@@ -10,14 +10,14 @@ A reproduction repeats the delivery order of an async run, which its `metrics.js
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from collectx.checkpoints import Checkpoint, Checkpoints
-from collectx.config.derived import is_elastic
+from collectx.checkpoints import STATE, Checkpoint, Checkpoints
+from collectx.config.derived import is_elastic, share_of
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFileError, summary_of
@@ -44,8 +44,13 @@ class ResumePoint:
     """The point that a run continues from: the newest checkpoint that is not damaged, and whose batches all have their
     lines in `metrics.jsonl`. Raises `ConfigError` if there is none.
 
+    Args:
+        rank: the learner that continues, from its part of the checkpoint.
+        batches: the batches of the checkpoint that learner 0 has chosen, for the others.
+
     Attributes:
         batches: how many batches the run had delivered at the checkpoint.
+        num_learners: how many learners the run had then.
         state: the content of `state.pt`.
         collector: the collector's part of `state`, which `collectx.collector.start_collector` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
@@ -54,23 +59,28 @@ class ResumePoint:
         empty_buffers: names of the trainer's replay buffers that the checkpoint does not contain, see `load_trainer`.
     """
 
-    def __init__(self, run_folder: RunFolder, cfg: RunConfig):
+    def __init__(self, run_folder: RunFolder, cfg: RunConfig, rank: int = 0, batches: int | None = None):
         checkpoints = Checkpoints(run_folder.checkpoints)
 
         def load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any], Digest, Iterator[BatchLine]]:
             lines = run_folder.read_metrics()
-            return *_load(checkpoint), _digest(checkpoint, run_folder.metrics, lines), lines
+            part = _part(run_folder, checkpoint, cfg, rank)
+            return *part, _digest(checkpoint, run_folder.metrics, lines), lines
 
-        found, self.damaged = checkpoints.newest(load)
+        if batches is None:
+            found, self.damaged = checkpoints.newest(load)
+        else:
+            found, self.damaged = load(Checkpoint(checkpoints.folder(batches), names=[STATE])), []
         if found is None:
             missing = f"{run_folder.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
             raise ConfigError(checkpoints.no_intact(self.damaged) if self.damaged else missing)
         self._checkpoint, self.state, self._digest, lines = found
         self.batches: int = self._checkpoint.manifest["batches"]
+        self.num_learners: int = self._checkpoint.manifest.get("num_learners", 1)
         self.collector: CollectorState = self.state["collector"]
         self._check_ends(cfg)
         self.moved = saved_config.moved(run_folder, cfg)
-        self.order = self._order(run_folder, cfg, lines)
+        self.order = self._order(run_folder, cfg, lines, rank)
         self.empty_buffers: list[str] = []
 
     def _check_ends(self, cfg: RunConfig) -> None:
@@ -91,7 +101,9 @@ class ResumePoint:
         if problems:
             raise ConfigError(*problems)
 
-    def _order(self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[BatchLine]) -> list[tuple[int, ...]]:
+    def _order(
+        self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[BatchLine], rank: int
+    ) -> list[tuple[int, ...]]:
         if cfg.collector.schedule != "async":
             return []
         if is_elastic(cfg.collector) or not saved_config.is_equal_run(run_folder.newest_config, cfg):
@@ -101,13 +113,14 @@ class ResumePoint:
         try:
             if has_losses(run_folder.read_events(), self.batches):
                 return []
-            return order_of(run_folder.metrics, lines)
+            return order_of(run_folder.metrics, lines, cfg.trainer.num_learners, rank, cfg.collector.num_workers)
         except (LookupError, TypeError, ValueError):
             return []  # lines after the last sync may be damaged
 
     def rewind(self, run_folder: RunFolder) -> None:
         """Removes the lines and checkpoints of batches after this checkpoint from the folder."""
-        Checkpoints(run_folder.checkpoints).remove_after(self.batches)
+        for rank in range(self.num_learners):
+            run_folder.checkpoints_of(rank).remove_after(self.batches)
         if run_folder.metrics.exists():
             with open(run_folder.metrics, "rb") as file:
                 for _ in range(self.batches):
@@ -178,9 +191,30 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
         raise DamagedFileError(f"{checkpoint.path} is not the checkpoint of a run: {error!r}") from error
-    if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
+    if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name.rpartition("-")[2]) or not is_timed:
         text = f"manifest.json and state.pt belong to different checkpoints: (batches, frames) {counts}"
         raise DamagedFileError(f"{checkpoint.path}: {text}")
+    return checkpoint, state
+
+
+def _part(run_folder: RunFolder, first: Checkpoint, cfg: RunConfig, rank: int) -> tuple[Checkpoint, dict[str, Any]]:
+    """Returns a learner's part of the checkpoint `first`, and its state. Learner 0 verifies all parts. If the number of
+    learners has changed, a learner takes the part of an earlier one, and its workers begin new episodes."""
+    before, batches = first.manifest.get("num_learners", 1), first.manifest["batches"]
+
+    def part(which: int, names: Collection[str] | None) -> Checkpoint:
+        return Checkpoint(run_folder.checkpoints_of(which).folder(batches), names) if which else first
+
+    others = [part(which, None) for which in range(1, before) if rank == 0]
+    checkpoint, state = _load(part(rank % before, None))
+    if before != cfg.trainer.num_learners:
+        from collectx.collector.saved_state import without_episodes
+
+        parts = [first, *(others or [part(which, [STATE]) for which in range(1, before)])]
+        saved = [_load(each)[1]["collector"] for each in parts]
+        state["collector"] = without_episodes(
+            saved, share_of(cfg, rank).collector.num_workers, cfg.trainer.num_learners
+        )
     return checkpoint, state
 
 
@@ -203,14 +237,18 @@ def _digest(checkpoint: Checkpoint, metrics: Path, lines: Iterator[BatchLine]) -
     return digest
 
 
-def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
+def recorded_order(
+    folder: str | Path, num_learners: int = 1, rank: int = 0, num_workers: int = 0
+) -> list[tuple[int, ...]]:
     """Returns for each batch of an async run: (worker, policy version at its start, newest policy version at its
     delivery, settings version at its start, newest settings version at its delivery). Raises `ValueError` if the order
-    cannot be repeated (the message says why), or `DamagedFileError` if a file of the folder cannot be read."""
+    cannot be repeated (the message says why), or `DamagedFileError` if a file of the folder cannot be read. With
+    several learners, describes the part of the learner `rank`, and numbers its workers from 0 if the run's
+    `num_workers` are given."""
     run_folder = RunFolder(folder)
     if has_losses(run_folder.read_events()):
         raise ValueError("that run lost a worker, and did not record between which two batches")
-    batches = order_of(run_folder.metrics, run_folder.read_metrics())
+    batches = order_of(run_folder.metrics, run_folder.read_metrics(), num_learners, rank, num_workers)
     if not batches:
         raise ValueError("it contains no delivered batch")
     return batches
@@ -232,16 +270,20 @@ def has_losses(events: Iterable[dict[str, Any]], after: int = 0) -> bool:
     return num_losses > at_checkpoint.get(after, 0)
 
 
-def order_of(path: Path, lines: Iterable[BatchLine]) -> list[tuple[int, ...]]:
+def order_of(
+    path: Path, lines: Iterable[BatchLine], num_learners: int = 1, rank: int = 0, num_workers: int = 0
+) -> list[tuple[int, ...]]:
     """Returns the same as `recorded_order`, from lines of `metrics.jsonl`; `path` names the file in errors."""
     batches: list[tuple[int, ...]] = []
     for line in lines:
-        if len(line.workers) != 1:
+        if len(line.workers) != num_learners:
             raise ValueError(
                 f"{path} belongs to a sync run ({len(line.workers)} workers per batch), and only an async run has an "
                 "order to repeat"
             )
-        (entry,) = line.workers
+        entry = line.workers[rank]
         settings = entry.settings or 0, line.settings or 0
-        batches.append((entry.worker, entry.policy_version, line.version, *settings))
+        batches.append(
+            (entry.worker - rank * num_workers // num_learners, entry.policy_version, line.version, *settings)
+        )
     return batches

@@ -29,6 +29,8 @@ PATIENCE = 3
 # How many seconds the end of the `with` block waits for a note, whose terminal or pipe may be blocked.
 _NOTE_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Another thread interrupts the main thread with it. Without a handler, it is ignored.
+_INTERRUPT = signal.SIGURG
 _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -46,6 +48,10 @@ class RunStopped(KeyboardInterrupt):
     def __init__(self, signum: int):
         self.signal = signal.Signals(signum).name
         super().__init__(self.signal)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Another thread has called `Signals.interrupt`. A `KeyboardInterrupt`, as `RunStopped`."""
 
 
 class Signals:
@@ -91,6 +97,7 @@ class Signals:
                 if earlier is not None:
                     handler = self._request_checkpoint if is_free else self._stop_for_requeue
                     self._old_handlers[signum] = signal.signal(signum, handler)
+            self._old_handlers[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise_interrupted)
             ours = {signum: signal.getsignal(signum) for signum in self._old_handlers}
             process.keep_handlers(ours, self._note_replaced)
         return self
@@ -117,8 +124,8 @@ class Signals:
             self._held -= 1
             is_pending = self._is_pending and not self._held
             self._is_pending &= not is_pending
-        if is_pending and self.last is not None:
-            raise RunStopped(self.last)
+        if is_pending:
+            raise Interrupted if self.last is None else RunStopped(self.last)
 
     def defer(self, grace_s: float, note: Callable[[], None]) -> None:
         """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds. When the signal
@@ -185,6 +192,18 @@ class Signals:
                 self._is_pending = True
                 return
             raise RunStopped(signum)
+
+    def interrupt(self) -> None:
+        """Raises `Interrupted` in the main thread, unless the run is ending. Any thread may call it."""
+        if _INTERRUPT in self._old_handlers:
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+
+    def _raise_interrupted(self, signum: int, frame: FrameType | None) -> None:
+        if self._shielded or os.getpid() != self._pid:
+            return
+        if not self._held:
+            raise Interrupted
+        self._is_pending = True
 
     def _stop_for_requeue(self, signum: int, frame: FrameType | None) -> None:
         is_ending = self._count > 0 and self._requeue_signal is None

@@ -61,6 +61,7 @@ class Statistics:
         best_return: highest `mean_return` over complete windows; until there is one, the current mean.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
+        learners: with several learners, the seconds for which each has waited for its workers, and for the others.
         taking_part: how many workers take part, and how many were started; None if all take part.
     """
 
@@ -89,6 +90,7 @@ class Statistics:
         self.version = 0
         self.lag = 0.0
         self.workers: dict[int, PartTotals] = {}
+        self.learners: list[tuple[float, float]] = []
         self.taking_part: tuple[int, int] | None = None
         self.started: tuple[float, float] | None = None
         self._first_frames = 0
@@ -118,6 +120,7 @@ class Statistics:
         self.waited_s += info.waited_s
         if self.started is None:
             self.started = now_s, self.waited_s
+        self._add_learners(info.learners)
         self.version = info.version
         total_lag = 0
         episodes = self.num_episodes
@@ -134,6 +137,10 @@ class Statistics:
         self.lag = total_lag / info.frames if info.frames else 0.0
         if self.num_episodes > episodes:
             self._add_mean(math.fsum(self._returns) / len(self._returns), episodes)
+
+    def _add_learners(self, times: Sequence[Sequence[float]]) -> None:
+        before = self.learners or [(0.0, 0.0)] * len(times)
+        self.learners = [(a + c, b + d) for (a, b), (c, d) in zip(before, times, strict=True)] if times else before
 
     def _add_mean(self, mean_return: float, num_before: float) -> None:
         self.mean_return = mean_return
@@ -254,6 +261,7 @@ class MetricsTail(Statistics):
             self._first_frames += batch_frames
         if self.started is None or line.resumed:
             self.started = self.last_s, self.waited_s
+        self._add_learners(line.learners)
         self.version = line.version
         self.lag = line.lag
         if line.mean_return is not None:
@@ -282,13 +290,15 @@ class PartRates:
 class View:
     """The numbers of a run at one moment: a copy of its `Statistics`, and the seconds since its start. `now_per_s`
     (frames per second) and `trainer_share` (of the time, in which the trainer did not wait for a batch) cover the last
-    `RATE_WINDOW_S`; None while unknown."""
+    `RATE_WINDOW_S`; None while unknown. `learners` are the shares in which each of several learners waited for its
+    workers, and for the others."""
 
     numbers: Statistics
     elapsed_s: float
     now_per_s: float | None
     trainer_share: float | None = None
     workers: tuple[PartRates, ...] = ()
+    learners: tuple[tuple[float, float], ...] = ()
 
     @property
     def left_s(self) -> float | None:
@@ -330,7 +340,8 @@ class RateWindow:
             rate = min(rate, now.frames / passed_s)
         now_per_s = frames / passed_s if frames and passed_s > 0 else rate
         share = _trainer_share(now, since)
-        return View(now, now_s - self._start_s, now_per_s, share, tuple(_part_rates(now, since, passed_s)))
+        learners = tuple(_learner_shares(now, since))
+        return View(now, now_s - self._start_s, now_per_s, share, tuple(_part_rates(now, since, passed_s)), learners)
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
@@ -343,6 +354,17 @@ def _trainer_share(now: Statistics, since: Statistics) -> float | None:
         begin_s, waited_s = since.last_s, since.waited_s
     passed_s = now.last_s - begin_s
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
+
+
+def _learner_shares(now: Statistics, since: Statistics) -> Iterator[tuple[float, float]]:
+    """Yields the shares of time in which each learner waited for its workers, and for the others, between two
+    samples."""
+    if since.last_s is None or now.last_s is None or since.last_s >= now.last_s or not since.learners:
+        return
+    passed_s = now.last_s - since.last_s
+    for after, before in zip(now.learners, since.learners, strict=True):
+        workers, others = (min(1.0, (each - earlier) / passed_s) for each, earlier in zip(after, before, strict=True))
+        yield workers, others
 
 
 def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator[PartRates]:

@@ -31,6 +31,19 @@ class TrainerConfig(Section):
         async workers no longer write to the trainer's replay buffer themselves. `null`: like `true`, unless workers
         write to the replay buffer.""",
     )
+    num_learners: int = option(
+        1,
+        """How many processes learn. Each collects with its share of the workers; the built-in trainers average their
+        gradients. num_workers and frames_per_batch count the whole run, and must be multiples of this number.""",
+        minimum=1,
+    )
+    learner_timeout_s: float = option(
+        600.0,
+        """Maximum seconds, above 0, for which a learner waits for another one: for its batch, its gradients, or a
+        checkpoint. A learner that dies ends the run at once. No effect with num_learners=1.""",
+        above=0,
+        without_effect=True,
+    )
 
 
 @dataclass(kw_only=True)

@@ -116,6 +116,6 @@ def other_owner(run_folder: RunFolder) -> str | None:
 
 
 def _checkpoint_paths(run_folder: RunFolder) -> Iterator[Path]:
-    for folder in (run_folder.checkpoints, *run_folder.checkpoints.glob("[0-9]*")):
+    for folder in (run_folder.checkpoints, *run_folder.checkpoint_folders):
         yield folder
         yield from folder.rglob("*") if folder != run_folder.checkpoints else ()

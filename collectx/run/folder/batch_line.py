@@ -6,7 +6,7 @@ Imports nothing heavy: `collectx status` and `watch` read many files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class BatchLine:
         resumed: whether it is the first batch after a resume.
         workers: entries of some workers, see `WorkerEntry`.
         taking_part: how many workers take part, and how many were started; None if all take part.
+        learners: with several learners, the seconds for which each waited for its workers, and for the others.
         digest: see `trainer.digest`.
         scalars: what the trainer logged, by name; in JSON, NaN and infinity are null.
         eval: the result of an evaluation that ended since the previous line.
@@ -126,6 +127,7 @@ class BatchLine:
     resumed: bool = False
     workers: list[WorkerEntry] = field(default_factory=list)
     taking_part: tuple[int, int] | None = None
+    learners: Sequence[Sequence[float]] = ()
     digest: str | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
     eval: Mapping[str, Any] | None = None
@@ -154,6 +156,7 @@ class BatchLine:
                 resumed=bool(line.get("resumed")),
                 workers=[WorkerEntry.of(entry) for entry in line.get("workers", ())],
                 taking_part=line.get("taking_part"),
+                learners=line.get("learners", ()),
                 digest=digest,
                 scalars={
                     name: math.nan if value is None else float(value) for name, value in line.get("scalars", {}).items()
@@ -177,6 +180,7 @@ class BatchLine:
             "resumed": self.resumed or None,
             "workers": [entry.to_json() for entry in self.workers] or None,
             "taking_part": self.taking_part,
+            "learners": [[round(each, 6) for each in times] for times in self.learners] or None,
             "digest": self.digest,
             "scalars": {name: _short(value) for name, value in self.scalars.items()} or None,
             "eval": self.eval,

@@ -8,6 +8,7 @@ too.
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
     <run>/secret               authenticates trainer and workers; readable by the owner only
     <run>/lock                 locked by the trainer's process (`Lock`); host and process id
+    <run>/.learners            where several learners meet (torch's FileStore); removed at the end
     <run>/.replaced            the earlier run in the folder, until the workers of the new one have started
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
@@ -121,6 +122,15 @@ class RunFolder(JobFiles):
         """Whether the run has delivered all batches. Raises `DamagedFileError` if `result.json` cannot be read."""
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
+    @property
+    def checkpoint_folders(self) -> list[Path]:
+        """The folders of all checkpoints and of the learners' parts of them."""
+        return [path for pattern in ("[0-9]*", "learner-*") for path in self.checkpoints.glob(pattern)]
+
+    def checkpoints_of(self, rank: int, keep: int = 1) -> Checkpoints:
+        """Returns the checkpoints of a learner: those of the run, with rank 0, or a part for each of these."""
+        return Checkpoints(self.checkpoints, keep, f"learner-{rank}-" if rank else "")
+
     def parts(self, first: Path) -> list[tuple[int, Path]]:
         """Returns a file of the snapshot and those that resumes wrote in its place, each with the number of batches
         after which it applies: `first` with 0, then the others in order."""
@@ -161,7 +171,13 @@ class RunFolder(JobFiles):
         lines = [self.initial, self.metrics, self.events, self.progress, self.logger_id]
         logs = [] if keep_logs else [*self.logs.glob("*.log")]
         resumed = [path for first in (self.config, self.meta, self.patch) for _, path in self.parts(first)[1:]]
-        folders = [*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos]
+        folders = [
+            *self.checkpoint_folders,
+            self.report,
+            self.tensorboard,
+            self.wandb,
+            self.videos,
+        ]
         return ended + notes + lines + logs + resumed + folders
 
     def set_aside(self, keep_run: bool) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -139,6 +139,7 @@ class ResultBuilder:
         digest: hashes the delivered batches; None where batches are not hashed.
         is_unsaved_known: whether an event already said that env states are not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
+        cause_of: returns the error that another learner had first, for an error that followed from it.
         error_after_signal: the error that ended training after a signal had asked for its end; None if it was the
             signal itself that interrupted training.
     """
@@ -156,6 +157,7 @@ class ResultBuilder:
         self.is_unsaved_known = False
         self.config_error: ConfigError | None = None
         self.error_after_signal: BaseException | None = None
+        self.cause_of: Callable[[BaseException], BaseException] = lambda error: error
         self._last_loss: Failure | None = None
         self._recovered: list[Failure] = []
         self._evaluated: dict[str, float] = {}
@@ -169,6 +171,7 @@ class ResultBuilder:
         error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
         for example, raises an unrelated error. `reason` is what the trainer returned; if a text, it says why the
         trainer ended the run."""
+        error = None if error is None else self.cause_of(error)
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:

@@ -312,7 +312,8 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     # A trainer that anneals its learning rate learns differently in a run of another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
     mark = "without_effect"
-    no_effect = {"": marked("", mark), "collector": [*marked("collector", mark), *["total_frames"] * is_length_free]}
+    no_effect = {group: marked(group, mark) for group in ("", "collector", "trainer")}
+    no_effect["collector"] += ["total_frames"] * is_length_free
     differences = []
     for section in {**one, **other}:
         before, after = one.get(section), other.get(section)

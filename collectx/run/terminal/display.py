@@ -266,6 +266,9 @@ def format_details(view: View) -> list[str]:
         shares = ", ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True))
         parts.append(f"workers: {shares}")
     parts += _trainer(view)
+    if view.learners:
+        waits = ", ".join(f"{others:.0%}" for _, others in view.learners)
+        parts.append(f"learners wait for each other: {waits}")
     if now.checkpoint_s:
         parts.append(f"checkpoints: {now.checkpoint_s / view.elapsed_s:.2%} of the time")
     scalars = [f"{name} {scalar(value)}" for name, value in now.scalars.items()]
@@ -354,7 +357,7 @@ def _members(taking_part: tuple[int, int]) -> str:
 def _table(view: View) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", justify="right")
-    for name in ("frames/s", *_SHARES, "lag", "learn"):
+    for name in ("frames/s", *_SHARES, "lag", "learn", *[""] * bool(view.learners)):
         table.add_column(name, justify="right", min_width=6)
     for worker in view.workers[:NUM_WORKERS_SHOWN]:
         shares = (f"{share:.0%}" for share in worker.shares)
@@ -365,6 +368,10 @@ def _table(view: View) -> Table:
         columns = {"wait": f"{1 - view.trainer_share:.0%}", "lag": f"{view.numbers.lag:.1f}"}
         cells = (columns.get(name, "") for name in (*_SHARES, "lag"))
         table.add_row("trainer", number(view.now_per_s), *cells, f"{view.trainer_share:.0%}")
+    for rank, (workers, others) in enumerate(view.learners):
+        cells = (f"{workers:.0%}" if name == "wait" else "" for name in (*_SHARES, "lag"))
+        learns = f"{max(0.0, 1 - workers - others):.0%}"
+        table.add_row(f"learner {rank}", "", *cells, learns, f"waits for others {others:.0%}")
     return table
 
 

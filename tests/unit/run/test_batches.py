@@ -45,7 +45,7 @@ class FakeCollector:
     assembler = None
 
     def __init__(self, *deliveries):
-        self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
+        self.deliveries, self._versions = deliveries, count(1)
         self.exclusive_use, self.settings = ExclusiveUse(), Settings()
         self._batches = self._deliver()
 
@@ -78,7 +78,7 @@ def test_batches_lines_and_sums(folder, batch_info):
         batch_info(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
         batch_info(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
     )
-    statistics, digest, again = Statistics(7), Digest(), Digest()
+    statistics, digest, again = Statistics(60), Digest(), Digest()
     collection = taken(collector, folder, statistics, digest, clock=count(100).__next__)
     assert collection.total_frames == statistics.total_frames == 60
     assert math.isnan(collection.mean_return)

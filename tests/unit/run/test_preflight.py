@@ -147,7 +147,7 @@ def test_devices_of_this_machine_are_checked(monkeypatch, words, names):
     ],
 )
 def test_a_recorded_order_must_be_repeatable(monkeypatch, order, words, problem):
-    def recorded(folder):
+    def recorded(folder, *learners):
         if isinstance(order, Exception):
             raise order
         return order

@@ -22,7 +22,7 @@ def part(worker=0, frames=4, version=0, returns=(), times=(1.0, 2.0, 3.0, 4.0), 
 
 def batch_info(*parts, version=0, waited_s=0.0):
     return SimpleNamespace(
-        frames=sum(each.report.frames for each in parts), parts=parts, version=version, waited_s=waited_s
+        frames=sum(each.report.frames for each in parts), parts=parts, version=version, waited_s=waited_s, learners=()
     )
 
 

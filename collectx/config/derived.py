@@ -97,9 +97,13 @@ def rows_per_env(collector: CollectorConfig) -> int:
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
 
 
+# The options of a trainer that count frames of the whole run.
+_SHARED_SIZES = ("minibatch_size", "batch_size", "buffer_frames", "warmup_frames")
+
+
 def share_of(cfg: RunConfig, rank: int) -> RunConfig:
-    """Returns what the learner of a rank collects: its share of the workers and of the frames. `cuda` becomes the GPU
-    of its rank."""
+    """Returns what the learner of a rank collects and learns: its share of the workers, frames, minibatches and replay
+    buffer. `cuda` becomes the GPU of its rank."""
     num_learners, options = cfg.trainer.num_learners, cfg.collector
     if num_learners == 1:
         return cfg
@@ -113,7 +117,9 @@ def share_of(cfg: RunConfig, rank: int) -> RunConfig:
         init_random_frames=None if random_frames is None else -(-random_frames // num_learners),
     )
     devices = {name: f"cuda:{rank}" if value == "cuda" else value for name, value in vars(cfg.devices).items()}
-    return replace(cfg, collector=collector, devices=DevicesConfig(**devices))
+    sizes = {name: getattr(cfg.trainer, name) for name in _SHARED_SIZES if hasattr(cfg.trainer, name)}
+    trainer = replace(cfg.trainer, **{name: -(-size // num_learners) for name, size in sizes.items()})
+    return replace(cfg, collector=collector, devices=DevicesConfig(**devices), trainer=trainer)
 
 
 def is_device(name: str) -> bool:

@@ -158,7 +158,8 @@ class Place:
         return check_all((*rules, lambda: self._gpu_problems(of_all())))
 
     def _acting(self) -> list[str]:
-        return [self._ends()["policy_device"]] * self.cfg.collector.num_workers
+        # A number that no cluster has is refused with the other problems.
+        return [self._ends()["policy_device"]] * min(self.cfg.collector.num_workers, 1 << 20)
 
     def _backend_problems(self) -> Iterator[Problem]:
         """Collector, backend and launcher fit together."""

@@ -302,7 +302,7 @@ class _Execution:
             initial.load_policy()
         if (others := self._first or self._others) is not None:
             self._context.words = others.join(device)
-        self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        self._trainer = trainer.build(share.trainer, module, spec, cfg.seed, device)
         if initial is not None:
             initial.load_critic(self._trainer)
             if is_first:
@@ -465,8 +465,8 @@ class _Execution:
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
             if self._first is None:
-                checkpointer.write_final(self._run_folder.final_checkpoint)
                 write_weights(self._run_folder.policy, self._policy, collector.transport.newest_weights())
+                checkpointer.write_final(self._run_folder.final_checkpoint)
 
     def _close_envs(self, collector: CollectorCore) -> None:
         """Closes the envs of this process. An env that takes too long ends with the process."""

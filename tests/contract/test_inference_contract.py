@@ -120,12 +120,18 @@ def test_the_process_that_hangs_is_named(hangs):
 
 @pytest.mark.nightly
 def test_a_server_that_does_not_answer_is_named():
-    limits = {"start_timeout_s": 15.0, "worker_timeout_s": 2.0, "close_timeout_s": 0.5, "total_frames": -1, "frames_per_batch": 8}
+    limits = {
+        "start_timeout_s": 15.0,
+        "worker_timeout_s": 2.0,
+        "close_timeout_s": 0.5,
+        "total_frames": -1,
+        "frames_per_batch": 8,
+    }
     with start("multi_sync", "local", counting(2), mlp(), inference={}, **limits) as collector:
         next(collector)
         collector.wait_until_filled()
         os.kill(collector.pool.server.handle.pid, signal.SIGSTOP)
-        with pytest.raises(WorkerTimeout, match="^inference server "):
+        with pytest.raises(WorkerTimeout, match=r"^inference server "):
             collector.state()
 
 

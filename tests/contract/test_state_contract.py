@@ -51,7 +51,10 @@ RESTORABLE = {
     "two workers": ["policy=mlp", "collector=multi_sync", "launcher=inline"],
 }
 NOT_RESTORABLE = {
-    "envpool": (["policy=random", "env=envpool", "env.id=CartPole-v1", "env.num_envs=4"], ["EnvPool", "cannot pickle"]),
+    "envpool": (
+        ["policy=random", "env=envpool", "env.id=CartPole-v1", "env.num_envs=4"],
+        ["EnvPool", "does not expose"],
+    ),
     "sticky actions": (
         ["policy=random", "env=pong", "env.num_envs=2", "env.kwargs.repeat_action_probability=0.25"],
         ["repeat_action_probability=0"],

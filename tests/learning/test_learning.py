@@ -16,7 +16,9 @@ from collectx import collector, env, policy, trainer
 from collectx.cli.compose import compose
 from collectx.run import RunFolder
 from collectx.run.batches import RunBatches
-from collectx.run.statistics import Statistics
+from collectx.run.context import RunContext
+from collectx.run.folder.result import ResultBuilder
+from collectx.run.signals import Signals
 
 # On a busy machine threads wait for one another in every small operation.
 torch.set_num_threads(1)
@@ -51,7 +53,9 @@ def learn(name, target_return, folder, *overrides) -> RunBatches:
     torch.manual_seed(cfg.seed)
     folder.mkdir(exist_ok=True)
     with collector.start_collector(cfg, module, spec) as workers:
-        collection = Lagging(LAGS[name], workers, RunFolder(folder), Statistics(cfg.collector.total_frames))
+        signals = Signals()
+        context = RunContext(cfg, RunFolder(folder), signals, ResultBuilder(cfg, signals))
+        collection = Lagging(LAGS[name], context, workers)
         learner.train(collection)
         collection.close()
     return collection

@@ -254,4 +254,5 @@ def test_what_the_documentation_lists_is_tested_here():
     tested = {line.replace('"', "") for line, *_ in (*RUNS, *PRINTED)}
     # tests/system/test_arguments.py and test_interpolations.py type objects, tuples and texts.
     tested |= {line for line in listed if "_target_" in line or "ResizeObservation" in line or "echo" in line}
+    tested |= {line for line in listed if "halving" in line}  # tests/system/test_halving.py
     assert listed - tested == set()

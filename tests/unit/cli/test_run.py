@@ -248,7 +248,7 @@ def test_what_the_command_says_without_a_subcommand(capsys, words, status, text)
     assert text in "".join(capsys.readouterr())
 
 
-class Halving(Sweeper):
+class Halves(Sweeper):
     """A third-party sweeper: tries 0.5 and 0.25 for intervals, and remembers what the points returned."""
 
     answers: ClassVar[list[float]] = []
@@ -264,30 +264,30 @@ class Halving(Sweeper):
 
 
 @pytest.fixture
-def halving(monkeypatch):
+def halves(monkeypatch):
     """The words that choose it."""
-    monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.halving.Halving", Halving)
-    ConfigStore.instance().store("halving", {"_target_": "hydra_plugins.halving.Halving"}, "hydra/sweeper")
-    yield [*SWEEP, "hydra/sweeper=halving", "trainer.gamma=interval(0,1)"]
-    del ConfigStore.instance().repo["hydra"]["sweeper"]["halving.yaml"]
+    monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.halves.Halves", Halves)
+    ConfigStore.instance().store("halves", {"_target_": "hydra_plugins.halves.Halves"}, "hydra/sweeper")
+    yield [*SWEEP, "hydra/sweeper=halves", "trainer.gamma=interval(0,1)"]
+    del ConfigStore.instance().repo["hydra"]["sweeper"]["halves.yaml"]
 
 
 @pytest.mark.ci
-def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving, capsys):
+def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halves, capsys):
     stub.mean_return = lambda cfg: None if cfg.seed == 2 else 1 / cfg.trainer.gamma
     stub.status = lambda cfg: "failed" if cfg.seed == 1 else "completed"
     for words in (["collector.num_workers=1"], ["collector.num_workers=1", "sweep.objective=frames"]):
-        assert run.main([*halving, *words]) == 0  # the second time from the results
-    assert Halving.answers == [2.0, 4.0, 512.0, 512.0]
+        assert run.main([*halves, *words]) == 0  # the second time from the results
+    assert Halves.answers == [2.0, 4.0, 512.0, 512.0]
     assert [folder.name for _, folder, _ in stub.calls] == ["trainer.gamma=0.5", "trainer.gamma=0.25"]
     # A point without an objective ends the sweep with one message, as this sweeper wants it.
     for words, part in {
         "seed=1": "trainer.gamma=0.5: failed",
         "seed=2": "the result has no mean_return, which sweep.objective needs: no episode ended",
     }.items():
-        assert run.main([*halving, words]) == 1
+        assert run.main([*halves, words]) == 1
         assert part in capsys.readouterr().err
-    assert run.main([*halving, "sweep.objective=return"]) == 2
+    assert run.main([*halves, "sweep.objective=return"]) == 2
     assert "Did you mean mean_return?" in capsys.readouterr().err
 
 
@@ -333,8 +333,8 @@ def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, c
 
 
 @pytest.mark.ci
-def test_an_experiments_keys_are_left_out_where_a_third_party_sweeper_draws(stub, halving, capsys):
-    words = [word.replace("trainer.gamma", "collector.preemptive_threshold") for word in halving]
+def test_an_experiments_keys_are_left_out_where_a_third_party_sweeper_draws(stub, halves, capsys):
+    words = [word.replace("trainer.gamma", "collector.preemptive_threshold") for word in halves]
     assert run.main(["experiment=cartpole_ppo", "trainer=meter", "sweep.objective=frames", *words]) == 0
     assert "has no option trainer.target_return" in capsys.readouterr().err
     assert [cfg.trainer.kind for cfg, _, _ in stub.calls] == ["meter", "meter"]

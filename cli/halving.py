@@ -196,6 +196,7 @@ class Halving:
         path = self._folder / "halving.json"
         try:
             saved = json.loads(path.read_text())
+            rungs = saved["rungs"]
             known = {each["config"]: each["values"] for each in saved["points"]}
             if saved["objective"] == self._objectives:
                 for point in points:
@@ -206,10 +207,20 @@ class Halving:
             raise ConfigError(
                 f"{path} is damaged: {error!r}. Remove it: the points continue from their folders all the same."
             ) from error
+        else:
+            now = self._options.rungs or []
+            if now[: len(rungs)] != rungs:
+                raise ConfigError(
+                    f"sweep.rungs={now} cannot be used in {self._folder}: its points were compared at {rungs}, and the "
+                    "best are already beyond. You may only add later rungs; for others, choose another hydra.sweep.dir."
+                )
 
     def _write(self, points: Sequence[_Point]) -> None:
         content = [{"name": each.name, "config": each.config, "values": each.values} for each in points]
-        write_json(self._folder / "halving.json", {"objective": self._objectives, "points": content})
+        write_json(
+            self._folder / "halving.json",
+            {"objective": self._objectives, "rungs": self._options.rungs, "points": content},
+        )
 
     def _print(self, points: Sequence[_Point]) -> None:
         """Prints the points with their values at each rung, those that came furthest first."""

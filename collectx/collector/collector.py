@@ -219,8 +219,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """Returns the parts of the next batch, None while it is incomplete. Returns the same parts until they are
-        counted."""
+        """Returns the parts of the next batch, None while it is incomplete. Until they are counted, a further call
+        returns them again."""
         if self._next_parts is None:
             self._next_parts = self._schedule.next_batch()
         return self._next_parts

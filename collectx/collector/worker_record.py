@@ -46,8 +46,8 @@ class Setting(NamedTuple):
         return "set_reset_options(...)" if self.kind == "reset_options" else f"{self.kind}({self.name!r}, ...)"
 
     def of(self, worker: int) -> tuple[str, str, Any]:
-        """Returns the setting as a worker gets it, in plain data: kind, name, content. An added worker gets the content
-        of one of the others."""
+        """Returns the setting as a worker gets it, in plain data: kind, name, content. Workers that
+        were added later reuse the contents of the first ones."""
         return self.kind, self.name, self.contents[worker % len(self.contents)]
 
 

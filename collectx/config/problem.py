@@ -194,7 +194,7 @@ class Unknown(Problem):
 
 
 def check_all(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
-    """Yields what the rules yield. A rule ends when it reads an option that failed its own check."""
+    """Yields what the rules yield. A rule that reads an option which failed its own check is skipped."""
     for rule in rules:
         with suppress(Unset):
             yield from rule(*arguments)

@@ -213,8 +213,7 @@ class Place:
     # --- what this machine lacks, and notes ---
 
     def missing(self) -> list[str]:
-        """Returns messages about what this machine lacks to start the workers, with options between backticks, as each
-        `Language` names them. Starts nothing."""
+        """Returns what this machine lacks to start the workers, a message each. Starts nothing."""
         return []
 
     def library_problems(self) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ from collectx.policy.tensor_modules import Step, is_private, reads_only_tensors,
 class CallPlan:
     """Calls a policy with the observation of an env group.
 
-    All values have numbers: first the tensors of the observation, then the outputs of all steps, in order. `numbers` is
+    All values are in one list: the tensors of the observation, then the outputs of all steps, in order. `numbers` is
     the number of the value of each output.
 
     Args:

@@ -75,7 +75,7 @@ class SlotViews:
         tensors = {key: tensor.transpose(0, 1) for key, tensor in slot.tensors.items()}
         self._seen = [tensors[leaf.key] for leaf in spec.observation]
         for leaf, tensor in zip(spec.observation, self._seen, strict=True):
-            # If batches do not contain the next observation, private memory of one step stands for every step.
+            # If batches do not contain the next observation, one private step of memory is reused for all steps.
             tensors.setdefault(("next", *leaf.key), torch.zeros_like(tensor[0]).expand(tensor.shape))
         views: dict[Key, Any] = {key: spec.native(tensor) for key, tensor in tensors.items()}
         # The views of each step are kept for tensors, of which they cost more than of arrays.

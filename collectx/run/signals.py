@@ -3,7 +3,7 @@ and SIGUSR2 request a checkpoint. If one of these two already has a Python handl
 the job, the signal ends the run as SIGINT does, and the handler is called when the run has ended.
 
     running      the first signal raises `RunStopped` in the main thread; the second is only counted, so that closing
-                 continues; the third raises a second time, for a user who does not want to wait
+                 continues; the third interrupts closing
     held         a signal raises at the end of the block, which must not be interrupted
     deferred     the first signal lets the run complete its batch, see `check`; after some seconds, or at the second
                  signal, it raises

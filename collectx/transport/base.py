@@ -142,7 +142,7 @@ class Request(NamedTuple):
 
 
 # What `Transport.receive` raises if it would wait for ever.
-NO_WORK = "internal error: waiting for workers although none has work. Please report this with events.jsonl."
+NO_WORK = "internal error: no worker owes a batch or a reply. Please report this with events.jsonl."
 # Requests whose arguments and results are tensors and plain data, so they can be sent over networks.
 PLAIN_REQUESTS = ("ready", "state", "load", "change", "get_attr")
 

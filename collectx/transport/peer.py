@@ -164,7 +164,7 @@ class Peer:
         limit: the timeout that applies while `num_outstanding` is above 0.
         counts: its counters in shared memory (`collectx.progress`); None if it sends them in messages.
         progress: the last known counts.
-        cpu_s: the processor time of its process when `is_starting` was last True.
+        cpu_s: the processor time of its process when `is_starting` last read it.
         log_size: the bytes in its log when its timer last expired, before it connected.
         is_reported: whether an event has said that it waits to be started.
         began_s, progressed_s: when its current task began, and when its counts last changed, in seconds of

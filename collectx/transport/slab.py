@@ -170,7 +170,7 @@ class Slab:
         for worker, write in writes.items():
             # Owner 0 of weights means all workers, owner 1 + w means worker w alone.
             owner = 0 if worker is None else 1 + worker
-            # Overwrites the buffer that was not granted last: all workers have read it
+            # Every worker has moved past the buffer that was not granted last, so that one is overwritten
             # (`Schedule.must_wait_to_publish`).
             last = [*self._granted.values()][-1] if self._granted else self._pointers[owner]
             pointers[owner] = 2 * version + 1 - last % 2

@@ -150,8 +150,8 @@ class LinesTail:
 
     def read_lines(self, is_last: bool = False) -> tuple[list[bytes], bool]:
         """Returns the complete lines added since the last call, about `_BLOCK` bytes at most, and whether the file was
-        replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete. Blocks for the
-        disk only."""
+        replaced before them, as a restarted job does. `is_last` also returns a last line without a newline. Blocks for
+        the disk only."""
         was_replaced = False
         try:
             with open(self.path, "rb") as file:

@@ -55,6 +55,7 @@ _PPO_ATARI = [
 ]
 CASES = {
     "ppo_cartpole": Case(["env=cartpole", *_PPO], "490.04 ± 6.12", "CleanRL, ppo.py (clips the critic's loss too)"),
+    "ppo_cartpole_2_learners": Case(["env=cartpole", *_PPO, "trainer.num_learners=2"]),
     "ppo_acrobot": Case(
         ["env=gym", "env.id=Acrobot-v1", *_PPO], "-86.36 ± 1.32", "CleanRL, ppo.py (clips the critic's loss too)"
     ),

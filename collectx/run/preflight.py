@@ -58,7 +58,10 @@ def copies() -> tuple[str, bool]:
         is_torchrun, count = name == "torchrun", int(size)
         if is_torchrun or count > 1:
             copies = f"{count} cop{'y' if count == 1 else 'ies'}"
-            advice = f"Start it without {name}, and set the number with collector.num_workers=N."
+            number = (
+                "collector.num_workers=N" if name == "mpirun" else "collector.num_workers=N or trainer.num_learners=N"
+            )
+            advice = f"Start it without {name}, and set the number with {number}."
             text = f"{name} runs {copies} of this command, but collectx starts its own processes. {advice}"
             if is_torchrun:
                 text += " If this is the only copy, it inherited the variables: unset WORLD_SIZE TORCHELASTIC_RUN_ID."

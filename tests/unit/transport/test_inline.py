@@ -45,7 +45,7 @@ def test_a_lost_worker_owes_nothing_and_the_others_go_on(name, error):
     assert (type(departure), departure.worker, type(departure.error)) == (Departure, 1, type(error))
     assert str(error) in str(departure.error)
     assert arrival == Arrival(2, 0, REPORT)
-    with pytest.raises(RuntimeError, match="none has work"):
+    with pytest.raises(RuntimeError, match="no worker owes"):
         transport.receive()
 
 

@@ -200,7 +200,7 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
 def _part(run_folder: RunFolder, first: Checkpoint, cfg: RunConfig, rank: int) -> tuple[Checkpoint, dict[str, Any]]:
     """Returns a learner's part of the checkpoint `first`, and its state. Learner 0 verifies all parts. If the number of
     learners has changed, a learner takes the part of an earlier one, and its workers begin new episodes."""
-    before, batches = first.manifest.get("num_learners", 1), first.manifest["batches"]
+    before, batches = first.manifest.get("num_learners", 1), int(first.path.name)
 
     def part(which: int, names: Collection[str] | None) -> Checkpoint:
         return Checkpoint(run_folder.checkpoints_of(which).folder(batches), names) if which else first

@@ -109,7 +109,8 @@ def cases(groups, content):
     for group in groups:
         for field in fields(schemas(group)[content[group]["kind"]]):
             option = f"{group}.{field.name}"
-            if not field.metadata.get("kept") and option != "collector.order_of":  # tested below
+            elsewhere = ("collector.order_of", "trainer.num_learners")  # tested below, and in test_learners.py
+            if not field.metadata.get("kept") and option not in elsewhere:
                 value = VALUES.get(option) if option in VALUES else other_value(field, content[group].get(field.name))
                 changes[option] = f"{option}={json.dumps(value)}"
             if field.metadata.get("without_effect"):

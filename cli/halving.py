@@ -31,8 +31,9 @@ from collectx.cli.overrides import quoted
 from collectx.cli.task import objectives
 from collectx.config.check import check_section
 from collectx.config.problem import counted
+from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig, SweepConfig
-from collectx.errors import ConfigError, text_of
+from collectx.errors import CollectxError, ConfigError, text_of
 from collectx.run.folder.files import write_json
 from collectx.run.folder.saved_config import config_text
 from collectx.run.terminal import printing
@@ -40,8 +41,12 @@ from collectx.run.terminal import printing
 
 def rungs_of(master: DictConfig, overrides: Sequence[Override]) -> sweep.Rungs:
     """See `collectx.cli.sweep.prepare`."""
-    options = options_of(master)
-    if options.draws is None and (continuous := [each for each in overrides if not each.is_discrete_sweep()]):
+    try:
+        options = options_of(master)
+        draws, _ = options.draws, options.seed
+    except Unset:  # a wrong option of the sweep, which the check of the first point tells
+        return sweep.Rungs([sweep.sample(overrides)], lambda cfg: [])
+    if draws is None and (continuous := [each for each in overrides if not each.is_discrete_sweep()]):
         texts = " ".join(str(each.input_line) for each in continuous if each.is_sweep_override())
         if texts:
             raise ConfigError(f"{texts} is an interval. Say how many points to draw from it, as in sweep.draws=64.")
@@ -91,6 +96,11 @@ def problems_of(cfg: RunConfig, options: SweepConfig) -> list[str]:
         texts.append(
             f"sweep.rungs ends at {rungs[-1]} frames, but collector.total_frames={total} ends each point before. Use "
             f"collector.total_frames={rungs[-1]}."
+        )
+    elif len({math.ceil(rung / cfg.collector.frames_per_batch) for rung in rungs}) < len(rungs):
+        texts.append(
+            f"sweep.rungs={list(rungs)} has rungs within one batch of {cfg.collector.frames_per_batch} frames "
+            "(collector.frames_per_batch). Name rungs that are further apart."
         )
     if cfg.run.max_batches is not None:
         texts.append("run.max_batches cannot be used with hydra/sweeper=halving, which sets it. Leave it out.")
@@ -166,12 +176,15 @@ class Halving:
                     self._take(point, rung, job)
                 self._write(points)
             ranked = self._ranked(alive, rung)
-            for place, point in enumerate(ranked, 1):
-                point.end = f"stopped: {place} of {len(ranked)}"
             if rung != rungs[-1]:
-                alive = ranked[: math.ceil(len(alive) / self._options.reduction)]
-        for point in ranked if rungs else ():
-            point.end = ""
+                num_kept = math.ceil(len(alive) / self._options.reduction)
+                for place, point in enumerate(ranked[num_kept:], num_kept + 1):
+                    point.end = f"stopped: {place} of {len(ranked)}"
+                alive = ranked[:num_kept]
+        if not num_started:
+            print("\nsweep: nothing is left to do")
+        if lost := [point for point in points if point.failure]:
+            raise CollectxError(f"{counted(len(lost), 'point')} of {len(points)} failed")
 
     def _point(self, name: str, words: list[str]) -> _Point:
         cfg = examine(self._context.config_loader.load_sweep_config(self._master, words)).cfg
@@ -197,10 +210,11 @@ class Halving:
         try:
             saved = json.loads(path.read_text())
             rungs = saved["rungs"]
-            known = {each["config"]: each["values"] for each in saved["points"]}
-            if saved["objective"] == self._objectives:
-                for point in points:
-                    point.values = {int(rung): value for rung, value in known.get(point.config, {}).items()}
+            objective, known = saved["objective"], {each["name"]: each for each in saved["points"]}
+            changed = [point.name for point in points if known.get(point.name, vars(point))["config"] != point.config]
+            for point in points:
+                values = known.get(point.name, {"values": {}})["values"]
+                point.values = {int(rung): value for rung, value in values.items()}
         except FileNotFoundError:
             pass
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -209,10 +223,16 @@ class Halving:
             ) from error
         else:
             now = self._options.rungs or []
-            if now[: len(rungs)] != rungs:
+            what = f"sweep.rungs={now}" if now != rungs else f"sweep.objective={self._objectives}"
+            if now != rungs or objective != self._objectives:
                 raise ConfigError(
-                    f"sweep.rungs={now} cannot be used in {self._folder}: its points were compared at {rungs}, and the "
-                    "best are already beyond. You may only add later rungs; for others, choose another hydra.sweep.dir."
+                    f"{what} cannot be used in {self._folder}: its points were compared by {objective} at {rungs}, and "
+                    "the best are already beyond. Choose another hydra.sweep.dir."
+                )
+            if changed:
+                raise ConfigError(
+                    f"{self._folder} contains points with another configuration: {', '.join(changed)}. Choose another "
+                    "hydra.sweep.dir."
                 )
 
     def _write(self, points: Sequence[_Point]) -> None:

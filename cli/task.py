@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collectx import hydra_state
 from collectx.cli.compose import Composed, is_enumerated, typed
-from collectx.config.schema.run import RunConfig
+from collectx.config.schema.run import OF_EVALUATION, RunConfig
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import NamedRun, Outcome
 from collectx.place import place_of
@@ -149,7 +149,9 @@ def objective(run_folder: RunFolder, name: str, keys: Sequence[str], hydra: Any)
     values = {key: result.get(key) for key in keys}
     missing = [key for key, value in values.items() if value is None]
     if missing and not is_enumerated(hydra):
-        hint = _HINTS.get(missing[0], "")
+        hint = _HINTS.get(missing[0], "env.metrics has no value yet.")
+        if missing[0].startswith(OF_EVALUATION):
+            hint = "no evaluation ended. Lower eval.every_batches."
         lacks = f"the result has no {missing[0]}, which sweep.objective needs"
         raise PointFailed(f"{name}: {lacks}: {hint}{advice}")
     if missing:

@@ -39,10 +39,19 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
         assert ours == digests(tmp_path / str(number))[: len(ours)]
         assert len(ours) == frames[name] // 512
     again = forked("run", *words, cwd=tmp_path)
-    assert "sweep: rung" not in again.stdout
+    assert "sweep: nothing is left to do" in again.stdout
     assert rows(again) == table
     between = [*words[:2], "collector.total_frames=6_144", "sweep.rungs=[2_048,4_096,6_144]", *words[4:]]
-    assert "its points were compared at [2048, 6144]" in forked("run", *between, cwd=tmp_path, status=2).stderr
+    by_frames = [*words, "sweep.objective=frames_per_s"]
+    longer = [*words, "trainer.gamma=0.9"]
+    saved = (tmp_path / "sweep" / "halving.json").read_bytes()
+    for changed, said in (
+        (between, "its points were compared by ['mean_return'] at [2048, 6144]"),
+        (by_frames, "sweep.objective=['frames_per_s'] cannot be used in sweep"),
+        (longer, "sweep contains points with another configuration: "),
+    ):
+        assert said in forked("run", *changed, cwd=tmp_path, status=2).stderr
+    assert (tmp_path / "sweep" / "halving.json").read_bytes() == saved
 
 
 @pytest.mark.ci
@@ -114,6 +123,8 @@ def test_points_run_at_the_same_time_with_hydras_launchers(tmp_path):
         (["seed=0,1", "sweep.rungs=[500_000]"], "sweep.rungs ends at 500000 frames, but collector.total_frames="),
         (["seed=0,1", "sweep.rungs=[64]", "run.max_batches=3"], "run.max_batches cannot be used with"),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.reduction=1"], "sweep.reduction=1"),
+        (["seed=0,1", "sweep.rungs=[64]", "sweep.draws=0"], "sweep.draws=0"),
+        (["seed=0,1", "sweep.rungs=[64,65,9_000]"], "has rungs within one batch of"),
     ],
 )
 def test_what_cannot_be_swept_so_is_refused_before_anything_starts(tmp_path, words, said):

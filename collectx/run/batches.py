@@ -72,7 +72,6 @@ class RunBatches(EnvMethods):
             clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
         """
         self.statistics = statistics = run.statistics
-        self.learners = ALONE
         self.folder, self.run_id = run.folder.path, run.folder.run_id or ""
         self.learners = run.words.learners or ALONE
         self.total_frames = statistics.total_frames

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -26,7 +26,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli import sweep
-from collectx.cli.compose import examine, parsed
+from collectx.cli.compose import Composed, examine, parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.task import objectives
 from collectx.config.check import check_section
@@ -137,6 +137,7 @@ class Halving:
 
     Args:
         launch: runs points, given by their overrides, and returns their jobs; see Hydra's `Launcher.launch`.
+        checked: the points that the command has composed, by their overrides.
     """
 
     def __init__(
@@ -144,8 +145,9 @@ class Halving:
         context: HydraContext,
         master: DictConfig,
         launch: Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]],
+        checked: Mapping[tuple[str, ...], Composed],
     ):
-        self._context, self._master, self._launch = context, master, launch
+        self._context, self._master, self._launch, self._checked = context, master, launch, checked
         self._options = options_of(master)
         self._objectives = objectives(master)
         self._folder = Path(str(master.hydra.sweep.dir))
@@ -187,7 +189,10 @@ class Halving:
             raise CollectxError(f"{counted(len(lost), 'point')} of {len(points)} failed")
 
     def _point(self, name: str, words: list[str]) -> _Point:
-        cfg = examine(self._context.config_loader.load_sweep_config(self._master, words)).cfg
+        composed = self._checked.get(sweep.last_of_each_key(words))
+        if composed is None:  # from `hydra.sweeper.params`
+            composed = examine(self._context.config_loader.load_sweep_config(self._master, words))
+        cfg = composed.cfg
         return _Point(name, words, cfg.collector.frames_per_batch, sha256(config_text(cfg).encode()).hexdigest())
 
     def _take(self, point: _Point, rung: int, job: JobReturn) -> None:

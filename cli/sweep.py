@@ -155,7 +155,8 @@ def prepare(
             "no option has several values, so this is a sweep of one run. To sweep over more, write, for example, "
             "seed=0,1,2."
         )
-    by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
+    is_listed = is_basic or rungs is not None
+    by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_listed else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
     return Sweep(
         master, rungs is not None, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words

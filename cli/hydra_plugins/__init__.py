@@ -53,7 +53,7 @@ class HalvingSweeper(Sweeper):
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
-        self._halving = Halving(hydra_context, config, launcher.launch)
+        self._halving = Halving(hydra_context, config, launcher.launch, getattr(task_function, "checked", {}))
 
     def sweep(self, arguments: list[str]) -> None:
         self._halving.run([*(f"{key}={value}" for key, value in self._params.items()), *arguments])

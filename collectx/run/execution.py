@@ -282,6 +282,7 @@ class _Execution:
         names = undeclared(getattr(cfg.env, "info_keys", ()))
         # With the declared infos, the evaluator need not step or reset an env to learn their shapes.
         self._context.cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
+        share = dataclasses.replace(share, env=cfg.env)
         if names:
             forms = [shown({name: spec.infos[name]}) for name in names]
             self._context.add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
@@ -310,7 +311,6 @@ class _Execution:
         process.restore_handlers("the policy or the trainer")
         if self._point is not None:
             self._point.load_trainer(self._trainer)
-        share = share_of(cfg, self._rank)
         overrides = replay_overrides(self._trainer, share)
         if overrides:  # workers write batches, which this process does not read
             self._record.digest = None

@@ -191,7 +191,7 @@ class Watcher:
                 continue
             if status.status is not run.status.status and not status.has_ended:
                 # A run that was running before the first query began earlier.
-                run.begin(now_s if self._has_asked else now_s - run.age_s())
+                run.begin(now_s if self._has_asked else now_s - run.age_s(), is_restart=self._has_asked)
             run.status = status
             if not status.has_ended or len(self._runs) > 1:
                 reason = status.detail.partition("\n")[0]
@@ -317,12 +317,13 @@ class WatchedRun:
         self.damage = ""
         self.begin(time.monotonic() - (self.age_s() if job is None else 0.0))
 
-    def begin(self, now_s: float) -> None:
-        """Restarts time and rate at `now_s`; earlier batches no longer count in the rate."""
+    def begin(self, began_s: float, is_restart: bool = False) -> None:
+        """Lets the time begin at `began_s`. Batches before a restart do not count in the rate."""
         self.update()
-        self.statistics.rate = None  # of the last batch before
-        self.since_s = now_s
-        self.window = RateWindow(self.statistics, now_s)
+        if is_restart:
+            self.statistics.forget_rate()
+        self.since_s = began_s
+        self.window = RateWindow(self.statistics, began_s)
 
     def view(self, now_s: float) -> View:
         """Returns the view at `now_s`; of a run that has ended, with its duration in place of its age."""
@@ -340,12 +341,19 @@ class WatchedRun:
             self.damage = self.damage or str(error)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Returns the events that the run has added; none if one of them is damaged."""
-        try:
-            return self.events.read()[0]
-        except DamagedFileError as error:
-            self.damage = self.damage or str(error)
-            return []
+        """Returns the events that the run has added; none if one of them is damaged. The elapsed time is that of the
+        newest resume."""
+        events: list[dict[str, Any]] = []
+        with suppress(KeyError, TypeError, ValueError):  # of a version that did not write it
+            try:
+                events = self.events.read()[0]
+            except DamagedFileError as error:
+                self.damage = self.damage or str(error)
+            for event in events:
+                if event.get("event") == "resumed":
+                    passed_s = time.time() - float(event["time"]) + float(event["elapsed_s"])
+                    self.window.start_s = time.monotonic() - passed_s
+        return events
 
     def age_s(self) -> float:
         """Seconds since the run began, or was resumed; 0 if its folder does not tell."""

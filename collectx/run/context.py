@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ class RunContext:
     Attributes:
         log: the event log, called as `log(name, **fields)`.
         words: what this process tells the other learners.
+        stage: what the run does, for the display, while it is not collecting; otherwise "".
     """
 
     cfg: RunConfig
@@ -29,10 +31,20 @@ class RunContext:
     record: ResultBuilder
     log: Callable[..., None] = lambda name, **fields: None
     words: Words = field(default_factory=Words)
+    stage: str = ""
 
     @property
     def statistics(self) -> Statistics:
         return self.record.statistics
+
+    @contextmanager
+    def at(self, stage: str) -> Iterator[None]:
+        """Shows the `stage` during the `with` block."""
+        before, self.stage = self.stage, stage
+        try:
+            yield
+        finally:
+            self.stage = before
 
     def add_event(self, name: str, **fields: Any) -> None:
         """Adds an event to the record and the log. Any thread may call it."""

@@ -65,6 +65,7 @@ class Evaluator:
 
     def __init__(self, run: RunContext, newest_weights: Callable[[], torch.Tensor]):
         self._cfg, self._statistics, self._signals, self._events = run.cfg, run.statistics, run.signals, run.add_event
+        self._at = run.at
         self._newest_weights = newest_weights
         # A checkpoint of this batch contains its evaluation, see `state`.
         self.last_batches = run.statistics.batches
@@ -142,16 +143,17 @@ class Evaluator:
         `timeout_s`."""
         began_s, has_said = time.monotonic(), num_open > 0 and self._has_said_wait
         # Another thread counts them down.
-        while (open_now := self._num_open) > num_open and not self._is_over and not self._signals.last:
-            waited_s = time.monotonic() - began_s
-            if waited_s >= timeout_s:
-                return False
-            if waited_s >= _PATIENCE_S and not has_said:
-                has_said = self._has_said_wait = True
-                frames, is_end = [each["frames"] for each in self._pending[-open_now:]], num_open == 0
-                self._events("evaluation_awaited", frames=frames, timeout_s=timeout_s if is_end else None)
-            with self._changed:
-                self._changed.wait(min(_LOOK_S, timeout_s))
+        with self._at("waiting for evaluations"):
+            while (open_now := self._num_open) > num_open and not self._is_over and not self._signals.last:
+                waited_s = time.monotonic() - began_s
+                if waited_s >= timeout_s:
+                    return False
+                if waited_s >= _PATIENCE_S and not has_said:
+                    has_said = self._has_said_wait = True
+                    frames, is_end = [each["frames"] for each in self._pending[-open_now:]], num_open == 0
+                    self._events("evaluation_awaited", frames=frames, timeout_s=timeout_s if is_end else None)
+                with self._changed:
+                    self._changed.wait(min(_LOOK_S, timeout_s))
         return True
 
     def _run(self) -> None:

@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from multiprocessing.connection import Connection
@@ -39,6 +40,7 @@ from collectx.run.folder.result import Result, ResultBuilder, type_name
 from collectx.run.log_limit import LogLimit
 from collectx.run.resume import ResumePoint, recorded_order, resume_point
 from collectx.run.signals import RunStopped, Signals
+from collectx.run.statistics import earlier_curve
 from collectx.run.terminal import display, printing
 from collectx.run.words import END
 
@@ -182,8 +184,7 @@ class _Execution:
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
-        # What the run does before its first batch.
-        self._stage = self._place.first_stage
+        run.stage = self._place.first_stage
 
     def run(self, argv: list[str], open_launcher: OpenLauncher | None) -> None:
         """Executes the run, from the snapshot to closing the collector; see `execute`."""
@@ -197,12 +198,13 @@ class _Execution:
         else:
             saved_config.write_snapshot(cfg, run_folder, argv, self._point.batches)
             self._point.load_record(record)
+            progress.resume(record.start_s, earlier_curve(run_folder.metrics, record.statistics.frames))
         # With on_worker_failure=raise the failure is shown at the end, as the run's error.
         hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
         with closing(EventLog(run_folder, hidden=hidden)) as events:
             events.show = self._show = progress.say
             self._context.log = events
-            progress.stage = lambda: self._stage
+            progress.stage = lambda: self._context.stage
             with progress, closing(self), ExitStack() as stack:
                 names = ("worker-*.log", "learner-*.log", "inference-server.log", "evaluator.log")
                 limited_logs = names if has_processes else names[-1:]
@@ -217,6 +219,7 @@ class _Execution:
                     raise record.config_error from error
                 with workers as collector:
                     progress.count_ready = lambda: collector.pool.stepping_of_started
+                    self._context.stage = ""
                     run_folder.forget_replaced()
                     if self._point is not None:
                         self._point.rewind(run_folder)
@@ -265,7 +268,7 @@ class _Execution:
         frames = None if self._point is None else self._record.statistics.frames
         factories = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event) if is_first else {}
         self._make_loggers = factories
-        self._stage = "making an env to read its spaces"
+        self._context.stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         has_videos = cfg.eval.video and cfg.eval.every_batches is not None
@@ -276,7 +279,7 @@ class _Execution:
             evaluated, _ = in_envs(cfg, spec, self._limited(what, "start_timeout_s"))  # raises for other spaces
             if has_videos:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
-        self._stage = display.STARTING
+        self._context.stage = display.STARTING
         if spec.normalizers:
             self._context.add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         names = undeclared(getattr(cfg.env, "info_keys", ()))
@@ -395,6 +398,7 @@ class _Execution:
             try:
                 self._finish(collector, collection, checkpointer)
             finally:
+                self._context.stage = "ending the workers"
                 if self._place.is_inline:
                     self._close_envs(collector)
 
@@ -417,7 +421,8 @@ class _Execution:
             self._evaluator.load(point.state["evaluations"])
         statistics = self._record.statistics
         empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
-        counts = {"batches": statistics.batches, "frames": statistics.frames}
+        elapsed_s = round(time.monotonic() - self._record.start_s, 3)
+        counts = {"batches": statistics.batches, "frames": statistics.frames, "elapsed_s": elapsed_s}
         self._context.add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty)
         point.load_generators()
 

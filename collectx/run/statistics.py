@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.trainer import RETURN_WINDOW
+from collectx.errors import DamagedFileError
 from collectx.run.folder.batch_line import TIMES, BatchLine, PartTotals
 from collectx.run.folder.files import JsonLinesTail
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from collectx.collector.batch_info import BatchInfo
 
-RATE_WINDOW_S = 5.0
+RATE_WINDOW_S = 10.0
 """Seconds over which the current rates are averaged."""
 
 # The sums, the newest values, and where counting started, by their names in a checkpoint.
@@ -103,6 +106,14 @@ class Statistics:
         """The names of `env.metrics` without a value."""
         return [name for name in self._recent if name not in self.metrics]
 
+    def age_s(self, now_s: float) -> float:
+        """Returns the seconds since the last delivery at `now_s`, on the clock of `add`; 0 before the first."""
+        return 0.0 if self.last_s is None else now_s - self.last_s
+
+    def earlier(self) -> tuple[float, Statistics] | None:
+        """Returns the numbers at an earlier delivery, and the seconds from it to the last one; None if unknown."""
+        return None
+
     def add(self, info: BatchInfo, now_s: float) -> None:
         """Counts one batch, delivered at `now_s` on a monotonic clock."""
         if self.last_s is None or self.first_s is None:
@@ -157,6 +168,12 @@ class Statistics:
             # New dicts: the display may be iterating over the old ones.
             self.metrics = self.metrics | {name: math.fsum(s for s, _ in recent) / sum(n for _, n in recent)}
         self.scalars = self.scalars | self.metrics
+
+    def copy(self) -> Statistics:
+        """Returns the current numbers, which later batches do not change."""
+        copied = copy.copy(self)
+        copied.workers = {worker: copy.copy(totals) for worker, totals in self.workers.items()}
+        return copied
 
     def state(self) -> dict[str, Any]:
         """Returns a copy as plain data, for `load`."""
@@ -221,14 +238,32 @@ class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums the batch times, without the pause before a
     resume. The first `update` reads only the last `_NEWEST_BYTES` of the file: times and the overall rate cover the
     lines that were read; frames, batches and episodes cover the complete run. `curve` is the mean return over the
-    batches."""
+    batches. `earlier` is between one and two `RATE_WINDOW_S` before the last line, so that the current rate is known at
+    once."""
 
     def __init__(
         self, metrics: Path, total_frames: int, target_return: float | None = None, expected_frames: int | None = None
     ):
         super().__init__(total_frames, target_return, expected_frames=expected_frames)
         self.curve = Curve()
+        self._time = math.nan
+        # Copies of the numbers, `RATE_WINDOW_S` apart; the first one is `earlier`.
+        self._copies: deque[Statistics] = deque(maxlen=2)
         self._lines = JsonLinesTail(metrics, _NEWEST_BYTES)
+
+    def age_s(self, now_s: float) -> float:
+        """Returns the seconds since the last line was written, by the clocks of both hosts."""
+        return 0.0 if self.last_s is None else max(0.0, time.time() - self._time)
+
+    def forget_rate(self) -> None:
+        """Leaves the lines so far out of the current rate."""
+        self.rate = None
+        self._copies.clear()
+
+    def earlier(self) -> tuple[float, Statistics] | None:
+        if self.last_s is None or not self._copies or (then_s := self._copies[0].last_s) is None:
+            return None
+        return self.last_s - then_s, self._copies[0]
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
@@ -240,6 +275,7 @@ class MetricsTail(Statistics):
             if was_replaced:
                 super().__init__(self.total_frames, self.target_return, expected_frames=self.expected_frames)
                 self.curve.clear()
+                self.forget_rate()
             if not lines:
                 return has_lines
             has_lines = True
@@ -247,6 +283,12 @@ class MetricsTail(Statistics):
                 self._add_line(BatchLine.of(line, self._lines.path))
 
     def _add_line(self, line: BatchLine) -> None:
+        if line.resumed:
+            self.forget_rate()
+        newest = self._copies[-1].last_s if self._copies else -math.inf
+        if self.last_s is not None and newest is not None and self.last_s - newest >= RATE_WINDOW_S:
+            self._copies.append(self.copy())
+        self._time = line.time
         batch_frames = line.frames - self.frames
         self.rate = line.frames_per_s
         if self.last_s is None or self.first_s is None:
@@ -276,6 +318,14 @@ class MetricsTail(Statistics):
                 self._totals(entry.worker).add(entry.totals)
 
 
+def earlier_curve(metrics: Path, frames: int) -> Curve:
+    """Returns the curve of a run's first `frames`, as far as its `metrics.jsonl` can be read. Blocks for the disk."""
+    tail = MetricsTail(metrics, -1)
+    with suppress(DamagedFileError):
+        tail.update()
+    return Curve(point for point in tail.curve if point[1] <= frames)
+
+
 @dataclass(frozen=True)
 class PartRates:
     """One worker over the last `RATE_WINDOW_S`: frames per second, the shares of `TIMES`, and the current lag."""
@@ -291,7 +341,7 @@ class View:
     """The numbers of a run at one moment: a copy of its `Statistics`, and the seconds since its start. `now_per_s`
     (frames per second) and `trainer_share` (of the time, in which the trainer did not wait for a batch) cover the last
     `RATE_WINDOW_S`; None while unknown. `learners` are the shares in which each of several learners waited for its
-    workers, and for the others."""
+    workers, and for the others. A curve's zero is `begin_s` after the start."""
 
     numbers: Statistics
     elapsed_s: float
@@ -299,6 +349,7 @@ class View:
     trainer_share: float | None = None
     workers: tuple[PartRates, ...] = ()
     learners: tuple[tuple[float, float], ...] = ()
+    begin_s: float = 0.0
 
     @property
     def left_s(self) -> float | None:
@@ -310,22 +361,26 @@ class View:
 
 
 class RateWindow:
-    """Makes views of `Statistics`; keeps samples of the last seconds for the current rates. Not thread-safe."""
+    """Makes views of `Statistics`; keeps samples of the last seconds for the current rates. Not thread-safe.
+
+    Attributes:
+        start_s: when the run started, on the clock of `view`.
+    """
 
     def __init__(self, statistics: Statistics, start_s: float):
-        """`start_s` is when the run started, on the clock of `view`."""
         self._statistics = statistics
-        self._start_s = start_s
+        self.start_s = start_s
         self._samples: deque[tuple[float, Statistics]] = deque()
 
     def view(self, now_s: float) -> View:
         """Returns the view at `now_s`, on a monotonic clock."""
-        now = copy.copy(self._statistics)
-        now.workers = {worker: copy.copy(totals) for worker, totals in now.workers.items()}
+        now, age_s = self._statistics.copy(), self._statistics.age_s(now_s)
         samples = self._samples
         if samples and now.frames < samples[-1][1].frames:
             samples.clear()  # a restarted job continues from an earlier checkpoint
         if now.batches:
+            if not samples and (earlier := self._statistics.earlier()) is not None:
+                samples.append((now_s - age_s - earlier[0], earlier[1]))
             # Keeps the first and the last of consecutive samples without new frames.
             if len(samples) > 2 and samples[-2][1].frames == samples[-1][1].frames == now.frames:
                 samples.pop()
@@ -341,7 +396,12 @@ class RateWindow:
         now_per_s = frames / passed_s if frames and passed_s > 0 else rate
         share = _trainer_share(now, since)
         learners = tuple(_learner_shares(now, since))
-        return View(now, now_s - self._start_s, now_per_s, share, tuple(_part_rates(now, since, passed_s)), learners)
+        elapsed_s = now_s - self.start_s
+        begin_s = 0.0
+        if now.first_s is not None and now.last_s is not None:
+            begin_s = max(0.0, elapsed_s - age_s - (now.last_s - now.first_s))
+        rates = tuple(_part_rates(now, since, passed_s))
+        return View(now, elapsed_s, now_per_s, share, rates, learners, begin_s)
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:

@@ -65,7 +65,7 @@ class Progress:
     """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
     the thread, which may hang on a pipe that no process reads, and then ends with the process. `count_ready` returns
     how many workers are ready, and how many were started; None while unknown. `stage` returns what the run does
-    meanwhile."""
+    before, and whenever it is not collecting; otherwise ""."""
 
     def __init__(
         self, statistics: Statistics, title: str = "", console: Console | None = None, start_s: float | None = None
@@ -77,9 +77,8 @@ class Progress:
             start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
         """
         self._console = console or Console()
-        self._start_s = time.monotonic() if start_s is None else start_s
         self._printed_s = -math.inf
-        self._rates = RateWindow(statistics, self._start_s)
+        self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
         self._title = title
         self._curve = Curve()
@@ -87,7 +86,7 @@ class Progress:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self.count_ready: Callable[[], tuple[int, int] | None] = lambda: None
-        self.stage: Callable[[], str] = lambda: STARTING
+        self.stage: Callable[[], str] = lambda: ""
         self._breakpointhook = sys.breakpointhook
         self._live: Live | None = None
         self._cell: Any = None
@@ -115,13 +114,17 @@ class Progress:
             self._live.transient = self._statistics.started is None
             self._live.stop()
 
+    def resume(self, start_s: float, curve: Curve) -> None:
+        """Moves the zero of the elapsed time, and begins with the curve of the earlier batches."""
+        self._rates.start_s, self._curve = start_s, curve
+
     def imports(self, name: str) -> None:
         """Prints that the run is importing a module, at most every `PLAIN_S` seconds. For the imports before the `with`
         block, as the fork server cannot be forked from a process with a second thread."""
         now_s = time.monotonic()
         if now_s - self._printed_s >= PLAIN_S:
             self._printed_s = now_s
-            print_line(self._console, f"[{clock(now_s - self._start_s)}] importing {name}")
+            print_line(self._console, f"[{clock(now_s - self._rates.start_s)}] importing {name}")
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
         """Handles `breakpoint()`: plain lines replace the live display, which would draw over the prompt."""
@@ -161,17 +164,19 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = self._rates.view(time.monotonic())
         self._curve.add(view.numbers)
-        starting = starting_of(self.count_ready() if view.numbers.started is None else None, self.stage())
+        stage = stage_of(self.count_ready() if view.numbers.started is None else None, self.stage())
+        if is_last:
+            stage = ""
         if (live := self._live) is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(self._curve, self._console, view)
-            live.update(render_panel(view, self._title, charts, foot, starting), refresh=True)
+            live.update(render_panel(view, self._title, charts, foot, stage), refresh=True)
         elif self._cell is not None:
             foot = "" if is_last else "Interrupt the kernel to save and stop"
-            drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot, starting)
+            drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot, stage)
             self._cell.update(_html(drawn))
         else:
-            self._lines.print(view, is_last, starting)
+            self._lines.print(view, is_last, stage)
 
 
 class Lines:
@@ -180,16 +185,16 @@ class Lines:
     def __init__(self, console: Console):
         self._console = console
         self._num_printed = 0
-        self._last = ""
+        self._last_frames = -1
 
-    def print(self, view: View, is_last: bool = False, starting: str = STARTING) -> None:
-        """Prints a line, but not twice the last one; after it, and every `DETAILS_EVERY`, the details too."""
+    def print(self, view: View, is_last: bool = False, stage: str = "") -> None:
+        """Prints a line, the last one only if it has more frames than the line before; after it, and every
+        `DETAILS_EVERY`, the details too."""
         self._num_printed += 1
         has_details = is_last or self._num_printed % DETAILS_EVERY == 0
-        line = format_line(view, starting)
-        if not is_last or line != self._last:
-            print_line(self._console, line)
-        self._last = line
+        if not is_last or view.numbers.frames != self._last_frames:
+            print_line(self._console, format_line(view, stage))
+        self._last_frames = view.numbers.frames
         for detail in format_details(view) if has_details else ():
             print_line(self._console, detail)
 
@@ -211,7 +216,7 @@ def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view:
     height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
     if height < _LEAST_HEIGHT or not console.encoding.startswith("utf"):
         return None
-    return charts(curve, min(width, _CHART[0]), height)
+    return charts(curve, min(width, _CHART[0]), height, view.begin_s, view.now_per_s)
 
 
 def _notebook() -> Console:
@@ -226,7 +231,7 @@ def _html(panel: RenderableType) -> Any:
     return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
-def starting_of(ready: tuple[int, int] | None, stage: str = STARTING) -> str:
+def stage_of(ready: tuple[int, int] | None, stage: str = STARTING) -> str:
     """Returns what a run does before its first batch. `ready` is how many workers of how many are ready; None: the run
     is in this `stage`."""
     if ready is None:
@@ -234,11 +239,11 @@ def starting_of(ready: tuple[int, int] | None, stage: str = STARTING) -> str:
     return "collecting the first batch" if ready[0] == ready[1] else f"{STARTING} ({ready[0]} of {ready[1]} ready)"
 
 
-def format_line(view: View, starting: str = STARTING) -> str:
-    """Returns one short line for logs and pipes."""
+def format_line(view: View, stage: str = "") -> str:
+    """Returns one short line for logs and pipes. `stage` is what the run does, if it is not collecting."""
     now = view.numbers
     if now.started is None:
-        return f"[{clock(view.elapsed_s)}] {starting}"
+        return f"[{clock(view.elapsed_s)}] {stage or STARTING}"
     parts = [
         f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
         *([] if view.now_per_s is None else [f"{number(view.now_per_s)}/s"]),
@@ -247,8 +252,8 @@ def format_line(view: View, starting: str = STARTING) -> str:
     ]
     if now.taking_part is not None:
         parts.append(_members(now.taking_part))
-    if view.left_s:
-        parts.append(_left(view))
+    if stage or view.left_s:
+        parts.append(stage or _left(view))
     return "  ".join(parts)
 
 
@@ -276,15 +281,16 @@ def format_details(view: View) -> list[str]:
 
 
 def render_panel(
-    view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", starting: str = STARTING
+    view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", stage: str = ""
 ) -> RenderableType:
     """Returns the live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its
-    scalars, and `foot`; before the first batch, `starting`. Fits in 80 columns."""
+    scalars, and `foot`; before the first batch, `stage`, which otherwise replaces the remaining time. Fits in 80
+    columns."""
     now = view.numbers
     rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
     dim_foot = [_one_line(foot, "dim")] if foot else []
     if now.started is None:
-        return Group(*rows, Text(f"{starting}, {clock(view.elapsed_s)}", style="dim"), *dim_foot)
+        return Group(*rows, Text(f"{stage or STARTING}, elapsed {clock(view.elapsed_s)}", style="dim"), *dim_foot)
     head = Table.grid(padding=(0, 2))
     has_total = now.expected_frames >= 0
     if has_total:
@@ -292,7 +298,7 @@ def render_panel(
     for _ in range(3):
         head.add_column(no_wrap=True)
     bar = ProgressBar(total=max(1, now.expected_frames), completed=now.frames)
-    left = _left(view) if view.left_s else ""
+    left = stage or (_left(view) if view.left_s else "")
     head.add_row(*([bar] if has_total else []), _frames(now, " / "), f"elapsed {clock(view.elapsed_s)}", left)
     learning = Text.assemble(
         "return ",

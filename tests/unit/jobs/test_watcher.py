@@ -19,7 +19,7 @@ from stand_in_slurm import start
 from collectx.jobs import watcher
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.jobs.watcher import RunsDisplay, WatchedRun
-from collectx.run import Status
+from collectx.run import Status, statistics
 from collectx.run.statistics import RateWindow
 
 
@@ -106,7 +106,7 @@ def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
             file.write(f"{json.dumps(line | {'batch': batch, 'frames': 100 * (batch + 1)})}\n")
 
     deliver(0)
-    run.begin(10.0)
+    run.begin(10.0, is_restart=True)
     assert run.window.view(11.0).now_per_s is None
     deliver(1)
     run.statistics.update()
@@ -233,7 +233,10 @@ def clock(queue, monkeypatch):
             now[0] = next(seconds)
             at(now[0])
 
-        monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+        monkeypatch.setattr(
+            watcher, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
+        )
+        monkeypatch.setattr(statistics, "time", SimpleNamespace(time=lambda: now[0]))
         return now
 
     for name, value in {"_MIN_QUERY_S": 1, "_MAX_QUERY_S": 10, "_SETTLE_S": 5}.items():

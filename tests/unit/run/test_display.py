@@ -138,8 +138,9 @@ def test_panels_and_lines(expected):
     texts = []
     for name, view in VIEWS.items():
         console = Console(file=io.StringIO(), width=80)
-        console.print(render_panel(view, "a title", None, "a foot", "starting"))
-        lines = [format_line(view, "starting"), *format_details(view)]
+        stage = {"nothing yet": "importing an env", "all frames": "waiting for evaluations"}.get(name, "")
+        console.print(render_panel(view, "a title", None, "a foot", stage))
+        lines = [format_line(view, stage), *format_details(view)]
         texts += [f"--- {name}", *map(str.rstrip, console.file.getvalue().splitlines()), *map(printable, lines)]
     texts.append("--- a narrow terminal, no foot")
     console = Console(file=io.StringIO(), width=50)

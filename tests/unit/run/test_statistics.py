@@ -10,7 +10,7 @@ import pytest
 
 from collectx.run import statistics
 from collectx.run.folder.batch_line import PartTotals
-from collectx.run.statistics import Curve, MetricsTail, RateWindow, Statistics, View, bootstrap_interval
+from collectx.run.statistics import Curve, MetricsTail, RateWindow, Statistics, View, bootstrap_interval, earlier_curve
 
 
 def part(worker=0, frames=4, version=0, returns=(), times=(1.0, 2.0, 3.0, 4.0), metrics=None):
@@ -203,21 +203,21 @@ def test_current_rates_are_those_of_the_last_seconds():
     window, seen = RateWindow(one, 90.0), []
     view = window.view(95.0)
     assert (view.elapsed_s, view.now_per_s, view.trainer_share, view.workers) == (5.0, None, None, ())
-    # A batch each second, of which the trainer waits for a quarter; from 110 s on, none comes.
+    # A batch each second, of which the trainer waits for a quarter; from 115 s on, none comes.
     for now_s in range(100, 130):
-        if now_s < 110:
+        if now_s < 115:
             one.add(batch_info(part(now_s % 2, 10), waited_s=0.25), float(now_s))
         seen.append(window.view(now_s + 0.5))
     assert [view.now_per_s for view in seen[:4]] == [None, 10.0, 10.0, 10.0]
-    assert [view.now_per_s for view in seen[9:12]] == pytest.approx([10.0, 50 / 6, 50 / 7], rel=0.2)
-    rates = [view.now_per_s for view in seen[9:]]
+    assert [view.now_per_s for view in seen[14:17]] == pytest.approx([10.0, 100 / 11, 100 / 12], rel=0.2)
+    rates = [view.now_per_s for view in seen[14:]]
     assert rates == sorted(rates, reverse=True)
-    assert rates[-1] == 10 / 21
+    assert rates[-1] == 10 / 16
     assert seen[0].trainer_share is None
     assert {view.trainer_share for view in seen[1:]} == {0.75}
-    assert [(each.worker, each.frames_per_s, each.lag) for each in seen[9].workers] == [(0, 4.0, 0), (1, 6.0, 0)]
-    assert seen[9].workers[0].shares == (0.1, 0.2, 0.3, 0.4)
-    assert seen[9].numbers.frames == 100
+    assert [(each.worker, each.frames_per_s, each.lag) for each in seen[14].workers] == [(0, 5.0, 0), (1, 5.0, 0)]
+    assert seen[14].workers[0].shares == (0.1, 0.2, 0.3, 0.4)
+    assert seen[14].numbers.frames == 150
     # A job that was restarted goes on from an earlier checkpoint.
     one.frames, one.rate = 40, None
     assert window.view(131.0).now_per_s is None
@@ -239,3 +239,39 @@ def test_an_interval_holds_95_percent_of_the_draws():
     values = np.arange(1000.0)
     low, high = bootstrap_interval(values, lambda each: each[0], 4000)
     assert (low, high) == (pytest.approx(25, abs=10), pytest.approx(975, abs=10))
+
+
+def test_a_second_reader_shows_the_same_rate_at_once(tmp_path, monkeypatch):
+    """One reads from the first line on, the other all lines at the end."""
+    line = {"waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": None, "workers": []}
+    began_s, metrics = 1e9, tmp_path / "metrics.jsonl"
+    first = MetricsTail(metrics, -1)
+    window, views = RateWindow(first, 0.0), []
+    with open(metrics, "w") as file:
+        for batch in range(60):
+            # Every third batch takes twice as long as the two others together.
+            passed_s, frames_per_s = ((0.5, 80.0), (1.0, 80.0), (3.0, 20.0))[batch % 3]
+            now_s = 3.0 * (batch // 3) + passed_s
+            numbers = {"frames": 40 * (batch + 1), "frames_per_s": frames_per_s, "time": began_s + now_s}
+            file.write(json.dumps(line | numbers | {"batch": batch}) + "\n")
+            file.flush()
+            monkeypatch.setattr(statistics, "time", SimpleNamespace(time=lambda now_s=now_s: began_s + now_s))
+            first.update()
+            views.append(window.view(now_s))
+    second = MetricsTail(metrics, -1)
+    second.update()
+    view = RateWindow(second, 0.0).view(60.0)
+    assert view.now_per_s == pytest.approx(views[-1].now_per_s, rel=0.25)
+    assert view.begin_s == pytest.approx(views[-1].begin_s, abs=1.0)
+    second.forget_rate()
+    assert RateWindow(second, 0.0).view(60.0).now_per_s is None
+
+
+def test_a_resumed_run_goes_on_with_its_curve(tmp_path):
+    line = {"waited_s": 0.0, "version": 0, "lag": 0.0, "frames_per_s": 10.0, "workers": []}
+    numbers = [{"batch": batch, "time": float(batch), "frames": 10 * (batch + 1)} for batch in range(5)]
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(line | each | {"mean_return": 1.0}) + "\n" for each in numbers]
+    metrics.write_text("".join(lines) + '{"batch')  # the run was killed while it wrote
+    assert [point[1] for point in earlier_curve(metrics, 30)] == [10, 20, 30]
+    assert earlier_curve(tmp_path / "none.jsonl", 30) == []

@@ -1,49 +1,61 @@
 """Tells what runs would need (`collectx plan`): processes, memory, messages, files and requested resources. Starts no
 run.
 
-Makes one env in this process to read its spaces, as `collectx run` does before it starts workers, and steps it for a
-moment. A plan is plain data, by sections. Keys that end in `_bytes` mean bytes, keys that end in `_s` seconds.
+Makes one env in this process to read its spaces, as `collectx run` does before it starts workers, steps it for a
+moment, and lets the policy act and a built-in trainer learn. A plan is plain data, by sections. Keys that end in
+`_bytes` mean bytes, keys that end in `_s` seconds.
 
-Not counted: the envs themselves, and the memory that a learning trainer needs besides its
-copy of the weights (gradients, optimizer state, activations).
+Not counted: the memory of the envs, and what a learning trainer needs besides its copy of the weights (gradients,
+optimizer state, activations).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from collectx import collector, env, policy, trainer
 from collectx.batch import REWARD, as_array, to_tensordict
-from collectx.config.derived import expected_batches, num_processes_of, share_of
+from collectx.config.derived import expected_batches, num_processes_of, resolve_devices, share_of
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.config.schema.trainer import OffPolicyTrainerConfig
+from collectx.config.schema.trainer import LearningTrainerConfig, OffPolicyTrainerConfig, PpoTrainerConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import headers
 from collectx.place import place_of
 from collectx.policy.random import random_actor
 from collectx.rollout.inference import make_inference
+from collectx.rollout.wrappers import RolloutOptions
 from collectx.run import RunFolder, cores
 from collectx.run.after.evaluation import in_envs
 from collectx.run.preflight import env_limit
+from collectx.trainer.learners import ALONE
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
+_CPU = torch.device("cpu")
 # The memory of Python and torch, as measured: of the trainer, of the fork server, which all other processes share, and
 # of each of these.
 _TRAINER_NBYTES, _SHARED_NBYTES, _PROCESS_NBYTES = 300 * 10**6, 100 * 10**6, 20 * 10**6
 # How many seconds an env is stepped after its first step, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
+# From how many frames at most a trainer learns here.
+_MOST_FRAMES = 1024
+# Entries of the memory that are not part of its total, and the share of the total from which a part is named.
+_NO_PARTS = ("frame_bytes", "weights_of_the_policy_bytes", "shared_memory_bytes", "total_bytes")
+_WORTH_SAYING = 0.02
 
 
 def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
 def batch_s(cfg: RunConfig) -> float | None:
     """Returns how many seconds a worker needs at least for its part of a batch, from some steps of an env, which this
     process makes; None if unknown. Raises what `collectx run` would raise with this configuration."""
-    seconds: float | None = _plan(NamedRun("", Path(), cfg), {})["time"].get("each_batch_of_a_worker_s")
+    seconds: float | None = _plan(NamedRun("", Path(), cfg), {})["time"].get("envs_in_a_batch_s")
     return seconds
 
 
@@ -90,24 +102,24 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)
-    slots = collector.slot_spec_of(share_of(cfg, 0), module, spec)
-    replay_nbytes = 0
-    if isinstance(cfg.trainer, OffPolicyTrainerConfig):
-        learner: Any = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))
-        zeros = torch.zeros(slots.layout().nbytes, dtype=torch.uint8)
-        size = (slots.rows, slots.steps)
-        learner.shared_replay.extend(to_tensordict(slots.layout().tensors(zeros, size), size))
-        replay_nbytes = learner.replay_buffers["replay"].nbytes
+    share = share_of(cfg, 0)
+    slots = collector.slot_spec_of(share, module, spec)
+    act_s = _acting_s(share, module, spec)
+    learner, frame_s = _rehearsed(share, module, spec, slots)
+    replay_nbytes = sum(each.nbytes for each in getattr(learner, "replay_buffers", {}).values())
     processes: Section = {**place_of(cfg).processes()}
     processes["total"] = sum(processes.values())
     memory = _memory(cfg, slots, processes, replay_nbytes)
-    traffic = _traffic(cfg, slots)
+    traffic, used = _traffic(cfg, slots), _cores(cfg)
+    learn_s = None if frame_s is None else frame_s * cfg.collector.frames_per_batch / cfg.trainer.num_learners
+    time = _time(cfg, slots, traffic, one_step_s, act_s, learn_s)
     return {
+        "cost": _cost(processes, memory, used, time),
         "processes": processes,
-        "cores": _cores(cfg),
+        "cores": used,
         "memory": memory,
         "traffic": traffic,
-        "time": _time(cfg, slots, traffic, one_step_s),
+        "time": time,
         "files": _files(
             cfg,
             run.folder,
@@ -166,7 +178,8 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
         known["shared_memory_bytes"] = num_learners * SlabLayout(slots).nbytes
     others = sum(processes.values()) - processes["total"] - num_learners
     python = num_learners * _TRAINER_NBYTES + (_SHARED_NBYTES + others * _PROCESS_NBYTES) * bool(others)
-    return known | sizes | {"total_bytes": sum(sizes.values()), "python_and_torch_about_bytes": python}
+    sizes["python_and_torch_bytes"] = python
+    return known | sizes | {"total_bytes": sum(sizes.values())}
 
 
 def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
@@ -215,23 +228,147 @@ def step_s(group: Env) -> float | None:
     return sum(took_s[1:]) / len(took_s[1:]) / size
 
 
-def _time(cfg: RunConfig, slots: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
-    """Returns times of the envs alone, without policy, trainer and network. Workers of this machine share its cores."""
-    if one_step_s is None:
-        return {"batch_s": None}
+def _acting_s(cfg: RunConfig, module: Any, spec: EnvSpec) -> float | None:
+    """Returns the policy's seconds per step and env, on observations of zeros; None on other devices than the _CPU."""
+    if spec.device is not None or resolve_devices(cfg.devices).policy_device not in (None, "cpu"):
+        return None
+    actor, spec = policy.configured_actor(cfg, module, RolloutOptions.of(cfg.collector).env_spec(spec), _CPU)
+    # A mask of ones: without a legal action there is nothing to choose.
+    observation = [torch.ones((*spec.policy_shape, *each.shape)).to(each.dtype) for each in spec.observation]
+    with _threads(cfg.launcher.num_threads), torch.inference_mode():
+        return _repeated_s(lambda: actor.act(observation)) / spec.num_envs
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Lets torch compute with this number of threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _repeated_s(call: Callable[[], object]) -> float:
+    """Returns the seconds of a call, from some calls after the first."""
+    took_s = list[float]()
+    while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
+        began_s = perf_counter()
+        call()
+        took_s.append(perf_counter() - began_s)
+    return sum(took_s[1:]) / len(took_s[1:])
+
+
+class _Rehearsal:
+    """A collection that delivers one batch twice, as `frames` new frames each."""
+
+    total_frames, num_episodes, mean_return, learners = -1, 0, math.nan, ALONE
+
+    def __init__(self, batch: TensorDict, frames: int):
+        self._batch, self._new_frames = batch, frames
+        self.frames = 0
+        self.learned_s = math.nan
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        for _ in range(2):
+            self.frames += self._new_frames
+            began_s = perf_counter()
+            yield self._batch
+            self.learned_s = perf_counter() - began_s
+
+    def publish(self, module: Any) -> int:
+        return 0
+
+    def log(self, **scalars: float) -> None:
+        pass
+
+
+def _rehearsed(cfg: RunConfig, module: Any, spec: EnvSpec, slots: SlotSpec) -> tuple[Any, float | None]:
+    """Returns a built-in trainer that has learned from a batch of ones, whose replay buffers have their final size, and
+    its seconds per frame; None for other trainers, and seconds on other devices than the _CPU. Trains `module`."""
+    options: Any = cfg.trainer
+    if not isinstance(options, LearningTrainerConfig):
+        return None, None
+    rows, repeats = slots.rows * (slots.num_workers if slots.stacked else 1), 1
+    rows = min(rows, _MOST_FRAMES)
+    steps = min(slots.steps, max(1, _MOST_FRAMES // rows))
+    if isinstance(options, OffPolicyTrainerConfig):
+        frames = math.ceil(4 / options.updates_per_frame)
+        options = replace(options, warmup_frames=0)
+    else:
+        frames = rows * steps
+        if isinstance(options, PpoTrainerConfig):
+            repeats = options.num_epochs
+            options = replace(options, num_epochs=1, minibatch_size=min(options.minibatch_size, frames))
+    size = (rows, steps)
+    layout = replace(slots, rows=rows, steps=steps).layout()
+    batch = to_tensordict(layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8), size), size)
+    for leaf in spec.observation:
+        for part in (batch, batch["next"]):
+            part[leaf.key].fill_(1)
+    with _threads(cores.trainer_threads(cfg)):
+        learner: Any = trainer.build(replace(options, check_finite=False), module, spec, cfg.seed, _CPU)
+        rehearsal = _Rehearsal(batch, frames)
+        learner.train(rehearsal)
+    is_here = resolve_devices(cfg.devices).storing_device in (None, "cpu")
+    return learner, repeats * rehearsal.learned_s / frames if is_here else None
+
+
+def _time(
+    cfg: RunConfig,
+    slots: SlotSpec,
+    traffic: Section,
+    one_step_s: float | None,
+    act_s: float | None,
+    learn_s: float | None,
+) -> Section:
+    """Returns times without network and waiting; None where they are unknown. Workers of this machine share its cores.
+    With a sync schedule without overlap, the trainer and the workers wait for each other."""
     inner = cfg.collector.num_workers_per_collector
     envs = max(1, slots.rows // inner)
     place, num_processes = place_of(cfg), num_processes_of(cfg.collector)
     crowd = num_processes / min(num_processes, 1 if place.is_inline else cores.num_cores()) if place.is_local else 1
-    step = envs * one_step_s * crowd
-    part_s = slots.steps * step
+    step_s, part_act_s = (None if each is None else envs * each * crowd for each in (one_step_s, act_s))
     workers = 1 if slots.stacked else slots.num_workers
-    num_batches = traffic["batches"]
-    return {
-        "each_step_of_a_worker_s": step,
-        "each_batch_of_a_worker_s": part_s,
-        "all_batches_s": None if num_batches is None else num_batches * part_s / workers,
+    parts: Section = {
+        "envs_in_a_batch_s": None if step_s is None else slots.steps * step_s,
+        "policy_in_a_batch_s": None if part_act_s is None else slots.steps * part_act_s,
+        "learning_from_a_batch_s": learn_s,
     }
+    acting_s = ((parts["envs_in_a_batch_s"] or 0.0) + (parts["policy_in_a_batch_s"] or 0.0)) / workers
+    in_turn = cfg.collector.schedule == "sync" and not cfg.collector.overlap
+    batch_s = sum((acting_s, learn_s or 0.0)) if in_turn else max(acting_s, learn_s or 0.0)
+    num_batches = traffic["batches"]
+    all_s = None if num_batches is None or one_step_s is None else num_batches * batch_s
+    return {"each_step_of_a_worker_s": step_s, **parts, "all_batches_s": all_s}
+
+
+def _cost(processes: Section, memory: Section, used: Section, time: Section) -> Section:
+    """Returns what a run costs, and what most of it is for, as text."""
+    total = memory["total_bytes"]
+    others = {name: each for name, each in memory.items() if name.endswith("_bytes") and name not in _NO_PARTS}
+    titles = {"python_and_torch_bytes": f"Python and torch in {counted(processes['total'], 'process', 'processes')}"}
+    largest = sorted(others, key=lambda name: others[name], reverse=True)
+    shares = [
+        f"{titles.get(name) or _label(name)} {_size(others[name])}"
+        for name in largest
+        if others[name] >= _WORTH_SAYING * total
+    ]
+    cost: Section = {"memory": f"{_size(total)} without the envs: {', '.join(shares)}"}
+    if "usable_here" in used:
+        threads, usable = used["threads_together"], used["usable_here"]
+        verb = "share" if threads > usable else "on"
+        cost["cores"] = f"{counted(threads, 'thread')} {verb} {counted(usable, 'core')}"
+    names = {"envs": "envs_in_a_batch_s", "policy": "policy_in_a_batch_s", "learning": "learning_from_a_batch_s"}
+    known = {name: time[key] for name, key in names.items() if time[key]}
+    if known and time["all_batches_s"]:
+        least_s = _WORTH_SAYING * sum(known.values())
+        parts = sorted((name for name in known if known[name] >= least_s), key=lambda name: known[name], reverse=True)
+        of_a_batch = [f"{name} {_shown('_s', known[name])}" for name in parts]
+        of_a_batch += [f"{name} unknown" for name in names if time[names[name]] is None]
+        cost["time"] = f"at least {_shown('_s', time['all_batches_s'])}; each batch: {', '.join(of_a_batch)}"
+    return cost
 
 
 def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, replay_nbytes: int) -> Section:

@@ -60,10 +60,14 @@ WHOLE = [
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    """Returns a plan for eight cores, where a step of an env takes a quarter of a second."""
+    """Lets plans be for eight cores, where a step of an env takes a quarter of a second, the policy's an eighth, and
+    learning a thousandth for each frame."""
     monkeypatch.setattr(cores, "num_cores", lambda: 8)
     monkeypatch.setattr(cores, "trainer_threads", lambda cfg: 5)
     monkeypatch.setattr(planning, "step_s", lambda group: 0.25)
+    monkeypatch.setattr(planning, "_acting_s", lambda cfg, module, spec: 0.125)
+    rehearsed = planning._rehearsed
+    monkeypatch.setattr(planning, "_rehearsed", lambda *words: (rehearsed(*words)[0], rehearsed(*words)[1] and 0.001))
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -79,7 +83,6 @@ def test_whole_plans(expected, tmp_path, monkeypatch):
             "frame_bytes",
             "weights_of_the_policy_bytes",
             "shared_memory_bytes",
-            "python_and_torch_about_bytes",
         )
         assert memory["total_bytes"] == sum(each for name, each in memory.items() if name not in described)
         text += [f"=== {line}", *lines(whole)]
@@ -123,8 +126,19 @@ def test_how_long_the_envs_take(tmp_path):
     for schedule, steps, workers in (("multi_sync", 16, 1), ("multi_async", 32, 2)):
         time = planned(f"env.step_s=0.02 collector={schedule} trainer=meter", tmp_path)["time"]
         assert 0.019 < time["each_step_of_a_worker_s"] < 1.0
-        assert time["each_batch_of_a_worker_s"] == pytest.approx(steps * time["each_step_of_a_worker_s"])
-        assert time["all_batches_s"] == pytest.approx(4 * time["each_batch_of_a_worker_s"] / workers)
+        assert time["envs_in_a_batch_s"] == pytest.approx(steps * time["each_step_of_a_worker_s"])
+        acting_s = time["envs_in_a_batch_s"] + time["policy_in_a_batch_s"]
+        assert time["learning_from_a_batch_s"] is None
+        assert time["all_batches_s"] == pytest.approx(4 * acting_s / workers)
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "impala", "dqn policy=q_mlp", "sac env=halfcheetah policy=squashed_mlp"])
+def test_what_dominates_is_named_first(trainer, tmp_path):
+    """Learning with a wide network takes longer than env steps that take no time."""
+    wide = "policy.hidden_sizes=[512,512]"
+    one = planned(f"trainer={trainer} {wide}", tmp_path)
+    assert one["time"]["learning_from_a_batch_s"] > one["time"]["envs_in_a_batch_s"]
+    assert "each batch: learning " in one["cost"]["time"]
 
 
 def test_workers_that_share_cores_take_longer_and_need_memory_of_their_own(tmp_path, monkeypatch):
@@ -132,7 +146,7 @@ def test_workers_that_share_cores_take_longer_and_need_memory_of_their_own(tmp_p
     line = "env.step_s=0.02 env.num_envs=1 collector=multi_async trainer=meter collector.num_workers="
     few, many = (planned(f"{line}{number}", tmp_path) for number in (2, 8))
     assert many["time"]["all_batches_s"] == pytest.approx(few["time"]["all_batches_s"], rel=0.5)
-    python = "python_and_torch_about_bytes"
+    python = "python_and_torch_bytes"
     assert many["memory"][python] - few["memory"][python] == 6 * 20 * 10**6
 
 
@@ -144,7 +158,10 @@ def test_the_evaluator_is_a_process_with_weights_of_its_own_and_two_that_wait(ki
     assert one["processes"]["total"] - without["processes"]["total"] == (3 if kind == "single" else 1)
     assert one["cores"]["threads_together"] == without["cores"]["threads_together"] + 1
     nbytes = one["memory"]["weights_of_the_policy_bytes"]
-    assert one["memory"]["total_bytes"] - without["memory"]["total_bytes"] == 3 * nbytes > 0
+    weights, without_weights = (
+        each["memory"]["total_bytes"] - each["memory"]["python_and_torch_bytes"] for each in (one, without)
+    )
+    assert weights - without_weights == 3 * nbytes > 0
 
 
 def test_the_processes_of_an_async_vector_env(tmp_path):

@@ -119,9 +119,8 @@ def on_config(config: Any) -> None:
     """Sets the version at the foot of the pages, and the link to the repository."""
     is_released = "\n## Unreleased\n" not in (_ROOT / "CHANGELOG.md").read_text()
     config.copyright = f"collectx {__version__}{'' if is_released else ' and the unreleased changes since'}"
-    url = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    if ".example/" not in url:  # a placeholder leads nowhere
-        config.repo_url = url
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url = project.get("urls", {}).get("Repository")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -61,7 +61,7 @@ def why_unresolved(error: OmegaConfBaseException, where: str = "") -> str:
     text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
     advice = "."
     if isinstance(error, UnsupportedInterpolationType):
-        advice = ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)."
+        advice = ". Register the resolver in hydra_plugins/NAME.py in the working directory."
     elif missing := re.fullmatch(r"Environment variable '(.*)' not found", text):
         text = f"the environment variable '{missing[1]}' is not set"
         advice = f". Set it, or write a default: ${{oc.env:{missing[1]},VALUE}}"

@@ -1,6 +1,9 @@
-"""The wheel and the source distribution: their metadata, and the command without the repository."""
+"""The wheel and the source distribution: their metadata, and the command without the repository. The image of the
+`Containerfile`, where it can be built."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CONTAINERFILE = ROOT / "Containerfile"
 
 
 @pytest.mark.ci
@@ -20,11 +24,13 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    # A copy, as the build writes into its folder.
+    # A copy, as the build writes into its folder, of what the Containerfile copies.
     source = tmp_path / "source"
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    copied = [name for line in re.findall("^COPY (.*) \\S+$", CONTAINERFILE.read_text(), re.M) for name in line.split()]
+    assert "collectx" in copied
     for name in tracked.splitlines():
-        if name.startswith(("collectx/", "cli/", "conf/", "examples/custom_trainer_project/")) or "/" not in name:
+        if any(name == each or name.startswith(f"{each}/") for each in copied):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     run("build", "--no-isolation", "--outdir", "dist", str(source))
@@ -43,3 +49,27 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     mine, folder = tmp_path / "mine", "examples/custom_trainer_project/"
     files = sorted(str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file())
     assert files == sorted(name.removeprefix(folder) for name in tracked.splitlines() if name.startswith(folder))
+
+
+def test_the_containerfile_passes_its_linter():
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, CONTAINERFILE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def _builder():
+    """Returns the program that builds images on this machine; None if there is none, or its daemon does not run."""
+    for name in ("podman", "docker"):
+        if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, timeout=60).returncode:
+            return name
+    return None
+
+
+@pytest.mark.nightly
+def test_the_image_runs_a_command():
+    if (builder := _builder()) is None:
+        pytest.skip("neither podman nor docker runs here")
+    build = [builder, "build", "--file", CONTAINERFILE, "--tag", "collectx-test", ROOT]
+    subprocess.run(build, check=True, timeout=1500)
+    command = [builder, "run", "--rm", "collectx-test", "run", "debug=tiny"]
+    assert "completed" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout

@@ -53,7 +53,7 @@ def not_greedy(kind: ExplorationType) -> str:
     return (
         f"the policy returned several actions for one observation with exploration_type={kind.value}: it samples, or "
         "has a state of its own. A policy reads how to act from tensordict.nn.probabilistic.interaction_type(): see "
-        "'The exploration type' in docs/reference/policies.md."
+        "'The exploration type' on the page 'Policies'."
     )
 
 

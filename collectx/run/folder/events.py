@@ -221,7 +221,7 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_large":
         return (
             f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, because they are pickled with their "
-            "data and the constants of their modules. To leave data out, see 'Large data' in docs/how-to/resume.md."
+            "data and the constants of their modules. To leave data out, see 'Large data' on the page 'Resume a run'."
         )
     if name == "infos_examined":
         return (

@@ -1,6 +1,6 @@
-"""The tables and the plot of the documentation: `python -m benchmarks.tables` writes the tables of
-benchmarks/results.json between `<!-- bench NAME -->` and `<!-- bench end -->`, and the plot as a drawing; with
-`--check` it only says which of them differ, with status 1.
+"""The tables and the plots of the documentation: `python -m benchmarks.tables` writes the tables of
+benchmarks/results.json between `<!-- bench NAME -->` and `<!-- bench end -->`, and the plots as drawings; with
+`--check` it only says which of them differ, with status 1. The plot of other libraries shows the table of their page.
 
 Imports neither torch nor collectx.
 """
@@ -18,6 +18,8 @@ from benchmarks.cases import CASES, KINDS
 _ROOT = Path(__file__).parents[1]
 RESULTS = _ROOT / "benchmarks" / "results.json"
 _PLOT = _ROOT / "docs" / "images" / "shares.svg"
+_PEERS = _ROOT / "docs" / "explanation" / "comparison.md"
+_PEERS_PLOT = _ROOT / "docs" / "images" / "peers.svg"
 _FILES = (
     _ROOT / "README.md",
     _ROOT / "docs" / "explanation" / "performance.md",
@@ -35,10 +37,11 @@ def main() -> int:
         path: _REGION.sub(lambda found: found[1] + _TABLES[found[2]](results) + found[3], path.read_text())
         for path in _FILES
     }
+    texts |= {_PLOT: _plot(_believed(results["lines"])), _PEERS_PLOT: _peers_plot(_PEERS.read_text())}
     status = 0
-    for path, text in {**texts, _PLOT: _plot(_believed(results["lines"]))}.items():
+    for path, text in texts.items():
         if not path.exists() or path.read_text() != text:
-            print(f"{path.relative_to(_ROOT)} is not that of {RESULTS.relative_to(_ROOT)}", end="")
+            print(f"{path.relative_to(_ROOT)} does not show the measurements", end="")
             if "--check" in sys.argv:
                 status = 1
                 print(": python -m benchmarks.tables")
@@ -145,7 +148,9 @@ def _ruled(rows: list[list[str]]) -> Iterator[list[str]]:
     yield from rows[1:]
 
 
-# Sizes of the plot in pixels; the axis ends at a share of `_MOST`.
+# The colour of collectx, as in docs/extra.css.
+_TEAL = "#0d9488"
+# Sizes of the plot of shares in pixels; the axis ends at a share of `_MOST`.
 _LEFT, _SCALE, _ROW, _MOST = 345, 320, 18, 1.25
 
 
@@ -161,8 +166,8 @@ def _plot(lines: Lines) -> str:
         least, most, median = (_x(line[key]) for key in ("least", "most", "median"))
         marks += [
             _text(190, y, kind),
-            f'<path d="M{least} {y - 4} H{most}" stroke="#5c6bc0" stroke-width="6" stroke-opacity=".45"/>',
-            f'<circle cx="{median}" cy="{y - 4}" r="4.5" fill="#5c6bc0"/>',
+            f'<path d="M{least} {y - 4} H{most}" stroke="{_TEAL}" stroke-width="6" stroke-opacity=".45"/>',
+            f'<circle cx="{median}" cy="{y - 4}" r="4.5" fill="{_TEAL}"/>',
         ]
         y, last = y + _ROW, case
     axis = [
@@ -170,13 +175,54 @@ def _plot(lines: Lines) -> str:
         f'<text x="{_x(share)}" y="{y + 14}" text-anchor="middle">{share:g}</text>'
         for share in (0, 0.25, 0.5, 0.75, 1, 1.25)
     ]
-    size = f'viewBox="0 0 {_LEFT + int(_MOST * _SCALE) + 20} {y + 20}" width="{_LEFT + int(_MOST * _SCALE) + 20}"'
+    width = _LEFT + int(_MOST * _SCALE) + 20
+    return _drawn(width, y + 20, "Share of the bare loop by case: min to max, median", [*axis, *marks])
+
+
+# Sizes of the plot of other libraries in pixels: of the names, of a column, of a bar of share 1, of a row.
+_NAMES, _COLUMN, _BAR, _LINE = 132, 128, 84, 28
+
+
+def _peers_plot(page: str) -> str:
+    """The shares of collectx and of the fastest sampler of each other library, an env in each column.
+
+    `page` is the comparison, whose first table has collectx's shares, and how many times as fast as each sampler it is.
+    Its last column is left out: with observations this large, copies decide and not samplers.
+    """
+    table = page.partition("| collected by | ")[2].partition("\n\n")[0]
+    titles, _, ours, *others = (line.strip("| ").split(" | ") for line in table.splitlines())
+    shares = [float(re.search(r"\((.*)\)", cell)[1]) for cell in ours[1:]]
+    rows = {"collectx": shares}
+    for name, *ratios in others:
+        library = name.partition(",")[0]
+        found = [share / float(ratio) for share, ratio in zip(shares, ratios, strict=True)]
+        rows[library] = [max(each) for each in zip(found, rows.get(library, found), strict=True)]
+    columns = [_NAMES + _COLUMN * index for index in range(len(titles) - 1)]
+    marks = [_text(x, 14, title.partition(",")[0]) for x, title in zip(columns, titles, strict=False)]
+    for row, (name, values) in enumerate(rows.items()):
+        y = 24 + row * _LINE
+        weight, fill = ("bold", f'fill="{_TEAL}"') if name == "collectx" else ("normal", 'fill-opacity=".4"')
+        marks += [f'<g font-weight="{weight}">', f'<text y="{y + 17}" font-size="13">{name}</text>']
+        for x, share in zip(columns, values, strict=False):
+            marks += [
+                f'<rect x="{x}" y="{y + 5}" width="{_BAR}" height="16" fill-opacity=".07"/>',
+                f'<rect x="{x}" y="{y + 5}" width="{round(share * _BAR, 1)}" height="16" {fill}/>',
+                _text(x + _BAR + 5, y + 17, f"{share:.2f}"),
+            ]
+        marks.append("</g>")
+    width, height = columns[-1] + _COLUMN, 26 + _LINE * len(rows)
+    return _drawn(width, height, "Share of the speed of two bare loops, by library", marks)
+
+
+def _drawn(width: int, height: int, title: str, marks: list[str]) -> str:
+    """A drawing in the colour of the text around it."""
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12" fill="currentColor">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        'font-family="sans-serif" font-size="12" fill="currentColor">',
         "<style>@media (prefers-color-scheme: dark) { svg { color: #ddd } }</style>",
-        "<title>Share of the bare loop by case: min to max, median</title>",
+        f"<title>{title}</title>",
     ]
-    return "\n".join([*head, *axis, *marks, "</svg>", ""])
+    return "\n".join([*head, *marks, "</svg>", ""])
 
 
 def _x(share: float) -> float:

@@ -123,9 +123,11 @@ def on_config(config: Any) -> None:
     config.repo_url = project.get("urls", {}).get("Repository")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Adds what is generated. Removes the comment at the top, the page's tier: MkDocs takes the title from a heading in
-    the first line only."""
+    the first line only. The home page has no columns beside it."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]
     for marker, content in (("<!-- options -->\n", options), ("<!-- commands -->\n", commands)):
         if marker in markdown:
             markdown = markdown.replace(marker, content())

@@ -3,6 +3,7 @@
 import functools
 import http.server
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -58,6 +59,41 @@ def browse(folder, url, *flags):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+# Lists the pages that scroll sideways on a phone, and says where the first part of the home page ends on a laptop.
+_PROBE = """
+<body><script>
+async function opened(page, width, measure) {
+  const frame = document.createElement("iframe")
+  Object.assign(frame, {src: page, width, height: 800})
+  document.body.append(frame)
+  await new Promise(done => frame.onload = done)
+  const result = measure(frame.contentDocument)
+  frame.remove()
+  return result
+}
+async function look(pages) {
+  const wide = []
+  for (const page of pages)
+    if (await opened(page, 390, ({documentElement: root}) => root.scrollWidth > root.clientWidth)) wide.push(page)
+  const end = await opened(pages[0], 1280, page => page.querySelector(".hero").getBoundingClientRect().bottom)
+  document.body.textContent = JSON.stringify({wide, end})
+}
+look(PAGES)
+</script>
+"""
+
+
+@pytest.mark.nightly
+def test_pages_fit_a_phone_and_the_home_page_a_screen(site, tmp_path):
+    pages = [site / "index.html", *sorted({*site.rglob("*.html")} - {site / "index.html", site / "404.html"})]
+    probe = tmp_path / "probe.html"
+    probe.write_text(_PROBE.replace("PAGES", json.dumps([page.as_uri() for page in pages])))
+    dom, _ = browse(tmp_path, probe.as_uri(), "--allow-file-access-from-files")
+    found = json.loads(re.search(r"<body>(\{.*\})", dom, re.DOTALL)[1])
+    assert found["wide"] == []
+    assert 300 < found["end"] < 800
 
 
 @pytest.mark.parametrize(("word", "page"), [("heartbeat", "index.html"), ("checkpoint", "how-to/resume.html")])

@@ -180,7 +180,7 @@ def _plot(lines: Lines) -> str:
 
 
 # Sizes of the plot of other libraries in pixels: of the names, of a column, of a bar of share 1, of a row.
-_NAMES, _COLUMN, _BAR, _LINE = 132, 128, 84, 28
+_NAMES, _COLUMN, _BAR, _LINE = 122, 110, 68, 28
 
 
 def _peers_plot(page: str) -> str:

@@ -77,7 +77,7 @@ async function look(pages) {
   const wide = []
   for (const page of pages)
     if (await opened(page, 390, ({documentElement: root}) => root.scrollWidth > root.clientWidth)) wide.push(page)
-  const end = await opened(pages[0], 1280, page => page.querySelector(".hero").getBoundingClientRect().bottom)
+  const end = await opened(pages[0], 1280, page => page.querySelector(".facts").getBoundingClientRect().bottom)
   document.body.textContent = JSON.stringify({wide, end})
 }
 look(PAGES)

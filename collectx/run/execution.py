@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from collectx.run.learner_processes import FirstLearner, LearnerProcesses
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
+    from collectx.transport.network.handshake import Endpoint
 
 OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextManager[Launcher]]"
 
@@ -106,9 +106,9 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         return result
 
 
-def run_learner(cfg: RunConfig, path: Path, rank: int, batches: int | None, connection: Connection) -> None:
-    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. `batches`: see
-    `LearnerProcesses`. Rank 0, at the other end of the connection, acts on signals and shows errors."""
+def run_learner(cfg: RunConfig, path: Path, rank: int, endpoint: Endpoint) -> None:
+    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. Rank 0, at the
+    endpoint, acts on signals and shows errors. Exits with status 1 if the run failed."""
     from collectx.fork_server import start
     from collectx.run.learner_processes import FirstLearner
 
@@ -117,9 +117,9 @@ def run_learner(cfg: RunConfig, path: Path, rank: int, batches: int | None, conn
     run_folder, signals = RunFolder(path), Signals()
     record = ResultBuilder(cfg, signals)
     run = RunContext(cfg, run_folder, signals, record)
-    first = FirstLearner(run, rank, connection)
+    first = FirstLearner(run, rank, endpoint)
     try:
-        point = None if batches is None else ResumePoint(run_folder, cfg, rank, batches)
+        point = None if first.batches is None else ResumePoint(run_folder, cfg, rank, first.batches)
         if point is not None:
             point.load_record(record)
         _Execution(run, point, first).run_beside()
@@ -257,8 +257,8 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg, is_first = self._cfg, self._rank == 0
-        share = share_of(cfg, self._rank)
-        if problems := preflight.trainer_problems(cfg):
+        share = share_of(cfg, self._place.gpu_of(self._rank))
+        if problems := preflight.trainer_problems(share):
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(share.devices.storing_device or share.devices.device or "cpu")
@@ -291,7 +291,8 @@ class _Execution:
             self._context.add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
         if is_first and cfg.trainer.num_learners > 1:
             batches = None if self._point is None else self._point.batches
-            self._others = learner_processes.LearnerProcesses(self._context, run_learner, batches)
+            self._others = learner_processes.LearnerProcesses(self._context, run_learner, batches, launcher)
+            launcher = None  # the workers are processes of this machine
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)

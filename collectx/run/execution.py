@@ -181,7 +181,7 @@ class _Execution:
         self._trainer: Trainer
         self._policy: Any = None
         self._close_note: threading.Timer | None = None
-        self._make_loggers: dict[str, Callable[[], Logger]]
+        self._make_loggers: dict[str, Callable[[], Logger]] = {}
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
         run.stage = self._place.first_stage
@@ -265,9 +265,8 @@ class _Execution:
         cores.limit_threads(cfg)
         if is_first:
             snapshot.write_numerics(self._run_folder, device)
-        frames = None if self._point is None else self._record.statistics.frames
-        factories = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event) if is_first else {}
-        self._make_loggers = factories
+            frames = None if self._point is None else self._record.statistics.frames
+            self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event)
         self._context.stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
@@ -341,7 +340,7 @@ class _Execution:
             overrides,
             recorded,
             resume,
-            learner_processes.placement_of(share, self._rank, spec.num_envs),
+            None if others is None else learner_processes.placement_of(share, self._rank, spec.num_envs),
         )
 
     def _examine(self, group: Env) -> None:
@@ -450,7 +449,7 @@ class _Execution:
             batch = self._record.statistics.batches - 1 if collection.is_learning else None
             self._context.add_event("failed_after_signal", type=type_name(error), message=text_of(error), batch=batch)
             collection.close()
-            if self._cfg.trainer.num_learners == 1:
+            if self._context.words.is_alone:
                 with suppress(RunStopped):
                     checkpointer.write()
         self._signals.shield()
@@ -467,7 +466,7 @@ class _Execution:
                 self._evaluator.wait()
             collection.close()
             # Several learners have written one before a signal stops them, and cannot do so later.
-            if is_complete or (not self._record.errors and self._cfg.trainer.num_learners == 1):
+            if is_complete or (not self._record.errors and self._context.words.is_alone):
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
             if self._first is None:

@@ -316,11 +316,8 @@ class FirstLearner:
         return error
 
 
-def placement_of(share: RunConfig, rank: int, num_envs: int) -> Placement | None:
-    """Returns the place of a learner's workers in the run, whose workers have `num_envs` envs each; None if there is
-    one learner."""
-    if share.trainer.num_learners == 1:
-        return None
+def placement_of(share: RunConfig, rank: int, num_envs: int) -> Placement:
+    """Returns the place of a learner's workers in the run, whose workers have `num_envs` envs each."""
     num_processes = share.collector.num_workers * share.collector.num_workers_per_collector
     first = rank * num_processes
     return Placement(

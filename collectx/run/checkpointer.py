@@ -143,8 +143,10 @@ class Checkpointer:
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
                 open_ones = [] if self._ranking is None else self._ranking.state()
                 unranked = [each["batches"] for each in open_ones]
-                path = self._checkpoints.write(statistics.batches, facts, files, unranked=None)
+                path = self._checkpoints.write(statistics.batches, facts, files, None)
                 is_written = True
+                if is_alone:
+                    self._remove_old(unranked)
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
                 self._tell_trainer()
@@ -160,7 +162,8 @@ class Checkpointer:
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
         self._due_s = time.monotonic() + max(every_s, cost_s / _MAX_SHARE)
-        self._complete(is_written, unranked)
+        if not is_alone:
+            self._complete(is_written, unranked)
 
     def _complete(self, is_written: bool, unranked: Sequence[int]) -> None:
         """Removes older checkpoints if all learners have written their parts of the newest one."""
@@ -170,9 +173,11 @@ class Checkpointer:
             batches = self._record.statistics.batches
             self._events("checkpoint_failed", batches=batches, type="CollectxError", message=message)
         if not missing and self._words.rank == 0:
-            with self._signals.hold():
-                self._checkpoints.remove_old(unranked)
-                self._folder.remove_old_parts()
+            self._remove_old(unranked)
+
+    def _remove_old(self, unranked: Sequence[int]) -> None:
+        self._checkpoints.remove_old(unranked)
+        self._folder.remove_old_parts()
 
     def _tell_trainer(self) -> None:
         """Calls the trainer's `checkpoint_written`. The checkpoint is complete, whatever that raises."""

@@ -110,8 +110,9 @@ class Words:
             )
 
     def not_written(self, is_written: bool) -> list[int]:
-        """Returns the ranks of the learners whose part of a checkpoint is not on the disk."""
-        rows = [[float(is_written)]] if self.is_alone else self._exchange(WRITTEN, [is_written])
+        """Returns the ranks of the learners whose part of a checkpoint is not on the disk. Only with several
+        learners."""
+        rows = self._exchange(WRITTEN, [is_written])
         return [rank for rank, row in enumerate(rows) if not row[0]]
 
     def _exchange(self, act: int, numbers: Sequence[float]) -> list[list[float]]:

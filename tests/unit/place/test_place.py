@@ -32,6 +32,7 @@ PLACES = {
     "of one GPU": f"{REMOTE} devices.device=cuda",
     "slurm": f"{REMOTE} launcher=slurm launcher.cpus_per_task=2",
     "slurm, single": f"{FEW} collector=single launcher=slurm",
+    "slurm, learners": f"{WORKERS} env.num_envs=1 trainer.num_learners=3 launcher=slurm backend.port=7000",
     "submitit": f"{REMOTE} launcher=submitit launcher.num_threads=4",
     "submitit_delayed": f"{REMOTE} launcher=submitit_delayed",
 }

@@ -1,10 +1,12 @@
-"""PPO with one learner and with several, in collectx and in RLlib: frames per second, and the gain of the second learner.
+"""PPO with one learner and with two, in collectx and in RLlib: frames per second, and the gain of the second one.
 
-    python -m benchmarks.learners [--turns 5] [--seconds 20]
+    python -m benchmarks.learners [--turns 5]
 
 CartPole, two workers of eight envs, networks of 512 x 512, batches of 8,192 frames, five epochs with minibatches of
-4,096, one thread each. All sides are measured in turn, each in a new process; a figure is the rate after the second
-batch. RLlib runs in `.bench/rllib`, which `make bench-peers` makes; 0 learners are one in RLlib's main process.
+4,096, one thread each. All sides are measured in turn, each in a new process, which first takes two batches.
+
+RLlib runs in `.bench/rllib`, which `make bench-peers` makes; 0 learners are one in its main process. Sample Factory is
+missing: it has one learner for each policy.
 """
 
 import argparse
@@ -22,7 +24,10 @@ from benchmarks import fresh, printing
 _FRAMES, _MINIBATCH, _EPOCHS = 8192, 4096, 5
 _HIDDEN = [512, 512]
 _WARM = 2
-SIDES = {("collectx", 1): "collectx", ("collectx", 2): "", ("rllib", 0): "RLlib", ("rllib", 1): "", ("rllib", 2): ""}
+# How many batches are measured.
+_BATCHES = {"collectx": 15, "rllib": 4}
+# Library and learners.
+SIDES = [("collectx", 1), ("collectx", 2), ("rllib", 0), ("rllib", 1), ("rllib", 2)]
 
 
 def main() -> None:
@@ -30,18 +35,17 @@ def main() -> None:
         prog="python -m benchmarks.learners", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of measured training per turn and side (20)")
     parser.add_argument("--rllib", type=int, help="measure RLlib with so many learners in this process")
     options = parser.parse_args()
     if options.rllib is not None:
-        print(json.dumps(_rllib(options.rllib, options.seconds)))
+        print(json.dumps(_rllib(options.rllib)))
         return
     printing.say_about("benchmarks.learners", "collectx")
     rates: dict[tuple[str, int], list[float]] = {side: [] for side in SIDES}
     for turn in range(options.turns):
         for library, learners in SIDES:
             measure = _ours if library == "collectx" else _theirs
-            rates[library, learners].append(rate := measure(learners, options.seconds))
+            rates[library, learners].append(rate := measure(learners))
             load = os.getloadavg()[0]
             print(f"turn {turn}, {library}, {learners} learners: {rate:,.0f} frames/s, load {load:.1f}", flush=True)
     print("\n| library | learners | frames/s | speed / one learner | speed / collectx |\n|---|---|---|---|---|")
@@ -59,14 +63,14 @@ def _rate(times: list[tuple[float, int]]) -> float:
     return (after - before) / (end_s - begin_s)
 
 
-def _ours(learners: int, seconds: float) -> float:
+def _ours(learners: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         words = [
             *("env=cartpole", "trainer=ppo", "collector=multi_sync", "collector.num_workers=2", "env.num_envs=8"),
             *(f"collector.frames_per_batch={_FRAMES}", f"trainer.minibatch_size={_MINIBATCH}"),
             *(f"trainer.num_epochs={_EPOCHS}", f"policy.hidden_sizes={_HIDDEN}", "collector.total_frames=-1"),
             *(f"trainer.num_learners={learners}", "trainer.digest=false", f"hydra.run.dir={folder}/run"),
-            f"run.max_minutes={(seconds + 15) / 60}",
+            f"run.max_batches={_WARM + _BATCHES['collectx']}",
         ]
         command = [str(Path(sys.executable).with_name("collectx")), "run", *words]
         _run(command)
@@ -74,9 +78,9 @@ def _ours(learners: int, seconds: float) -> float:
     return _rate([(line["time"], line["frames"]) for line in lines])
 
 
-def _theirs(learners: int, seconds: float) -> float:
-    words = ["-m", "benchmarks.learners", "--rllib", str(learners), "--seconds", str(seconds)]
-    return json.loads(_run([fresh.python_of("rllib"), *words]).splitlines()[-1])
+def _theirs(learners: int) -> float:
+    command = [fresh.python_of("rllib"), "-m", "benchmarks.learners", "--rllib", str(learners)]
+    return json.loads(_run(command).splitlines()[-1])
 
 
 def _run(command: list[str]) -> str:
@@ -87,7 +91,7 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _rllib(learners: int, seconds: float) -> float:
+def _rllib(learners: int) -> float:
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -105,8 +109,8 @@ def _rllib(learners: int, seconds: float) -> float:
         num_epochs=_EPOCHS,
         use_kl_loss=False,
     )
-    algorithm, times = config.build_algo(), []
-    while len(times) <= _WARM or times[-1][0] < times[_WARM - 1][0] + seconds:
+    algorithm, times = config.build_algo(), list[tuple[float, int]]()
+    while len(times) < _WARM + _BATCHES["rllib"]:
         result = algorithm.train()
         times.append((time.perf_counter(), int(result["env_runners"]["num_env_steps_sampled_lifetime"])))
     ray.shutdown()

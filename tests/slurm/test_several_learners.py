@@ -56,7 +56,8 @@ def test_a_killed_learner_on_another_node_ends_the_run(cluster, run, num_learner
     wait_until(lambda: started.result, 60, "the result")
     assert time.monotonic() - killed_s < 5
     assert started.finish() == 1
-    assert "WorkerDied: learner 1 (task 1 on n2 was killed by signal 9" in started.output
+    log = started.files.log("learner-1")
+    assert f"WorkerDied: learner 1 (task 1 on n2 was killed by signal 9; log: {log}" in started.output
     assert "gloo" not in started.output
     for node in ("n1", "n2"):
         assert not cluster.login(["pgrep", "--full", "jobs.entry /"], machine=node, check=False)

@@ -63,6 +63,16 @@ def test_places(expected):
     expected("places", {name: facts(line) for name, line in PLACES.items()})
 
 
+@pytest.mark.parametrize(("visible", "gpu"), [("0,1", 1), ("3", 0), (None, 1)])
+def test_a_learner_uses_its_gpu_of_those_that_slurm_gave_to_its_task(monkeypatch, visible, gpu):
+    place = place_of(composed(PLACES["slurm, learners"]))
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert place.gpu_of(2) == gpu
+
+
 # What is refused, by a rule of the place.
 REFUSED = [
     f"{FEW} collector=rpc backend=gloo",

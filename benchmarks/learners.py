@@ -3,7 +3,8 @@
     python -m benchmarks.learners [--turns 5]
 
 CartPole, two workers of eight envs, networks of 512 x 512, batches of 8,192 frames, five epochs with minibatches of
-4,096, one thread each. All sides are measured in turn, each in a new process, which first takes two batches.
+4,096, one thread each. All sides are measured in turn, each in a new process, for five batches, of which the first one
+is not counted.
 
 RLlib runs in `.bench/rllib`, which `make bench-peers` makes; 0 learners are one in its main process. Sample Factory is
 missing: it has one learner for each policy.
@@ -23,9 +24,8 @@ from benchmarks import fresh, printing
 
 _FRAMES, _MINIBATCH, _EPOCHS = 8192, 4096, 5
 _HIDDEN = [512, 512]
-_WARM = 2
-# How many batches are measured.
-_BATCHES = {"collectx": 15, "rllib": 4}
+# How many batches are taken, and how many of these are not measured.
+_BATCHES, _WARM = 5, 1
 # Library and learners.
 SIDES = [("collectx", 1), ("collectx", 2), ("rllib", 0), ("rllib", 1), ("rllib", 2)]
 
@@ -70,7 +70,7 @@ def _ours(learners: int) -> float:
             *(f"collector.frames_per_batch={_FRAMES}", f"trainer.minibatch_size={_MINIBATCH}"),
             *(f"trainer.num_epochs={_EPOCHS}", f"policy.hidden_sizes={_HIDDEN}", "collector.total_frames=-1"),
             *(f"trainer.num_learners={learners}", "trainer.digest=false", f"hydra.run.dir={folder}/run"),
-            f"run.max_batches={_WARM + _BATCHES['collectx']}",
+            f"run.max_batches={_BATCHES}",
         ]
         command = [str(Path(sys.executable).with_name("collectx")), "run", *words]
         _run(command)
@@ -110,7 +110,7 @@ def _rllib(learners: int) -> float:
         use_kl_loss=False,
     )
     algorithm, times = config.build_algo(), list[tuple[float, int]]()
-    while len(times) < _WARM + _BATCHES["rllib"]:
+    while len(times) < _BATCHES:
         result = algorithm.train()
         times.append((time.perf_counter(), int(result["env_runners"]["num_env_steps_sampled_lifetime"])))
     ray.shutdown()

@@ -26,16 +26,16 @@ WORKERS = "worker", 0
 # The interval between two reads of the log.
 _POLL_S = 0.3
 
-# Arguments: the Python, the run folder, `SlurmPlace.other_tasks`. All processes of a task, those of envs too, inherit
+# Arguments: the Python, `SlurmPlace.other_tasks`, the run folder. All processes of a task, those of envs too, inherit
 # COLLECTX_TASK.
-_RUN = JobFiles(Path("$1"))
+_RUN = JobFiles(Path("$3"))
 # The shell leaves signals to Python, which handles USR1 and USR2 only when it has imported.
 _ROLE = f"""\
 trap : TERM INT HUP
 trap '' USR1 USR2
-export COLLECTX_TASK="$SLURM_PROCID $1"
+export COLLECTX_TASK="$SLURM_PROCID $3"
 if [ "$SLURM_PROCID" = 0 ]; then
-  "$0" -u -m collectx.jobs.entry "$1"
+  "$0" -u -m collectx.jobs.entry "$3"
   status=$?
   # SIGTERM came before the trainer could handle it, for example during its imports.
   unset ${{!SQUEUE_@}}  # they may hide the job
@@ -52,7 +52,7 @@ if [ "$SLURM_PROCID" = 0 ]; then
   fi
   echo "$status" > "{_RUN.exit_status("$SLURM_JOB_ID")}"
 else
-  "$0" -u -m collectx.jobs.entry "$1" >> "{_RUN.log("$2-$((SLURM_PROCID - 1 + $3))")}" 2>&1
+  "$0" -u -m collectx.jobs.entry "$3" >> "{_RUN.log("$1-$((SLURM_PROCID - 1 + $2))")}" 2>&1
   status=$?
   if [ "$status" != 0 ]; then
     echo "collectx: task $SLURM_PROCID on $(hostname): status $status"
@@ -88,13 +88,13 @@ def kill_command(worker: int, run: str) -> list[str]:
 def role_command(python: str, run: str, others: tuple[str, int] = WORKERS) -> list[str]:
     """Returns the command of a task, the trainer's or another one; `run` is the run folder, and `others` are
     `SlurmPlace.other_tasks`."""
-    return ["bash", "-c", _ROLE, python, run, *map(str, others)]
+    return ["bash", "-c", _ROLE, python, *map(str, others), run]
 
 
 def role_shell(python: str, others: tuple[str, int] = WORKERS) -> str:
     """Returns the command of a task as shell code; `$run` is the run folder. See `role_command`."""
     name, first = others
-    return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run" {name} {first}'
+    return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} {name} {first} "$run"'
 
 
 class LogWatcher:

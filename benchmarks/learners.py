@@ -1,10 +1,10 @@
 """PPO with one learner and with two, in collectx and in RLlib: frames per second, and the gain of the second one.
 
-    python -m benchmarks.learners [--turns 5]
+    [chrt -r 1] python -m benchmarks.learners [--turns 5]
 
 CartPole, two workers of eight envs, networks of 512 x 512, batches of 8,192 frames, five epochs with minibatches of
 4,096, one thread each. All sides are measured in turn, each in a new process, for five batches, of which the first one
-is not counted.
+is not counted. On a busy machine, use `chrt -r 1` as root: several learners get a larger share of the cores than one.
 
 RLlib runs in `.bench/rllib`, which `make bench-peers` makes; 0 learners are one in its main process. Sample Factory is
 missing: it has one learner for each policy.

@@ -31,12 +31,18 @@ def _crash(started):
     started.cluster.crash("n2")
 
 
-@pytest.mark.parametrize("cut", [urgent_job, nightly(_crash)])
+def _crash_first(started):
+    """Crashes the node of the first learner, and of the batch script: SLURM requeues the job."""
+    started.wait_for("checkpoint", 1)
+    started.cluster.crash("n1")
+
+
+@pytest.mark.parametrize("cut", [urgent_job, nightly(_crash), nightly(_crash_first)])
 def test_a_requeued_run_of_two_learners_is_the_local_run(run, local, cut):
     started = run(*_LEARN, *_JOB, "collector.worker_timeout_s=6")
     started.wait_for_more(3)
     cut(started)
-    assert finish_requeued(started, 20 if cut is _crash else 0) == 0, started.output
+    assert finish_requeued(started, 0 if cut is urgent_job else 20) == 0, started.output
     assert started.events("resumed")
     assert started.result["digest"] == local.read_result()["digest"]
     one, other = (torch.load(files.policy, weights_only=True) for files in (started.files, local))

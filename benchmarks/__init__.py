@@ -23,6 +23,7 @@
     handover.py   time from publish to use over gloo, and one raw gloo send
     leases.py     large observations, by who owns a batch
     updates.py    processor time of one gradient step of the built-in trainers, and of one written by hand
+    learners.py   PPO with one learner and with two, in collectx and in RLlib
     ppo.py        whole scripts of PPO with collectx, CleanRL and TorchRL
     overhead.py   the trainer's cost per batch; time from publish to use
     fresh.py      runs every measurement in a new process

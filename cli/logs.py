@@ -9,7 +9,6 @@ from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 from collectx.jobs.status import named_run, statuses
-from collectx.place import place_of
 from collectx.process import until
 from collectx.run import RunFolder
 from collectx.run.folder.files import LinesTail
@@ -56,7 +55,7 @@ _STATUS_S = 2.0
 def roles(run: RunFolder) -> list[str]:
     """Returns the roles of a run, such as "trainer" and "worker-0", also those that have not written a log."""
     cfg = named_run(run).cfg
-    workers = [f"worker-{worker}" for worker in range(place_of(cfg).num_tasks - 1)]
+    workers = [f"worker-{worker}" for worker in range(cfg.collector.num_workers * cfg.collector.has_workers)]
     workers += [f"learner-{rank}" for rank in range(1, cfg.trainer.num_learners)]
     job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))

@@ -95,12 +95,6 @@ class Checkpoints:
         for old in (*(path for path in self.all()[: -self._keep] if path not in kept), *incomplete):
             shutil.rmtree(old, ignore_errors=True)
 
-    def keep_only(self, numbers: Collection[int]) -> None:
-        """Removes the checkpoints with other numbers."""
-        for path in self.all():
-            if self.number(path) not in numbers:
-                shutil.rmtree(path, ignore_errors=True)
-
     def rank(self, number: int, score: float) -> None:
         """Writes the score of a checkpoint to its manifest; blocks until it is on the disk. Does nothing without such a
         checkpoint. Raises `OSError` if it could not be written."""

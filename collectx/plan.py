@@ -102,7 +102,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)
-    share = share_of(cfg, 0)
+    share = share_of(cfg)
     slots = collector.slot_spec_of(share, module, spec)
     act_s = _acting_s(share, module, spec)
     learner, frame_s = _rehearsed(share, module, spec, slots)
@@ -328,7 +328,8 @@ def _time(
     inner = cfg.collector.num_workers_per_collector
     envs = max(1, slots.rows // inner)
     place, num_processes = place_of(cfg), num_processes_of(cfg.collector)
-    crowd = num_processes / min(num_processes, 1 if place.is_inline else cores.num_cores()) if place.is_local else 1
+    is_here = place.is_local and not place.is_job
+    crowd = num_processes / min(num_processes, 1 if place.is_inline else cores.num_cores()) if is_here else 1
     step_s, part_act_s = (None if each is None else envs * each * crowd for each in (one_step_s, act_s))
     workers = 1 if slots.stacked else slots.num_workers
     parts: Section = {

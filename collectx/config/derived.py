@@ -101,9 +101,9 @@ def rows_per_env(collector: CollectorConfig) -> int:
 _SHARED_SIZES = ("minibatch_size", "batch_size", "buffer_frames", "warmup_frames")
 
 
-def share_of(cfg: RunConfig, rank: int) -> RunConfig:
-    """Returns what the learner of a rank collects and learns: its share of the workers, frames, minibatches and replay
-    buffer. `cuda` becomes the GPU of its rank."""
+def share_of(cfg: RunConfig, gpu: int = 0) -> RunConfig:
+    """Returns what each of several learners collects and learns: its share of the workers, frames, minibatches and
+    replay buffer. `cuda` becomes the GPU of this number. Learners listen on `backend.port`, their collectors on any."""
     num_learners, options = cfg.trainer.num_learners, cfg.collector
     if num_learners == 1:
         return cfg
@@ -116,10 +116,11 @@ def share_of(cfg: RunConfig, rank: int) -> RunConfig:
         total_frames=-1 if num_batches is None else num_batches * frames,
         init_random_frames=None if random_frames is None else -(-random_frames // num_learners),
     )
-    devices = {name: f"cuda:{rank}" if value == "cuda" else value for name, value in vars(cfg.devices).items()}
+    devices = {name: f"cuda:{gpu}" if value == "cuda" else value for name, value in vars(cfg.devices).items()}
     sizes = {name: getattr(cfg.trainer, name) for name in _SHARED_SIZES if hasattr(cfg.trainer, name)}
     trainer = replace(cfg.trainer, **{name: -(-size // num_learners) for name, size in sizes.items()})
-    return replace(cfg, collector=collector, devices=DevicesConfig(**devices), trainer=trainer)
+    backend = replace(cfg.backend, port=None)
+    return replace(cfg, backend=backend, collector=collector, devices=DevicesConfig(**devices), trainer=trainer)
 
 
 def is_device(name: str) -> bool:

@@ -81,7 +81,7 @@ def reuse_imports() -> None:
     """Makes the next `warm_up` fork the server from this process, which has imported the modules that workers need.
     Does nothing on systems other than Linux."""
     if sys.platform == "linux":
-        _preloaded.append(os.getpid())
+        _preloaded[:] = [os.getpid()]
 
 
 def warm_up() -> None:

@@ -2,7 +2,8 @@
 
     RUN             a run folder that contains `jobs/task.json`, on a file system that all nodes share
     --wait S        how long that file may take to appear, in seconds
-    --worker INDEX  the worker's index; without it, srun's rank decides: 0 is the trainer, r is worker r - 1
+    --worker INDEX  the worker's index; without it, srun's rank decides: 0 is the trainer, r is worker r - 1, or
+                    learner r of several
 
 Exit status: the run's (trainer), 0 after the trainer closed its workers, 1 for a worker that failed or found no
 trainer, 2 for a wrong configuration.
@@ -28,6 +29,7 @@ from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, WorkerTimeout
+from collectx.fork_server import start
 from collectx.jobs.worker_jobs import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.place import place_of
 from collectx.place.local_launcher import leave_signals_to_trainer
@@ -79,6 +81,8 @@ def main(argv: Sequence[str]) -> int:
         return _run_trainer(spec, run_folder, token, arguments.folder)
     # SLURM signals all tasks of a job; a worker that ends would look like a failure.
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    if spec.cfg.trainer.num_learners > 1:
+        return _run_learner(spec, run_folder, rank, token)
     status = _run_worker(spec.cfg, run_folder, rank - 1, token)
     # Ranks of one MPI job wait for each other at their exit.
     if arguments.worker is None and status == 0 and not place_of(spec.cfg).has_ranks:
@@ -112,6 +116,7 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
     checkpoints = Checkpoints(run_folder.checkpoints)
     begun = max(map(checkpoints.number, checkpoints.all()), default=0) if cfg.run.resume == "auto" else 0
     _begin_mpi(cfg)
+    others, first = place.other_tasks
     # The job's state must agree with the result, even if SLURM signals a run that has just ended.
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(run_folder, signum))
     launcher = JobTasksLauncher(
@@ -120,7 +125,7 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
         environment=os.environ,
         job_log=run_folder.log("job"),
         log_begin=int(run_folder.log_begin.read_text()),
-        log=run_folder.worker_log,
+        log=lambda index: run_folder.log(f"{others}-{first + index}"),
         run=folder,
         group=place.workers_part,
         announce=lambda endpoint: announce_trainer(run_folder, endpoint, token),
@@ -131,7 +136,7 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
-    lost = _lost_node(result, launcher) if slurm.requeue else ""
+    lost = _lost_node(result, launcher, cfg.trainer.num_learners) if slurm.requeue else ""
     if lost or (slurm.requeue and result.exit_reason == interruption(signal.SIGTERM)):
         idle = run_folder.idle_note(requeue.job_id(os.environ))
         if result.batches > begun:
@@ -145,6 +150,18 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
     if result.exit_reason == interruption(signal.SIGINT):
         _cancel_job(run_folder)
     return exit_status(result.status)
+
+
+def _run_learner(spec: JobSpec, run_folder: RunFolder, rank: int, token: str) -> int:
+    """Runs another learner than the first one; returns the exit status, or exits with it."""
+    with telling_imports():
+        hydra_state.adopt(spec.hydra)
+        start.preload()
+        from collectx.run.execution import run_learner
+    name = "collector.start_timeout_s"
+    endpoint = find_trainer(run_folder, token, name, spec.cfg.collector.start_timeout_s)
+    run_learner(spec.cfg, run_folder.path, rank, endpoint)
+    return 0
 
 
 def _cancel_job(run_folder: RunFolder) -> None:
@@ -166,18 +183,20 @@ def _report(run_folder: RunFolder, name: str, reason: str) -> None:
         events(name, reason=reason)
 
 
-def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
-    """Returns the reason if a run failed because a worker's node is lost, otherwise "". Blocks until SLURM knows."""
+def _lost_node(result: Result, launcher: JobTasksLauncher, num_learners: int) -> str:
+    """Returns the reason if a run failed because the node of another task is lost, otherwise "". Blocks until SLURM
+    knows."""
     failure = result.failures[0] if result.status is Status.FAILED and result.failures else None
-    # A worker that reported an error is on a live node.
-    if failure is None or failure.worker is None or failure.type not in _SILENT_ENDS:
+    # A worker that reported an error is on a live node, and so is a learner that reported the loss of its worker.
+    if failure is None or failure.type not in _SILENT_ENDS or (failure.worker is None) != (num_learners > 1):
         return ""
     try:
-        node = launcher.node_of(failure.worker)
-        return f"{node}, the node of worker {failure.worker}, is lost" if is_lost(node) else ""
+        for index in range(num_learners - 1) if failure.worker is None else [failure.worker]:
+            if is_lost(node := launcher.node_of(index)):
+                return f"{node}, the node of {launcher.name(index)}, is lost"
     except LauncherError as error:
         print(f"collectx: {error}", file=sys.stderr)
-        return ""
+    return ""
 
 
 def _run_worker(

@@ -15,8 +15,10 @@ from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFileError, LauncherError
+from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
+from collectx.place.slurm.jobs import SlurmPlace
 from collectx.process import until
 from collectx.run import Status
 from collectx.run.folder import snapshot
@@ -93,6 +95,13 @@ class NamedRun:
         """The launcher's options; only for a run that is a job."""
         assert isinstance(self.cfg.launcher, SlurmLauncherConfig)
         return self.cfg.launcher
+
+    @property
+    def place(self) -> SlurmPlace:
+        """The place of the run's tasks; only for a run that is a job."""
+        place = place_of(self.cfg)
+        assert isinstance(place, SlurmPlace)
+        return place
 
     @property
     def grace_s(self) -> float:

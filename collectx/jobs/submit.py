@@ -86,14 +86,14 @@ class _Step:
             "jobid": job,
             # A shell of `srun --pty` is a step too, which occupies the cores.
             "overlap": True,
-            "ntasks": place_of(run.cfg).num_tasks,
+            "ntasks": run.place.num_tasks,
             "nodes": launcher.nodes,
-            "cpus_per_task": launcher.cpus_per_task,
+            "cpus_per_task": run.place.cpus_per_task,
             "distribution": "block",
             "kill_on_bad_exit": 0,
-            "no_kill": run.cfg.collector.on_worker_failure != "raise",
+            "no_kill": run.place.survives_nodes,
         }
-        words = role_command(launcher.python or sys.executable, str(run_folder.path))
+        words = role_command(launcher.python or sys.executable, str(run_folder.path), run.place.other_tasks)
         script = run_folder.jobs / "step.sh"
         script.write_text("\n".join(["#!/bin/bash", *commands.body(launcher, words, **options), ""]))
         run_folder.log("job").unlink(missing_ok=True)
@@ -124,13 +124,17 @@ class _Step:
 
 def _size_problems(run: NamedRun, job: str) -> list[str]:
     text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    cores, tasks, each = sum(commands.per_node(text)), place_of(run.cfg).num_tasks, run.launcher.cpus_per_task or 1
+    cores, tasks, each = sum(commands.per_node(text)), run.place.num_tasks, run.place.cpus_per_task or 1
     if not cores or tasks * each <= cores:
         return []
+    num_learners = run.cfg.trainer.num_learners
+    option, whom = f"collector.num_workers={tasks - 1}", "worker and the trainer"
+    if num_learners > 1:
+        option, whom = f"trainer.num_learners={num_learners}", "learner and its workers"
     return [
-        f"collector.num_workers={tasks - 1} needs {counted(tasks * each, 'core')}, {each} for each worker and the "
-        f"trainer, but the allocation of job {job} has {cores} (SLURM_JOB_CPUS_PER_NODE={text}). Use fewer workers or "
-        "a larger allocation, or submit a job of its own: env -u SLURM_JOB_ID collectx run ..."
+        f"{option} needs {counted(tasks * each, 'core')}, {each} for each {whom}, but the allocation of job {job} has "
+        f"{cores} (SLURM_JOB_CPUS_PER_NODE={text}). Use fewer workers or a larger allocation, or submit a job of its "
+        "own: env -u SLURM_JOB_ID collectx run ..."
     ]
 
 
@@ -289,7 +293,7 @@ def _submit(
             begin_submitted(run, argv)
             JobSpec(run.cfg, tuple(argv), hydra=run.hydra).write(run.run_folder)
             write_job(run.run_folder, job)
-            print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
+            print(f"{run.name}: job {job}, {run.place.num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):
             commands.release(submitted)
     return refusals
@@ -331,9 +335,10 @@ class ParallelLimit:
 def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
     """Returns the script of runs with equal resources; the jobs `after` must end first."""
     run, folders = group[0], [run.folder for run in group]
-    survives_nodes = run.cfg.collector.on_worker_failure != "raise"
+    place, grace_s = run.place, run.workers_grace_s
+    launcher = replace(run.launcher, cpus_per_task=place.cpus_per_task)
     return slurm_script.script(
-        folders, run.launcher, place_of(run.cfg).num_tasks, survives_nodes, run.workers_grace_s, after
+        folders, launcher, place.num_tasks, place.survives_nodes, grace_s, after, place.other_tasks
     )
 
 
@@ -360,7 +365,7 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
     equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        resources = [asdict(run.launcher), place_of(run.cfg).num_tasks]
+        resources = [asdict(run.launcher), run.place.num_tasks, run.place.cpus_per_task]
         request = [*resources, collector.on_worker_failure, collector.close_timeout_s]
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():

@@ -6,7 +6,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.place.base import Place
 from collectx.place.local import Inline, Local
 from collectx.place.ray import RayCluster
-from collectx.place.slurm.jobs import SlurmJob, SlurmParts, SlurmWorkerJobs
+from collectx.place.slurm.jobs import SlurmJob, SlurmLearners, SlurmParts, SlurmWorkerJobs
 
 _PLACES: dict[str, type[Place]] = {
     "inline": Inline,
@@ -20,4 +20,5 @@ _PLACES: dict[str, type[Place]] = {
 
 def place_of(cfg: RunConfig) -> Place:
     """Returns the place of a run's workers. Raises `Unset` if `cfg.launcher` failed its check."""
-    return _PLACES[cfg.launcher.kind](cfg)
+    place = _PLACES[cfg.launcher.kind]
+    return (SlurmLearners if place is SlurmJob and cfg.trainer.num_learners > 1 else place)(cfg)

@@ -127,6 +127,14 @@ class Place:
             "fork_server_and_tracker": 2 * evaluator,
         }
 
+    def cores_of_trainer(self, usable: int) -> int:
+        """Returns how many of the usable cores the workers leave to each learner. May connect to Ray."""
+        return (usable - self.num_threads_beside()) // self.cfg.trainer.num_learners
+
+    def gpu_of(self, rank: int) -> int:
+        """Returns the number of a learner's GPU among those that its process sees."""
+        return rank
+
     def num_threads_beside(self) -> int:
         """Returns the number of worker threads that share the trainer's cores. May connect to Ray."""
         options = self.cfg.collector

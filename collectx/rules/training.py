@@ -51,9 +51,10 @@ def several_learners(cfg: RunConfig) -> Iterator[Problem]:
         yield Conflict(path, rule, num_learners, f"use collector=multi_sync with launcher=local, or {one}.")
         return
     if not place.is_local or place.has_ranks:
-        rule = "with several learners, trainers and workers must be processes of this machine"
+        rule = "with several learners, the workers of each must be processes of its machine"
         what = "backend" if place.is_local else "launcher"
-        yield Conflict(what, rule, getattr(cfg, what).kind, f"use launcher=local with backend=auto, or {one}.")
+        advice = f"use launcher=local or launcher=slurm with backend=auto, or {one}."
+        yield Conflict(what, rule, getattr(cfg, what).kind, advice)
     if isinstance(cfg.trainer, RecordTrainerConfig):
         yield Conflict("trainer", "it writes one data set, which is one learner's", "record", f"use {one}.")
     is_async, inner = collector.schedule == "async", rows_per_env(collector)

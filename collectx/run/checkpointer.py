@@ -56,7 +56,7 @@ class Checkpointer:
         self._options = options = run.cfg.checkpoint
         self._metrics = run.folder.metrics
         self._words = run.words
-        self._of_run = run.folder.checkpoints_of(0)
+        self._folder = run.folder
         self._checkpoints = run.folder.checkpoints_of(run.words.rank, options.keep)
         self._core = core
         self._trainer = trainer
@@ -84,7 +84,7 @@ class Checkpointer:
         self.write()
         if stop:
             self._words.is_end, self._signals.last = True, int(stop)
-        if stop or self._words.num_learners == 1:
+        if stop or self._words.is_alone:
             self._signals.check()
 
     def _is_due(self) -> bool:
@@ -106,7 +106,7 @@ class Checkpointer:
         batch, or if there is a checkpoint of this batch. If writing fails, for example on a full disk, the failure is
         reported and the run continues. With `wait_for_workers=False`, workers may still be filling slots; the
         checkpoint then contains no worker states. Raises `CollectxError` if the learners have different weights."""
-        statistics, is_alone = self._record.statistics, self._words.num_learners == 1
+        statistics, is_alone = self._record.statistics, self._words.is_alone
         # All learners know when they have tried, but not which parts are on the disk.
         is_tried = self._last_batches == statistics.batches
         is_done = self._checkpoints.folder(statistics.batches).exists() if is_alone else is_tried
@@ -143,8 +143,10 @@ class Checkpointer:
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
                 open_ones = [] if self._ranking is None else self._ranking.state()
                 unranked = [each["batches"] for each in open_ones]
-                path = self._checkpoints.write(statistics.batches, facts, files, unranked if is_alone else None)
+                path = self._checkpoints.write(statistics.batches, facts, files, None)
                 is_written = True
+                if is_alone:
+                    self._remove_old(unranked)
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
                 self._tell_trainer()
@@ -171,9 +173,11 @@ class Checkpointer:
             batches = self._record.statistics.batches
             self._events("checkpoint_failed", batches=batches, type="CollectxError", message=message)
         if not missing and self._words.rank == 0:
-            self._checkpoints.remove_old(unranked)
-        elif not missing:
-            self._checkpoints.keep_only([self._of_run.number(path) for path in self._of_run.all()])
+            self._remove_old(unranked)
+
+    def _remove_old(self, unranked: Sequence[int]) -> None:
+        self._checkpoints.remove_old(unranked)
+        self._folder.remove_old_parts()
 
     def _tell_trainer(self) -> None:
         """Calls the trainer's `checkpoint_written`. The checkpoint is complete, whatever that raises."""

@@ -47,7 +47,7 @@ def shortage(num_processes: int) -> str | None:
 def note(cfg: RunConfig) -> str | None:
     """Returns a note if the processes of a run share too few cores of this machine; otherwise None."""
     place = place_of(cfg)
-    if not place.is_local:
+    if not place.is_local or place.is_job:
         return None
     counts = place.processes()
     # The evaluator yields to the others.
@@ -77,11 +77,7 @@ def trainer_threads(cfg: RunConfig) -> int:
     import torch
 
     now = torch.get_num_threads()
-    return (
-        now
-        if "OMP_NUM_THREADS" in os.environ
-        else max(1, min(now, (num_cores() - place_of(cfg).num_threads_beside()) // cfg.trainer.num_learners))
-    )
+    return now if "OMP_NUM_THREADS" in os.environ else max(1, min(now, place_of(cfg).cores_of_trainer(num_cores())))
 
 
 def _slurm_cores(environment: Mapping[str, str]) -> int | None:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from collectx.run.learner_processes import FirstLearner, LearnerProcesses
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
+    from collectx.transport.network.handshake import Endpoint
 
 OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextManager[Launcher]]"
 
@@ -106,9 +106,9 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         return result
 
 
-def run_learner(cfg: RunConfig, path: Path, rank: int, batches: int | None, connection: Connection) -> None:
-    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. `batches`: see
-    `LearnerProcesses`. Rank 0, at the other end of the connection, acts on signals and shows errors."""
+def run_learner(cfg: RunConfig, path: Path, rank: int, endpoint: Endpoint) -> None:
+    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. Rank 0, at the
+    endpoint, acts on signals and shows errors. Exits with status 1 if the run failed."""
     from collectx.fork_server import start
     from collectx.run.learner_processes import FirstLearner
 
@@ -117,9 +117,9 @@ def run_learner(cfg: RunConfig, path: Path, rank: int, batches: int | None, conn
     run_folder, signals = RunFolder(path), Signals()
     record = ResultBuilder(cfg, signals)
     run = RunContext(cfg, run_folder, signals, record)
-    first = FirstLearner(run, rank, connection)
+    first = FirstLearner(run, rank, endpoint)
     try:
-        point = None if batches is None else ResumePoint(run_folder, cfg, rank, batches)
+        point = None if first.batches is None else ResumePoint(run_folder, cfg, rank, first.batches)
         if point is not None:
             point.load_record(record)
         _Execution(run, point, first).run_beside()
@@ -181,7 +181,7 @@ class _Execution:
         self._trainer: Trainer
         self._policy: Any = None
         self._close_note: threading.Timer | None = None
-        self._make_loggers: dict[str, Callable[[], Logger]]
+        self._make_loggers: dict[str, Callable[[], Logger]] = {}
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
         run.stage = self._place.first_stage
@@ -257,17 +257,16 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg, is_first = self._cfg, self._rank == 0
-        share = share_of(cfg, self._rank)
-        if problems := preflight.trainer_problems(cfg):
+        share = share_of(cfg, self._place.gpu_of(self._rank))
+        if problems := preflight.trainer_problems(share):
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(share.devices.storing_device or share.devices.device or "cpu")
         cores.limit_threads(cfg)
         if is_first:
             snapshot.write_numerics(self._run_folder, device)
-        frames = None if self._point is None else self._record.statistics.frames
-        factories = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event) if is_first else {}
-        self._make_loggers = factories
+            frames = None if self._point is None else self._record.statistics.frames
+            self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event)
         self._context.stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
@@ -291,7 +290,8 @@ class _Execution:
             self._context.add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
         if is_first and cfg.trainer.num_learners > 1:
             batches = None if self._point is None else self._point.batches
-            self._others = learner_processes.LearnerProcesses(self._context, run_learner, batches)
+            self._others = learner_processes.LearnerProcesses(self._context, run_learner, batches, launcher)
+            launcher = None  # the workers are processes of this machine
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)
@@ -340,7 +340,7 @@ class _Execution:
             overrides,
             recorded,
             resume,
-            learner_processes.placement_of(share, self._rank, spec.num_envs),
+            None if others is None else learner_processes.placement_of(share, self._rank, spec.num_envs),
         )
 
     def _examine(self, group: Env) -> None:
@@ -449,7 +449,7 @@ class _Execution:
             batch = self._record.statistics.batches - 1 if collection.is_learning else None
             self._context.add_event("failed_after_signal", type=type_name(error), message=text_of(error), batch=batch)
             collection.close()
-            if self._cfg.trainer.num_learners == 1:
+            if self._context.words.is_alone:
                 with suppress(RunStopped):
                     checkpointer.write()
         self._signals.shield()
@@ -466,7 +466,7 @@ class _Execution:
                 self._evaluator.wait()
             collection.close()
             # Several learners have written one before a signal stops them, and cannot do so later.
-            if is_complete or (not self._record.errors and self._cfg.trainer.num_learners == 1):
+            if is_complete or (not self._record.errors and self._context.words.is_alone):
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
             if self._first is None:

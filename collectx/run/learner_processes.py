@@ -1,21 +1,27 @@
-"""The learners of a run besides the first one (`trainer.num_learners`): processes of this machine, each with workers of
-its own.
+"""The learners of a run besides the first one (`trainer.num_learners`): processes with workers of their own.
 
-    rank 0    the command's process: starts the others, decides, writes the run folder, and ends them
-    rank k    a process of the fork server, with logs/learner-<k>.log
+    rank 0    the run's process: decides, writes the run folder, and ends the others
+    rank k    a process of this machine, which rank 0 starts, or another task of its SLURM job; logs/learner-<k>.log
 
-A pipe connects each of them with rank 0: "ready", "go", then the events of its workers, and its error or "end". A
-thread of rank 0 waits for these, and for the ends of the processes. If a learner fails, the collectives of the others
-fail too; the run's error is the first cause.
+Each of them connects to rank 0 by an authenticated connection (`collectx.transport.network.handshake`), with JSON:
+
+    rank k                        rank 0
+    its rank            --------------------->
+                        <---------------------  the batches to resume from
+    "ready", its host   --------------------->
+                        <---------------------  where all learners are: they make their process groups
+    events of its workers; its error or "end" ->
+
+A thread of rank 0 waits for these, and for the ends of the processes. If a learner fails, the collectives of the others
+fail too; the run's error is the first cause. A learner that loses rank 0 ends.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import re
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,12 +30,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import distributed as dist
 
 from collectx.config.derived import share_of
 from collectx.config.schema.run import RunConfig
-from collectx.errors import RemoteFailure, WorkerTimeout, set_worker, text_of, worker_of
+from collectx.errors import RemoteFailure, RendezvousError, WorkerTimeout, set_worker, text_of, worker_of
 from collectx.place import place_of
 from collectx.place.launcher import Launcher
 from collectx.place.local_launcher import LocalLauncher
@@ -38,6 +45,10 @@ from collectx.run.context import RunContext
 from collectx.run.signals import Interrupted
 from collectx.run.words import Words
 from collectx.trainer.learners import Learners
+from collectx.transport.connections import enable_keepalive, set_receive_timeout, shut_down
+from collectx.transport.network.addresses import local_addresses, plain_address
+from collectx.transport.network.admission import filter_listeners
+from collectx.transport.network.handshake import Endpoint, Listener, connect, join_limit, new_secret, receive_hello
 from collectx.transport.peer import Handle, death_error, end_processes
 from collectx.transport.tracebacks import request_stacks
 from collectx.worker.spec import Placement
@@ -46,7 +57,12 @@ from collectx.worker.spec import Placement
 _PATIENCE_S = 2.0
 # Seconds that a learner may take to end, in addition to the time of its workers.
 _END_S = 10.0
+# Seconds between two looks for learners that have connected.
+_LOOK_S = 0.2
 _COLLECTIVE = re.compile(r"gloo|nccl|process ?group", re.IGNORECASE)
+# The variables that `torchrun` sets for user code, and gloo's network interface.
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class LearnerProcesses:
@@ -54,51 +70,59 @@ class LearnerProcesses:
 
     Args:
         run: gets the events of their workers, and its record the cause of an error.
-        entry: what each process calls, with the configuration, the run folder, the rank, `batches` and a connection.
+        entry: what each process calls, with the configuration, the run folder, the rank and rank 0's endpoint.
         batches: the number of batches after which the run is resumed; None: it begins.
+        launcher: starts the processes, numbered from 0; None: they are processes of this machine.
     """
 
-    def __init__(self, run: RunContext, entry: Callable[..., None], batches: int | None):
-        self._run, self._options = run, run.cfg.trainer
+    def __init__(self, run: RunContext, entry: Callable[..., None], batches: int | None, launcher: Launcher | None):
+        self._run, self._options, self._batches = run, run.cfg.trainer, batches
         self._store = run.folder.path / ".learners"
         self._store.unlink(missing_ok=True)  # of a killed run
         self._changed = threading.Condition()
-        self._ready: set[int] = set()
+        # Host and device of each learner that is ready.
+        self._ready: dict[int, list[str]] = {}
         self._ended: set[int] = set()
         # The first error that is not of a collective, and the last one that is.
         self._cause: BaseException | None = None
         self._consequence: BaseException | None = None
         self._is_closing = False
         self._environment = dict(os.environ)
-        self._launcher = LocalLauncher(
+        self._launcher = launcher or LocalLauncher(
             cores.trainer_threads(run.cfg), run.cfg.collector.start_timeout_s, log_dir=run.folder.logs
         )
         self._handles: dict[int, Handle] = {}
         self._connections: dict[int, Connection] = {}
         run.record.cause_of = self.cause_of
+        interface = None if self._launcher.is_local else run.cfg.backend.interface
+        # The address at which the others see this host.
+        self._address, *others = ("127.0.0.1",) if self._launcher.is_local else local_addresses(interface)
+        endpoint = Endpoint((self._address, *others), run.cfg.backend.port or 0, new_secret())
+        self._listener = Listener(endpoint, self._admit, self._refuse, interface)
+        self._launcher.announce(self._listener.endpoint)
         for rank in range(1, self._options.num_learners):
-            self._launcher.names[rank] = f"learner {rank}"
-            self._connections[rank], end = multiprocessing.Pipe()
-            with end:
-                arguments = run.cfg, run.folder.path, rank, batches, end
-                handle = self._launcher.start(rank, (entry, arguments))
-                assert handle is not None
-                self._handles[rank] = handle
+            self._launcher.names[rank - 1] = f"learner {rank}"
+            arguments = run.cfg, run.folder.path, rank, self._listener.endpoint
+            handle: Any = self._launcher.start(rank - 1, (entry, arguments))
+            self._handles[rank] = handle
         self._thread = threading.Thread(target=self._watch, name="collectx-learners", daemon=True)
         self._thread.start()
 
     def join(self, device: torch.device) -> Words:
         """Waits until all learners have made their policies, and makes their groups. Raises the error of a learner."""
         with self._changed:
-            self._changed.wait_for(lambda: self._cause is not None or self._ready == self._handles.keys())
+            self._changed.wait_for(lambda: self._cause is not None or self._ready.keys() == self._handles.keys())
         if self._cause is not None:
             raise self._cause
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+        self._listener.close()
+        with socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET) as free:
+            free.bind((self._address, 0))
             port = free.getsockname()[1]
+        places = [[socket.gethostname(), str(device)], *(self._ready[rank] for rank in sorted(self._ready))]
+        where = {"address": self._address, "port": port, "places": places}
         for connection in self._connections.values():
-            connection.send(port)
-        return _join(self._run.cfg, 0, self._store, port, device)
+            _send(connection, where)
+        return _join(self._run.cfg, 0, self._store, self._address, where)
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Returns the error of the learner that failed first, if `error` is what this process noticed of it."""
@@ -114,7 +138,7 @@ class LearnerProcesses:
         rank = next((each for each in self._handles if each not in self._ended), 0)
         name, stacks, limit_s = "learner 0", "", self._options.learner_timeout_s
         if rank:
-            name, stacks = self._launcher.describe(rank), request_stacks(self._handles[rank].pid, None)
+            name, stacks = self._name(rank), request_stacks(self._handles[rank].pid, None)
         return WorkerTimeout(
             f"{name} kept the others waiting for {limit_s:g} s (trainer.learner_timeout_s={limit_s:g}). If a batch, "
             "a checkpoint or an evaluation can take longer, raise trainer.learner_timeout_s."
@@ -131,12 +155,13 @@ class LearnerProcesses:
             self._changed.wait_for(lambda: self._ended == self._handles.keys(), seconds)
         cause = self._cause if is_end else None
         end_processes([*self._handles.values()], _PATIENCE_S * is_end)
-        self._thread.join(_PATIENCE_S)
+        self._listener.close()
         for connection in self._connections.values():
-            connection.close()
+            shut_down(connection)
+        self._thread.join(_PATIENCE_S)
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in _variables(0, self._options.num_learners, 0):
+        for name in (*_VARIABLES, _INTERFACE):
             if name in self._environment:
                 os.environ[name] = self._environment[name]
             else:
@@ -144,30 +169,61 @@ class LearnerProcesses:
         self._store.unlink(missing_ok=True)
         return cause
 
+    def _admit(self, connection: Connection, address: str) -> None:
+        """Takes the connection of a process that knows the secret, if it is a learner that is still missing."""
+        rank: Any = receive_hello(connection).get("learner")
+        with self._changed:
+            if rank not in range(1, self._options.num_learners) or rank in self._connections:
+                raise RendezvousError(f"learner {rank!r:.40} cannot join, because it has joined or does not exist.")
+            set_receive_timeout(connection, None)
+            enable_keepalive(connection, self._run.cfg.collector.worker_timeout_s)
+            _send(connection, self._batches)
+            self._connections[rank], self._address = connection, address
+
+    def _refuse(self, address: str, reason: str) -> None:
+        self._run.add_event("peer_refused", address=address, reason=reason)
+
     def _watch(self) -> None:
         """Receives what the learners say until all have ended."""
-        ranks = {connection: rank for rank, connection in self._connections.items()}
-        while ranks:
-            for connection in wait([*ranks]):
-                assert isinstance(connection, Connection)
-                rank = ranks[connection]
-                try:
-                    self._handle(rank, *connection.recv())
-                except (EOFError, OSError):
-                    del ranks[connection]
+        left = {*self._handles}
+        while left:
+            ranks: dict[Any, int] = {self._handles[rank].sentinel: rank for rank in left}
+            lines = {line: rank for rank, line in [*self._connections.items()] if rank in left}
+            ranks |= lines
+            for each in wait([*ranks], None if len(lines) == len(left) else _LOOK_S):
+                rank = ranks[each]
+                if rank in left and not self._receive(rank, isinstance(each, int)):
+                    left.remove(rank)
                     self._handle_end(rank)
+
+    def _receive(self, rank: int, has_ended: bool) -> bool:
+        """Handles the next message of a learner, or all of them if its process `has_ended`. Returns whether there may
+        be more."""
+        connection = self._connections.get(rank)
+        try:
+            while connection is not None and (not has_ended or connection.poll(_PATIENCE_S)):
+                self._handle(rank, *_receive(connection))
+                if not has_ended:
+                    return True
+        except (EOFError, OSError):
+            pass
+        return False
 
     def _handle(self, rank: int, kind: str, *content: Any) -> None:
         if kind == "event":
             name, fields = content
             self._run.add_event(name, **fields)
-        elif kind in ("ready", "end"):
+        elif kind == "ready":
             with self._changed:
-                (self._ready if kind == "ready" else self._ended).add(rank)
+                self._ready[rank] = [*content]
+                self._changed.notify_all()
+        elif kind == "end":
+            with self._changed:
+                self._ended.add(rank)
                 self._changed.notify_all()
         else:
             failure, worker, is_consequence = content
-            error = failure.rebuild(self._launcher.describe(rank))
+            error = RemoteFailure.from_json(failure).rebuild(self._name(rank))
             if worker is not None:
                 set_worker(error, worker)
             self._fail(rank, error, is_consequence)
@@ -175,7 +231,11 @@ class LearnerProcesses:
     def _handle_end(self, rank: int) -> None:
         if rank not in self._ended:
             handle = self._handles[rank]
-            self._fail(rank, death_error(self._launcher.describe(rank), True, handle, _PATIENCE_S, None))
+            wait([handle.sentinel], _PATIENCE_S)  # SLURM tells later than the connection
+            self._fail(rank, death_error(self._name(rank), rank in self._connections, handle, _PATIENCE_S, None))
+
+    def _name(self, rank: int) -> str:
+        return self._launcher.describe(rank - 1, self._handles[rank])
 
     def _fail(self, rank: int, error: BaseException, is_consequence: bool = False) -> None:
         with self._changed:
@@ -190,27 +250,45 @@ class LearnerProcesses:
 
 
 class FirstLearner:
-    """Rank 0, as another learner sees it. `connection` leads there."""
+    """Rank 0, as another learner sees it, in the process of that learner. Connects to rank 0 (`connect`).
 
-    def __init__(self, run: RunContext, rank: int, connection: Connection):
-        self.rank, self._run, self._connection = rank, run, connection
+    Attributes:
+        batches: the number of batches after which the run is resumed; None: it begins.
+    """
+
+    def __init__(self, run: RunContext, rank: int, endpoint: Endpoint):
+        self.rank, self._run = rank, run
+        self._connection, self._address = connect(endpoint, *join_limit(run.cfg.collector.start_timeout_s))
+        _send(self._connection, {"learner": rank})
+        self.batches: int | None = _receive(self._connection)
+        enable_keepalive(self._connection, run.cfg.collector.worker_timeout_s)
         self._lock = threading.Lock()
-        self._first_worker = rank * share_of(run.cfg, rank).collector.num_workers
+        self._has_ended = False
+        self._first_worker = rank * share_of(run.cfg).collector.num_workers
         run.log, run.record.cause_of = self._tell_event, self._tell_error
 
     def join(self, device: torch.device) -> Words:
         """Waits until the other learners have made their policies, and makes their groups."""
-        self._connection.send(("ready",))
-        port = self._connection.recv()
-        return _join(self._run.cfg, self.rank, self._run.folder.path / ".learners", port, device)
+        _send(self._connection, ["ready", socket.gethostname(), str(device)])
+        where = _receive(self._connection)
+        threading.Thread(target=self._watch, name="collectx-first-learner", daemon=True).start()
+        return _join(self._run.cfg, self.rank, self._run.folder.path / ".learners", self._address, where)
+
+    def _watch(self) -> None:
+        """Waits for the end of rank 0, which says nothing more, and ends this process if it comes too early."""
+        with suppress(EOFError, OSError):
+            self._connection.recv_bytes()
+        if not self._has_ended:
+            print("collectx: learner 0 is gone, so this learner ends", flush=True)
+            os._exit(1)
 
     def end(self) -> None:
         """Leaves the groups, and tells whether this learner has ended as it should."""
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._has_ended = True
         if not self._run.record.errors:
-            with self._lock, suppress(OSError):
-                self._connection.send(("end",))
+            self._tell("end")
 
     def launcher(self, share: RunConfig) -> Launcher:
         """Returns a launcher that numbers the workers as those of the run."""
@@ -218,29 +296,28 @@ class FirstLearner:
         launcher.first_worker = self._first_worker
         return launcher
 
+    def _tell(self, *message: Any) -> None:
+        with self._lock, suppress(OSError):
+            _send(self._connection, message)
+
     def _tell_event(self, name: str, **fields: Any) -> None:
         """Passes on what happens to a worker. Other events are those of rank 0, too."""
         if "worker" in fields:
             fields["worker"] += self._first_worker
         elif name != "checkpoint_failed":
             return
-        with self._lock, suppress(OSError):
-            self._connection.send(("event", name, fields))
+        self._tell("event", name, fields)
 
     def _tell_error(self, error: BaseException) -> BaseException:
         if not isinstance(error, KeyboardInterrupt):
             worker = worker_of(error)
             worker = None if worker is None else self._first_worker + worker
-            with self._lock, suppress(OSError):
-                self._connection.send(("error", RemoteFailure.of(error), worker, is_of_collective(error)))
+            self._tell("error", RemoteFailure.of(error).to_json().decode(), worker, is_of_collective(error))
         return error
 
 
-def placement_of(share: RunConfig, rank: int, num_envs: int) -> Placement | None:
-    """Returns the place of a learner's workers in the run, whose workers have `num_envs` envs each; None if there is
-    one learner."""
-    if share.trainer.num_learners == 1:
-        return None
+def placement_of(share: RunConfig, rank: int, num_envs: int) -> Placement:
+    """Returns the place of a learner's workers in the run, whose workers have `num_envs` envs each."""
     num_processes = share.collector.num_workers * share.collector.num_workers_per_collector
     first = rank * num_processes
     return Placement(
@@ -257,27 +334,42 @@ def is_of_collective(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _COLLECTIVE.search(text_of(error)) is not None
 
 
-def _variables(rank: int, num_learners: int, port: int) -> Mapping[str, str]:
-    """Returns the environment variables that `torchrun` sets, for user code, and gloo's network interface."""
-    ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) | dict.fromkeys(
-        ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_learners)
-    )
-    loopback = os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if sys.platform == "linux" else "lo0")
-    return ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": loopback}
+def _send(connection: Connection, message: Any) -> None:
+    connection.send_bytes(json.dumps(message).encode())
 
 
-def _join(cfg: RunConfig, rank: int, store: Path, port: int, device: torch.device) -> Words:
+def _receive(connection: Connection) -> Any:
+    return json.loads(connection.recv_bytes())
+
+
+def _join(cfg: RunConfig, rank: int, store: Path, address: str, where: Mapping[str, Any]) -> Words:
+    """Makes the groups of all learners, over the network interface of this host's `address`."""
     num_learners, timeout = cfg.trainer.num_learners, timedelta(seconds=cfg.trainer.learner_timeout_s)
-    os.environ.update(_variables(rank, num_learners, port))
+    places = where["places"]
+    hosts, devices = [host for host, _ in places], [device for _, device in places]
+    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    values = rank, local[0], num_learners, local[1], where["address"], where["port"]
+    os.environ.update(zip(_VARIABLES, map(str, values), strict=True))
+    os.environ.setdefault(_INTERFACE, _interface_of(address))
     # NCCL refuses two ranks on one GPU.
-    has_gpus = device.type == "cuda" and share_of(cfg, 0).devices != share_of(cfg, 1).devices
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
-        store=dist.FileStore(str(store), num_learners),
-        rank=rank,
-        world_size=num_learners,
-        timeout=timeout,
-    )
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    learners = Learners(rank, num_learners, dist.group.WORLD)
-    return Words(learners, group, share_of(cfg, rank).collector.num_workers)
+    has_gpus = all("cuda" in device for device in devices) and len(set(map(tuple, places))) == num_learners
+
+    def make_groups() -> Any:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
+            store=dist.FileStore(str(store), num_learners),
+            rank=rank,
+            world_size=num_learners,
+            timeout=timeout,
+        )
+        return dist.new_group(backend="gloo", timeout=timeout)
+
+    # gloo does not ask who connects; all learners have, when the groups are made.
+    group, _ = filter_listeners(make_groups, os.get_inheritable)
+    return Words(Learners(rank, num_learners, dist.group.WORLD), group, share_of(cfg).collector.num_workers)
+
+
+def _interface_of(address: str) -> str:
+    """Returns the name of this host's network interface with an address."""
+    entries = psutil.net_if_addrs().items()
+    return next(name for name, found in entries if address in [plain_address(each.address) for each in found])

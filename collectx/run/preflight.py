@@ -186,8 +186,7 @@ def env_limit(cfg: RunConfig) -> AbstractContextManager[None]:
 def device_problems(cfg: RunConfig) -> list[str]:
     """Returns a message for each device of the trainer, or of workers on this machine, that does not exist. Imports
     torch unless all are the CPU."""
-    of_last_learner = share_of(cfg, cfg.trainer.num_learners - 1).devices
-    chosen = {name: value for name, value in vars(of_last_learner).items() if value not in (None, "cpu")}
+    chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, "cpu")}
     if not place_of(cfg).is_local:
         chosen.pop("policy_device", None)
     if not chosen:
@@ -249,13 +248,14 @@ def machine_problems(cfg: RunConfig) -> list[str]:
     place = place_of(cfg)
     problems = place.missing()
     if not place.is_job:
-        problems += [*also_evaluated(env_problems, cfg), *trainer_problems(cfg)]
+        of_last_learner = share_of(cfg, cfg.trainer.num_learners - 1)
+        problems += [*also_evaluated(env_problems, cfg), *trainer_problems(of_last_learner)]
     text, is_refused = copies()
     return problems + [text] * is_refused
 
 
 def trainer_problems(cfg: RunConfig) -> list[str]:
-    """Returns messages about what this machine lacks to run the trainer's process."""
+    """Returns messages about what this machine lacks to run the trainer's process; `cfg` is the learner's share."""
     return device_problems(cfg) + place_of(cfg).unreachable()
 
 

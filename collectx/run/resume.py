@@ -212,9 +212,7 @@ def _part(run_folder: RunFolder, first: Checkpoint, cfg: RunConfig, rank: int) -
 
         parts = [first, *(others or [part(which, [STATE]) for which in range(1, before)])]
         saved = [_load(each)[1]["collector"] for each in parts]
-        state["collector"] = without_episodes(
-            saved, share_of(cfg, rank).collector.num_workers, cfg.trainer.num_learners
-        )
+        state["collector"] = without_episodes(saved, share_of(cfg).collector.num_workers, cfg.trainer.num_learners)
     return checkpoint, state
 
 

@@ -53,6 +53,7 @@ class Words:
     is lost, and `CollectxError` if another learner calls another method.
 
     Attributes:
+        is_alone: whether there is one learner.
         is_end: whether all learners know that the run ends, and end themselves.
 
     Args:
@@ -64,24 +65,26 @@ class Words:
     def __init__(self, learners: Learners | None = None, group: Any = None, num_workers: int = 0):
         self.learners, self._group, self._num_workers = learners, group, num_workers
         self.is_end = False
-        # Seconds for which this learner has waited for the others since its last word about a batch.
+        # Seconds in which these words waited for the others since the last word about a batch.
         self._waited_s = 0.0
         self.rank, self.num_learners = (0, 1) if learners is None else (learners.rank, learners.num_learners)
+        self.is_alone = self.num_learners == 1
 
     def of_first(self, act: int, *numbers: float) -> list[float]:
         """Returns the numbers of the learner with rank 0; those of the others are ignored."""
-        return list(numbers) if self.num_learners == 1 else self._exchange(act, numbers)[0]
+        return list(numbers) if self.is_alone else self._exchange(act, numbers)[0]
 
     def merge(self, info: BatchInfo, digest: bytes | None) -> tuple[BatchInfo, bytes | None]:
         """Returns the metadata and the digest of the run's batch, from those of this learner's part. The parts are
         ordered by learner, and workers are numbered through."""
-        if self.num_learners == 1:
+        if self.is_alone:
             return info, digest
         parts: list[Arrival] = []
         settings: list[int] = []
         learners: list[tuple[float, float]] = []
-        digests, times = b"", (info.waited_s, self._waited_s)
-        self._waited_s = 0.0
+        assert self.learners is not None
+        digests, times = b"", (info.waited_s, self._waited_s + self.learners.waited_s)
+        self._waited_s = self.learners.waited_s = 0.0
         for rank, row in enumerate(self._exchange(BATCH, [*times, *_packed(info, digest)])):
             waited_s, waited_for_others_s, *counts = row[:_HEAD]
             num_parts, num_settings, *words = map(int, counts)

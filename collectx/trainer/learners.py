@@ -8,7 +8,8 @@ a few numbers per batch, by collectives of `torch.distributed`. All learners cal
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,10 +24,13 @@ class Learners:
         rank: index of this learner; the learner with rank 0 writes the run folder.
         num_learners: how many learners the run has.
         group: the `torch.distributed.ProcessGroup` of the learners; None with one learner.
+        waited_s: seconds spent in the collectives of this object, in which it waits for the others. Not on GPUs, where
+            they run in the background.
     """
 
     def __init__(self, rank: int = 0, num_learners: int = 1, group: Any = None):
         self.rank, self.num_learners, self.group = rank, num_learners, group
+        self.waited_s = 0.0
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces floating-point tensors by their means over the learners, in place, with one all-reduce for each
@@ -38,7 +42,7 @@ class Learners:
             alike[tensor.dtype, tensor.device].append(tensor)
         for some in alike.values():
             flat = torch.cat([tensor.flatten() for tensor in some])
-            dist.all_reduce(flat, group=self.group)
+            self._run(dist.all_reduce, flat)
             parts = flat.div_(self.num_learners).split([tensor.numel() for tensor in some])
             torch._foreach_copy_(some, [part.view_as(tensor) for part, tensor in zip(parts, some, strict=True)])
 
@@ -47,7 +51,7 @@ class Learners:
         if self.group is None:
             return tensor
         total = tensor.clone()
-        dist.all_reduce(total, group=self.group)
+        self._run(dist.all_reduce, total)
         return total
 
     def mean_std(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,17 +84,22 @@ class Learners:
             return tensor.apply(self.concatenate, batch_size=[])
         return torch.cat(self._gather(tensor))
 
+    def _run(self, collective: Callable[..., Any], *tensors: Any) -> None:
+        began_s = perf_counter()
+        collective(*tensors, group=self.group)
+        self.waited_s += perf_counter() - began_s
+
     def _gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Returns the tensor `[N, *shape]` of each learner, by rank."""
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_learners)]
-        dist.all_gather(counts, torch.tensor([len(rows)]), group=self.group)
+        self._run(dist.all_gather, counts, torch.tensor([len(rows)]))
         longest = int(max(counts))
         # All learners send as many rows, because collectives require it.
         padded = rows.new_zeros(longest, *rows.shape[1:])
         padded[: len(rows)] = rows
         received = [torch.empty_like(padded) for _ in counts]
         if padded.numel():
-            dist.all_gather(received, padded, group=self.group)
+            self._run(dist.all_gather, received, padded)
         return [each[: int(count)] for each, count in zip(received, counts, strict=True)]
 
 

@@ -506,3 +506,6 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
         ConfigError, match=r"needs 10 cores, 1 for each worker and the trainer, but the allocation of job 17 has 9"
     ):
         submit.run_jobs([NamedRun("run", tmp_path / "other", cfg)], ["run"], None, [])
+    cfg.trainer.num_learners, cfg.collector.num_workers = 2, 8
+    with pytest.raises(ConfigError, match=r"trainer.num_learners=2 needs 10 cores, 5 for each learner and its workers"):
+        submit.run_jobs([NamedRun("run", tmp_path / "other", cfg)], ["run"], None, [])

@@ -141,6 +141,9 @@ def test_another_number_of_learners_continues_with_new_episodes(tmp_path):
         said = forked("resume", "run", *change, cwd=tmp_path).stdout
         assert f"new episodes: trainer.num_learners was {3 - number}, and is now {number}" in said
         assert result(tmp_path / "run")["frames"] == last * 256
+    # The part of the first checkpoint is removed with it, although one learner has written the next one.
+    (part,) = (tmp_path / "run" / "checkpoints").glob("learner-*")
+    assert part.name == "learner-1-000000008"
 
 
 def test_an_error_of_an_env_of_learner_1_ends_the_run_with_its_traceback(tmp_path):

@@ -123,8 +123,14 @@ class SlurmLauncherConfig(JobLauncherConfig):
     kind: str = like(
         LauncherConfig,
         "kind",
-        """Where workers run. The job runs collector.num_workers + 1 tasks. Inside an allocation (salloc), runs are
-        steps of the allocation, one after another.""",
+        """Where workers run. The job runs collector.num_workers + 1 tasks; with several learners, one for each learner
+        with its workers. Inside an allocation (salloc), runs are steps of the allocation, one after another.""",
+    )
+    cpus_per_task: int | None = like(
+        JobLauncherConfig,
+        "cpus_per_task",
+        """Cores per task; more than 1 for envs that use threads. `null`: the cluster's default; with several learners,
+        one for a learner and one for each thread of its workers.""",
     )
     nodes: int | None = option(None, "Number of nodes for the tasks. `null`: SLURM decides.", minimum=1)
     signal_s: int = option(

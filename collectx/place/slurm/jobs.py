@@ -1,19 +1,22 @@
-"""The three places of SLURM, siblings over `SlurmPlace`. The other modules of this folder start their workers.
+"""The places of SLURM, siblings over `SlurmPlace`. The other modules of this folder start their tasks and jobs.
 
-slurm              trainer and workers are the tasks of one job
+slurm              trainer and workers are the tasks of one job; with several learners, each task is a learner, and
+                   starts its workers itself
 submitit_delayed   the same, in a heterogeneous job: the trainer's part has its own resources
 submitit           the trainer runs where it was started, and each worker is a job
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from collectx.config.problem import Conflict, Problem, counted, opt, use
 from collectx.place.base import Place
-from collectx.place.slurm import commands
+from collectx.place.local import Local
+from collectx.place.slurm import commands, log_watcher
 from collectx.place.slurm.script import EARLY_S, WORKERS
 
 # What sbatch takes as memory, and as a time beside those of `_seconds`.
@@ -22,16 +25,32 @@ _MEMORY, _NO_LIMIT = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE), ("INFINITE", 
 
 class SlurmPlace(Place):
     """What the three places share: the resources of jobs, as sbatch reads them. A subclass says which processes are in
-    a job. `workers_part` is the workers' part of a heterogeneous job; None for other jobs."""
+    a job.
+
+    Attributes:
+        workers_part: the workers' part of a heterogeneous job; None for other jobs.
+        other_tasks: what the tasks besides the trainer's are, and the number of the first one.
+    """
 
     workers_part: int | None = None
+    other_tasks = log_watcher.WORKERS
 
     @property
     def _launcher(self) -> Any:
         return self.cfg.launcher
 
+    @property
+    def cpus_per_task(self) -> int | None:
+        """The cores to request for each task; None: the cluster's default."""
+        return self._launcher.cpus_per_task
+
+    @property
+    def survives_nodes(self) -> bool:
+        """Whether the run may continue when its job loses a node."""
+        return self.cfg.collector.on_worker_failure != "raise"
+
     def job_needs(self) -> dict[str, Any]:
-        cores = self._launcher.cpus_per_task or "the cluster's default"
+        cores = self.cpus_per_task or "the cluster's default"
         return {"tasks_of_a_job": self.num_tasks, "cores_of_a_task": cores}
 
     def _own_problems(self) -> Iterator[Problem]:
@@ -133,6 +152,35 @@ class SlurmJob(SlurmPlace):
                 "dies, and cannot replace it"
             )
             yield Conflict(path, rule, mode, use(f"{path}=raise", "backend=gloo"))
+
+
+class SlurmLearners(SlurmJob, Local):
+    """`launcher=slurm` with several learners: each task of the job is a learner with its workers."""
+
+    other_tasks = "learner", 1
+    survives_nodes = False
+
+    @property
+    def num_tasks(self) -> int:
+        return self.cfg.trainer.num_learners
+
+    @property
+    def cpus_per_task(self) -> int:
+        return self._launcher.cpus_per_task or 1 + self.num_threads_beside() // self.num_tasks
+
+    def cores_of_trainer(self, usable: int) -> int:
+        return super().cores_of_trainer(usable * self.num_tasks)  # each task has as many
+
+    def gpu_of(self, rank: int) -> int:
+        sees_one = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+        return 0 if sees_one else int(os.environ.get("SLURM_LOCALID", 0))
+
+    def _described_tasks(self) -> tuple[int, str]:
+        return self.num_tasks, f"the job has {self.num_tasks} tasks, the learners"
+
+    def notes(self) -> list[str]:
+        # The learners use the network of the other options.
+        return super().notes() if self.network else []
 
 
 class SlurmWorkerJobs(SlurmPlace):

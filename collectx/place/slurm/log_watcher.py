@@ -21,18 +21,21 @@ from collectx.place.launcher import RemoteHandle
 from collectx.place.slurm import JobFiles, commands
 from collectx.place.slurm.requeue import IDLE
 
+# `SlurmPlace.other_tasks` of a job with one learner.
+WORKERS = "worker", 0
 # The interval between two reads of the log.
 _POLL_S = 0.3
 
-# Arguments: the Python, the run folder. All processes of a task, those of envs too, inherit COLLECTX_TASK.
-_RUN = JobFiles(Path("$1"))
+# Arguments: the Python, `SlurmPlace.other_tasks`, the run folder. All processes of a task, those of envs too, inherit
+# COLLECTX_TASK.
+_RUN = JobFiles(Path("$3"))
 # The shell leaves signals to Python, which handles USR1 and USR2 only when it has imported.
 _ROLE = f"""\
 trap : TERM INT HUP
 trap '' USR1 USR2
-export COLLECTX_TASK="$SLURM_PROCID $1"
+export COLLECTX_TASK="$SLURM_PROCID $3"
 if [ "$SLURM_PROCID" = 0 ]; then
-  "$0" -u -m collectx.jobs.entry "$1"
+  "$0" -u -m collectx.jobs.entry "$3"
   status=$?
   # SIGTERM came before the trainer could handle it, for example during its imports.
   unset ${{!SQUEUE_@}}  # they may hide the job
@@ -49,7 +52,7 @@ if [ "$SLURM_PROCID" = 0 ]; then
   fi
   echo "$status" > "{_RUN.exit_status("$SLURM_JOB_ID")}"
 else
-  "$0" -u -m collectx.jobs.entry "$1" >> "{_RUN.worker_log("$((SLURM_PROCID - 1))")}" 2>&1
+  "$0" -u -m collectx.jobs.entry "$3" >> "{_RUN.log("$1-$((SLURM_PROCID - 1 + $2))")}" 2>&1
   status=$?
   if [ "$status" != 0 ]; then
     echo "collectx: task $SLURM_PROCID on $(hostname): status $status"
@@ -82,14 +85,16 @@ def kill_command(worker: int, run: str) -> list[str]:
     return ["bash", "-c", _KILL, str(worker), run]
 
 
-def role_command(python: str, run: str) -> list[str]:
-    """Returns the command of a task, the trainer's or a worker's; `run` is the run folder."""
-    return ["bash", "-c", _ROLE, python, run]
+def role_command(python: str, run: str, others: tuple[str, int] = WORKERS) -> list[str]:
+    """Returns the command of a task, the trainer's or another one; `run` is the run folder, and `others` are
+    `SlurmPlace.other_tasks`."""
+    return ["bash", "-c", _ROLE, python, *map(str, others), run]
 
 
-def role_shell(python: str) -> str:
-    """Returns the command of a task as shell code; `$run` is the run folder."""
-    return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'
+def role_shell(python: str, others: tuple[str, int] = WORKERS) -> str:
+    """Returns the command of a task as shell code; `$run` is the run folder. See `role_command`."""
+    name, first = others
+    return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} {name} {first} "$run"'
 
 
 class LogWatcher:

@@ -19,8 +19,7 @@ from typing import Any
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
-from collectx.place.slurm import JobFiles, commands
-from collectx.place.slurm.log_watcher import role_shell
+from collectx.place.slurm import JobFiles, commands, log_watcher
 
 # How early SLURM's signal before the time limit may come, in seconds.
 EARLY_S = 60
@@ -47,6 +46,7 @@ def script(
     survives_nodes: bool,
     grace_s: float,
     after: Collection[str] = (),
+    others: tuple[str, int] = log_watcher.WORKERS,
 ) -> str:
     """Returns the batch script of equal runs: one job, or one array with a task for each run. SLURM has no arrays of
     heterogeneous jobs.
@@ -55,6 +55,7 @@ def script(
         ntasks: the number of processes of a run, including the trainer.
         survives_nodes: whether the job continues when it loses a node.
         grace_s: seconds that workers may run after the trainer's end before they are killed.
+        others: see `SlurmPlace.other_tasks`.
     """
     if after:
         dependencies = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
@@ -82,14 +83,14 @@ def script(
         look = f"srun --het-group={WORKERS} --ntasks={nodes} --ntasks-per-node=1 {sees_folder}"
         # srun has no environment variable for the cores of the parts.
         groups = [{"cpus-per-task": part.cpus_per_task, "het-group": group} for group, part in enumerate(parts)]
-        calls = [_call(part, survives_nodes, group) for part, group in zip(parts, groups, strict=True)]
+        calls = [_call(part, others, survives_nodes, group) for part, group in zip(parts, groups, strict=True)]
     else:
         limit = "" if launcher.max_parallel is None else f"%{launcher.max_parallel}"
         array = f"0-{len(runs) - 1}{limit}" if len(runs) > 1 else None
         header = commands.header(launcher, **common, ntasks=ntasks, nodes=launcher.nodes, array=array)
         look = f'srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {sees_folder}'
         look = f'if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then {look}; fi'
-        calls = [_call(launcher, survives_nodes, {})]
+        calls = [_call(launcher, others, survives_nodes, {})]
     lines = [
         "#!/bin/bash",
         *header,
@@ -161,9 +162,13 @@ def _part(launcher: SubmititDelayedLauncherConfig, resources: PartResources) -> 
     return dataclasses.replace(launcher, **fields)
 
 
-def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str, object]) -> str:
+def _call(
+    launcher: SlurmLauncherConfig, others: tuple[str, int], survives_nodes: bool, more: Mapping[str, object]
+) -> str:
     options = {**launcher.srun, "container": launcher.container, "no-kill": survives_nodes, **more}
-    return f"{shlex.join(commands.options(options))} {role_shell(launcher.python or sys.executable)}"
+    return (
+        f"{shlex.join(commands.options(options))} {log_watcher.role_shell(launcher.python or sys.executable, others)}"
+    )
 
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:

@@ -131,6 +131,13 @@ class RunFolder(JobFiles):
         """Returns the checkpoints of a learner: those of the run, with rank 0, or a part for each of these."""
         return Checkpoints(self.checkpoints, keep, f"learner-{rank}-" if rank else "")
 
+    def remove_old_parts(self) -> None:
+        """Removes the learners' parts of checkpoints that are no longer there."""
+        kept = {path.name for path in Checkpoints(self.checkpoints).all()}
+        for path in self.checkpoints.glob("learner-*"):
+            if path.name.rpartition("-")[2] not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
     def parts(self, first: Path) -> list[tuple[int, Path]]:
         """Returns a file of the snapshot and those that resumes wrote in its place, each with the number of batches
         after which it applies: `first` with 0, then the others in order."""

@@ -32,6 +32,7 @@ PLACES = {
     "of one GPU": f"{REMOTE} devices.device=cuda",
     "slurm": f"{REMOTE} launcher=slurm launcher.cpus_per_task=2",
     "slurm, single": f"{FEW} collector=single launcher=slurm",
+    "slurm, learners": f"{WORKERS} env.num_envs=1 trainer.num_learners=3 launcher=slurm backend.port=7000",
     "submitit": f"{REMOTE} launcher=submitit launcher.num_threads=4",
     "submitit_delayed": f"{REMOTE} launcher=submitit_delayed",
 }
@@ -60,6 +61,16 @@ def facts(line):
 
 def test_places(expected):
     expected("places", {name: facts(line) for name, line in PLACES.items()})
+
+
+@pytest.mark.parametrize(("visible", "gpu"), [("0,1", 1), ("3", 0), (None, 1)])
+def test_a_learner_uses_its_gpu_of_those_that_slurm_gave_to_its_task(monkeypatch, visible, gpu):
+    place = place_of(composed(PLACES["slurm, learners"]))
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert place.gpu_of(2) == gpu
 
 
 # What is refused, by a rule of the place.

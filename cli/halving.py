@@ -2,10 +2,14 @@
 (successive halving: Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter
 Optimization").
 
-    <sweep>/halving.json    the value of each point at each rung that it has reached
+    <sweep>/halving.json                 the value of each point at each rung that it has reached
+    <sweep>/optimization_results.yaml    the best at the last rung, as Optuna's sweeper writes it
+    <point>/result.json                  `exit_reason` and `rung` say where the point was ranked, and whether it goes on
 
 A rung ends a point by `run.max_batches`, with a checkpoint, from which the next rung resumes it. So the batches of a
-point are those of a run without rungs, and a point that was stopped can go on in a later sweep.
+point are those of a run without rungs, and a point that was stopped can go on in a later sweep, or alone.
+
+Points that differ only in `seed` are one candidate: they are ranked by their mean, and go on or stop together.
 """
 
 from __future__ import annotations
@@ -18,25 +22,30 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli import sweep
-from collectx.cli.compose import Composed, examine, parsed
-from collectx.cli.overrides import quoted
+from collectx.cli.compose import Composed, parsed
+from collectx.cli.overrides import key_of, quoted
 from collectx.cli.task import objectives
 from collectx.config.check import check_section
 from collectx.config.problem import counted
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig, SweepConfig
 from collectx.errors import CollectxError, ConfigError, text_of
+from collectx.run import RunFolder
 from collectx.run.folder.files import write_json
+from collectx.run.folder.result import ALL_DELIVERED
 from collectx.run.folder.saved_config import config_text
 from collectx.run.terminal import printing
+
+# How many times as many points as wanted are drawn at most: lists of values may have fewer combinations.
+_TRIES = 100
 
 
 def rungs_of(master: DictConfig, overrides: Sequence[Override]) -> sweep.Rungs:
@@ -45,12 +54,13 @@ def rungs_of(master: DictConfig, overrides: Sequence[Override]) -> sweep.Rungs:
         options = options_of(master)
         draws, _ = options.draws, options.seed
     except Unset:  # a wrong option of the sweep, which the check of the first point tells
-        return sweep.Rungs([sweep.sample(overrides)], lambda cfg: [])
+        return sweep.Rungs([sweep.sample(overrides)], lambda cfg: [], lambda cfg: [])
     if draws is None and (continuous := [each for each in overrides if not each.is_discrete_sweep()]):
         texts = " ".join(str(each.input_line) for each in continuous if each.is_sweep_override())
         if texts:
             raise ConfigError(f"{texts} is an interval. Say how many points to draw from it, as in sweep.draws=64.")
-    return sweep.Rungs(points_of(overrides, options), partial(problems_of, options=options))
+    points = points_of(overrides, options)
+    return sweep.Rungs(points, partial(problems_of, options=options), partial(notes_of, points, options=options))
 
 
 def options_of(master: DictConfig) -> SweepConfig:
@@ -59,12 +69,19 @@ def options_of(master: DictConfig) -> SweepConfig:
 
 
 def points_of(overrides: Sequence[Override], options: SweepConfig) -> list[list[str]]:
-    """Returns the overrides of every point: all combinations, or `sweep.draws` random ones."""
+    """Returns the overrides of every point: all combinations, or `sweep.draws` random ones, each with all seeds."""
     if options.draws is None:
         return sweep.product(overrides)
     draw = random.Random(options.seed)
-    drawn = ([f"{each.get_key_element()}={_drawn(each, draw)}" for each in overrides] for _ in range(options.draws))
-    return [*map(list, dict.fromkeys(map(tuple, drawn)))]
+    last = {each.get_key_element(): each for each in overrides}
+    seeds = [each for each in last.values() if key_of(each.get_key_element()) == "seed" and each.is_discrete_sweep()]
+    others = [each for each in last.values() if each not in seeds]
+    drawn: dict[tuple[str, ...], None] = {}
+    for _ in range(_TRIES * options.draws):
+        drawn[tuple(f"{each.get_key_element()}={_drawn(each, draw)}" for each in others)] = None
+        if len(drawn) == options.draws:
+            break
+    return [[*words, *seed] for words in drawn for seed in sweep.product(seeds)]
 
 
 def _drawn(override: Override, draw: random.Random) -> str:
@@ -102,9 +119,34 @@ def problems_of(cfg: RunConfig, options: SweepConfig) -> list[str]:
             f"sweep.rungs={list(rungs)} has rungs within one batch of {cfg.collector.frames_per_batch} frames "
             "(collector.frames_per_batch). Name rungs that are further apart."
         )
-    if cfg.run.max_batches is not None:
-        texts.append("run.max_batches cannot be used with hydra/sweeper=halving, which sets it. Leave it out.")
+    for name, why in (("max_batches", "which sets it"), ("max_minutes", "which compares points after equal frames")):
+        if getattr(cfg.run, name) is not None:
+            texts.append(f"run.{name} cannot be used with hydra/sweeper=halving, {why}. Leave it out.")
     return texts
+
+
+def notes_of(points: Sequence[Sequence[str]], cfg: RunConfig, options: SweepConfig) -> list[str]:
+    """Returns what may surprise the user about a correct sweep. `cfg` is the configuration of its first point."""
+    texts, rungs, total = [], options.rungs or [0], cfg.collector.total_frames
+    num = len({_without_seed(words) for words in points})
+    if options.draws is not None and num < options.draws:
+        texts.append(f"sweep.draws={options.draws} gives only {counted(num, 'point')}: the values allow no others.")
+    if num == 1:
+        texts.append(
+            "all points differ only in the seed, and seeds go on together, so no point will be stopped."
+            if len(points) > 1
+            else "this is a sweep of one point, so no point will be stopped."
+        )
+    if rungs[-1] < total:
+        texts.append(
+            f"sweep.rungs ends at {rungs[-1]} frames, so no point reaches collector.total_frames={total}. To train the "
+            f"best ones to their end, add {total} to sweep.rungs."
+        )
+    return texts
+
+
+def _without_seed(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if key_of(word) != "seed")
 
 
 @dataclass
@@ -114,22 +156,42 @@ class _Point:
     Attributes:
         config: a hash of the configuration.
         values: the objectives, by the frames of the rung.
-        end: why the point did not reach the last rung.
         failure: the error of a point that failed.
     """
 
     name: str
-    words: list[str]
+    words: Sequence[str]
     frames_per_batch: int
     config: str
     values: dict[int, list[float]] = field(default_factory=dict)
-    end: str = ""
     failure: str = ""
+
+    def batches(self, rung: int) -> int:
+        """Returns the number of batches after which the point has reached a rung."""
+        return math.ceil(rung / self.frames_per_batch)
 
     def at(self, rung: int) -> list[str]:
         """Returns the overrides with which the point runs to a rung, in its own folder."""
-        batches = math.ceil(rung / self.frames_per_batch)
-        return [*self.words, f"run.max_batches={batches}", f"hydra.sweep.subdir={quoted(self.name)}"]
+        return [*self.words, f"run.max_batches={self.batches(rung)}", f"hydra.sweep.subdir={quoted(self.name)}"]
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """The points that differ only in their seeds.
+
+    Attributes:
+        end: where and why the candidate ended.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    points: list[_Point]
+    end: str = ""
+
+    def values(self, rung: int) -> list[float] | None:
+        """Returns the mean of each objective over the seeds; None before all of them have reached the rung."""
+        values = [point.values.get(rung) for point in self.points]
+        return None if None in values else [fmean(each) for each in zip(*filter(None, values), strict=True)]
 
 
 class Halving:
@@ -137,87 +199,118 @@ class Halving:
 
     Args:
         launch: runs points, given by their overrides, and returns their jobs; see Hydra's `Launcher.launch`.
-        checked: the points that the command has composed, by their overrides.
+        checked: the points, composed and checked, by their overrides.
+
+    Raises:
+        ConfigError: there are no points, because the sweeper belongs to another application of Hydra.
     """
 
     def __init__(
         self,
-        context: HydraContext,
         master: DictConfig,
         launch: Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]],
         checked: Mapping[tuple[str, ...], Composed],
     ):
-        self._context, self._master, self._launch, self._checked = context, master, launch, checked
+        if not checked:
+            raise ConfigError("hydra/sweeper=halving only works with `collectx run`. Choose another hydra/sweeper.")
+        self._master, self._launch = master, launch
         self._options = options_of(master)
+        self._rungs = self._options.rungs or []
         self._objectives = objectives(master)
         self._folder = Path(str(master.hydra.sweep.dir))
+        self._points = [
+            _Point(
+                name,
+                words,
+                point.cfg.collector.frames_per_batch,
+                sha256(config_text(point.cfg).encode()).hexdigest(),
+            )
+            for name, (words, point) in zip(sweep.names([*checked]), checked.items(), strict=True)
+        ]
+        by_words: dict[tuple[str, ...], list[_Point]] = {}
+        for point in self._points:
+            by_words.setdefault(_without_seed(point.words), []).append(point)
+        named = zip(sweep.names([*by_words]), by_words.items(), strict=True)
+        self._candidates = [_Candidate(name, words, points) for name, (words, points) in named]
 
-    def run(self, overrides: Sequence[str]) -> None:
+    def run(self) -> None:
         """Runs the sweep; blocks until it has ended. Prints what each rung kept."""
         self._folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._master, self._folder / "multirun.yaml")
-        words = points_of(parsed(overrides), self._options)
-        names = sweep.names(words)
-        points = [self._point(name, each) for name, each in zip(names, words, strict=True)]
-        self._read(points)
+        self._read()
+        alive, stopped = list(self._candidates), list[_Candidate]()
+        num_started = 0
         try:
-            self._climb(points)
+            for number, rung in enumerate(self._rungs, 1):
+                num_started += self._run_to(rung, number, alive, num_started)
+                ranked = self._ranked(alive, rung)
+                is_last = number == len(self._rungs)
+                num_kept = len(alive) if is_last else math.ceil(len(alive) / self._options.reduction)
+                for place, candidate in enumerate(ranked, 1):
+                    self._tell(candidate, number, place, len(alive), is_stopped=place > num_kept)
+                alive, stopped = ranked[:num_kept], [*ranked[num_kept:], *stopped]
+            self._write_best(alive)
+            if not num_started:
+                print("\nsweep: nothing is left to do")
         finally:
-            self._print(points)
+            self._print([*alive, *stopped])
+        if lost := [point for point in self._points if point.failure]:
+            raise CollectxError(f"{counted(len(lost), 'point')} of {len(self._points)} failed")
 
-    def _climb(self, points: Sequence[_Point]) -> None:
-        alive, num_started = list(points), 0
-        rungs = self._options.rungs or []
-        for number, rung in enumerate(rungs):
-            waiting = [point for point in alive if rung not in point.values]
-            if waiting:
-                print(f"\nsweep: rung {number + 1} of {len(rungs)}: {counted(len(alive), 'point')} to {rung:,} frames")
-                jobs = self._launch([point.at(rung) for point in waiting], num_started)
-                num_started += len(waiting)
-                for point, job in zip(waiting, jobs, strict=True):
-                    self._take(point, rung, job)
-                self._write(points)
-            ranked = self._ranked(alive, rung)
-            if rung != rungs[-1]:
-                num_kept = math.ceil(len(alive) / self._options.reduction)
-                for place, point in enumerate(ranked[num_kept:], num_kept + 1):
-                    point.end = f"stopped: {place} of {len(ranked)}"
-                alive = ranked[:num_kept]
-        if not num_started:
-            print("\nsweep: nothing is left to do")
-        if lost := [point for point in points if point.failure]:
-            raise CollectxError(f"{counted(len(lost), 'point')} of {len(points)} failed")
+    def _run_to(self, rung: int, number: int, alive: Sequence[_Candidate], num_started: int) -> int:
+        """Runs the points that have not reached a rung yet to it; returns how many."""
+        points = [point for candidate in alive for point in candidate.points]
+        waiting = [point for point in points if rung not in point.values]
+        if waiting:
+            which = f"rung {number} of {len(self._rungs)}"
+            print(f"\nsweep: {which}: {counted(len(points), 'point')} to {rung:,} frames")
+            jobs = self._launch([point.at(rung) for point in waiting], num_started)
+            for point, job in zip(waiting, jobs, strict=True):
+                if job.status is JobStatus.COMPLETED:
+                    value = job.return_value
+                    point.values[rung] = [float(each) for each in (value if isinstance(value, list) else [value])]
+                else:
+                    point.failure = text_of(job._return_value)
+            self._write()
+        return len(waiting)
 
-    def _point(self, name: str, words: list[str]) -> _Point:
-        composed = self._checked.get(sweep.last_of_each_key(words))
-        if composed is None:  # from `hydra.sweeper.params`
-            composed = examine(self._context.config_loader.load_sweep_config(self._master, words))
-        cfg = composed.cfg
-        return _Point(name, words, cfg.collector.frames_per_batch, sha256(config_text(cfg).encode()).hexdigest())
+    def _ranked(self, alive: Sequence[_Candidate], rung: int) -> list[_Candidate]:
+        """Returns the candidates that have reached a rung, the best first."""
+        there = [(candidate, values) for candidate in alive if (values := candidate.values(rung)) is not None]
+        keys = ranks([values for _, values in there], self._objectives)
+        return [there[i][0] for i in sorted(range(len(there)), key=keys.__getitem__)]
 
-    def _take(self, point: _Point, rung: int, job: JobReturn) -> None:
-        """Records what a point has reached at a rung."""
-        if job.status is not JobStatus.COMPLETED:
-            point.failure = text_of(job._return_value)
-            return
-        value = job.return_value
-        point.values[rung] = [float(each) for each in (value if isinstance(value, list) else [value])]
+    def _tell(self, candidate: _Candidate, number: int, place: int, num: int, is_stopped: bool) -> None:
+        """Records how a candidate was ranked at a rung: for the table, and in the result of each of its points that has
+        not gone on since."""
+        is_last = number == len(self._rungs)
+        where, rank = f"rung {number} of {len(self._rungs)}", f"{place} of {num}"
+        candidate.end = f"stopped at rung {number}: {rank}" if is_stopped else f"completed: {rank}" if is_last else ""
+        reason = f"the sweep stopped it at {where}" if is_stopped else f"it reached {where}"
+        reason += f", where it ranked {rank} by {', '.join(self._objectives)}"
+        for point in candidate.points:
+            rung = self._rungs[number - 1]
+            run_folder = RunFolder(self._folder / point.name)
+            result = run_folder.read_result() or {}
+            if result.get("batches") == point.batches(rung) and result.get("exit_reason") != ALL_DELIVERED:
+                told = {
+                    "number": number,
+                    "of": len(self._rungs),
+                    "rank": place,
+                    "num_ranked": num,
+                    "stopped": is_stopped,
+                }
+                write_json(run_folder.result, {**result, "exit_reason": reason, "rung": told})
 
-    def _ranked(self, alive: Sequence[_Point], rung: int) -> list[_Point]:
-        """Returns the points that have reached a rung, the best first."""
-        there = [point for point in alive if rung in point.values]
-        keys = ranks([point.values[rung] for point in there], self._objectives)
-        return [there[i] for i in sorted(range(len(there)), key=keys.__getitem__)]
-
-    def _read(self, points: Sequence[_Point]) -> None:
+    def _read(self) -> None:
         """Restores the values that an earlier command recorded."""
         path = self._folder / "halving.json"
         try:
             saved = json.loads(path.read_text())
             rungs = saved["rungs"]
             objective, known = saved["objective"], {each["name"]: each for each in saved["points"]}
-            changed = [point.name for point in points if known.get(point.name, vars(point))["config"] != point.config]
-            for point in points:
+            changed = [each.name for each in self._points if known.get(each.name, vars(each))["config"] != each.config]
+            for point in self._points:
                 values = known.get(point.name, {"values": {}})["values"]
                 point.values = {int(rung): value for rung, value in values.items()}
         except FileNotFoundError:
@@ -227,7 +320,7 @@ class Halving:
                 f"{path} is damaged: {error!r}. Remove it: the points continue from their folders all the same."
             ) from error
         else:
-            now = self._options.rungs or []
+            now = self._rungs
             what = f"sweep.rungs={now}" if now != rungs else f"sweep.objective={self._objectives}"
             if now != rungs or objective != self._objectives:
                 raise ConfigError(
@@ -240,32 +333,44 @@ class Halving:
                     "hydra.sweep.dir."
                 )
 
-    def _write(self, points: Sequence[_Point]) -> None:
-        content = [{"name": each.name, "config": each.config, "values": each.values} for each in points]
+    def _write(self) -> None:
+        content = [{"name": each.name, "config": each.config, "values": each.values} for each in self._points]
         write_json(
-            self._folder / "halving.json",
-            {"objective": self._objectives, "rungs": self._options.rungs, "points": content},
+            self._folder / "halving.json", {"objective": self._objectives, "rungs": self._rungs, "points": content}
         )
 
-    def _print(self, points: Sequence[_Point]) -> None:
-        """Prints the points with their values at each rung, those that came furthest first."""
-        rungs = self._options.rungs or []
+    def _write_best(self, ranked: Sequence[_Candidate]) -> None:
+        """Writes the best candidate at the last rung; of several objectives, the Pareto front."""
+        values = [each.values(self._rungs[-1]) or [] for each in ranked]
+        shared = set.intersection(*(set(each.words) for each in self._candidates))
+        found = [
+            {"params": {key_of(word): parsed([word])[0].value() for word in each.words if word not in shared}}
+            for each in ranked
+        ]
+        content: dict[str, Any] = {"name": "halving"}
+        if len(self._objectives) > 1:
+            fronts = [front for front, _ in ranks(values, self._objectives)]
+            front = [each | {"values": means} for each, means in zip(found, values, strict=True)]
+            content["solutions"] = front[: fronts.count(0)]
+        elif found:
+            content |= {"best_params": found[0]["params"], "best_value": values[0][0]}
+        OmegaConf.save(OmegaConf.create(content), self._folder / "optimization_results.yaml")
 
-        def key(point: _Point) -> tuple[float, ...]:
-            reached = max(point.values, default=0)
-            value = point.values[reached][0] if reached else None
-            return -reached, printing.rank(value, self._objectives[0])
-
-        def cell(point: _Point, rung: int) -> str:
-            return ", ".join(map(printing.number_cell, point.values[rung])) if rung in point.values else ""
-
+    def _print(self, ranked: Sequence[_Candidate]) -> None:
+        """Prints the candidates with their values at each rung: the ranked ones, then the others."""
+        others = [each for each in self._candidates if each not in ranked]
+        has_seeds = len(self._candidates) < len(self._points)
+        rows = []
+        for each in [*ranked, *others]:
+            is_lost = any(point.failure for point in each.points)
+            values = [each.values(rung) or () for rung in self._rungs]
+            numbers = [", ".join(map(printing.number_cell, means)) for means in values]
+            seeds = [str(len(each.points))] * has_seeds
+            rows.append((each.name, "failed" if is_lost else each.end or "unfinished", *seeds, *numbers))
         print()
-        heads = ("point", "", *(f"{rung:,}" for rung in rungs))
-        ranked = sorted(points, key=key)
-        ends = ["failed" if point.failure else point.end for point in ranked]
-        rows = [(each.name, end, *(cell(each, rung) for rung in rungs)) for each, end in zip(ranked, ends, strict=True)]
+        heads = ("point", "status", *["seeds"] * has_seeds, *(f"{rung:,}" for rung in self._rungs))
         printing.print_table(rows, heads)
-        for point in ranked:
+        for point in self._points:
             if point.failure:
                 printing.error(point.failure)
 

@@ -175,12 +175,14 @@ def _keeping_hydras_files(run_folder: RunFolder) -> Iterator[None]:
 def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     """Runs a sweep; blocks until all points have ended, and prints their table. Returns whether all have run."""
     task.checked = prepared.points
-    root, is_complete = Path(prepared.folder), True
+    root, is_complete, is_interrupted = Path(prepared.folder), True, False
     try:
         with removing_empty_folders(root, "multirun.yaml"):
             composer.run(prepared.master, prepared.folder, task)
-    except SweepStopped:
-        pass  # the outcomes say so
+    except KeyboardInterrupt as error:
+        is_interrupted = True
+        if not isinstance(error, SweepStopped):  # the outcomes say so
+            raise
     except Exception as error:
         if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
             # SLURM may refuse a job of submitit, if a launcher has imported it.
@@ -201,6 +203,9 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
         elif points and root.exists() and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
             printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
+        if (is_interrupted or task.is_interrupted) and prepared.points and root.exists():
+            where = shlex.quote(f"hydra.sweep.dir={printing.typed(root)}")
+            printing.message(f"to go on with the sweep, repeat its command with {where}")
     return is_complete
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ collectx status [DIR]: list the runs in and below DIR with their status; without
 status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
 
   completed, failed, interrupted   the run has ended
+  stopped                          its sweep ended it early (hydra/sweeper=halving)
   queued, running                  according to SLURM; without SLURM, its process runs on this host
   unknown                          cannot be determined from this host (the reason follows)
   damaged                          a file in its folder cannot be read
@@ -76,6 +78,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     if submitted and isinstance(states, LauncherError):
         printing.note(f"this machine cannot query SLURM ({states}), so the status is taken from the run folders.")
     rows, details = [], []
+    stopped = None
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()
         name = run.name_below(root)
@@ -89,11 +92,16 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
         lines = status.detail.splitlines()
         if lines:
             details += [f"{name}: {lines[0]}", *([] if is_brief else lines[1:])]
+        if status.status is Status.STOPPED:
+            stopped = run
         if status.status is Status.RUNNING:
             details += [f"{name}: {line}" for line in waiting_workers(run)]
             if (taking_part := (numbers or {}).get("taking_part")) is not None:
                 details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
     print_table(rows, ("run", *COLUMNS[1:], "job"))
+    if stopped is not None:
+        which = "a point that its sweep stopped, such as this one" if len(runs) > 1 else "this point alone"
+        details.append(f"To go on with {which}: collectx resume {shlex.quote(printing.typed(stopped.path))}")
     what = "run folder" if [run.path for run in runs] == [root.absolute()] else "folder"
     printing.say("\n".join([*details, f"{what}: {root}"]))
     return 0

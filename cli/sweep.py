@@ -80,11 +80,12 @@ class Sweep:
 
 
 class Rungs(NamedTuple):
-    """What `hydra/sweeper=halving` runs: the overrides of each point, and a function that returns why a configuration
-    cannot be swept so."""
+    """What `hydra/sweeper=halving` runs: the overrides of each point, a function that returns why a configuration
+    cannot be swept so, and one that returns notes about the sweep for the configuration of its first point."""
 
     points: list[list[str]]
     problems: Callable[[RunConfig], list[str]]
+    notes: Callable[[RunConfig], list[str]]
 
 
 def _in_points(names: Sequence[str]) -> str:
@@ -113,7 +114,7 @@ def prepare(
     except ConfigError as error:
         raise ConfigError(*checked.problems, *error.problems) from error
     is_basic = is_enumerated(master.hydra)
-    overrides = parsed([*(params.overrides if is_basic else ()), *overrides_of(master.hydra)])
+    overrides = parsed([*params.overrides, *overrides_of(master.hydra)])
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
@@ -126,6 +127,14 @@ def prepare(
             "hydra-optuna-sweeper)."
         )
         raise ConfigError(*checked.problems, text)
+    if ours := [override for override in swept if override.key_or_group.startswith("sweep.")]:
+        listed = [
+            f"To pass a list, write {override.key_or_group}=[{','.join(texts(override))}]."
+            for override in ours
+            if override.key_or_group in ("sweep.rungs", "sweep.objective")
+        ]
+        text = f"{_text(ours)} has several values, but all points of a sweep share its options."
+        raise ConfigError(*checked.problems, " ".join([text, *listed]))
     if empty := [
         override for override in swept if override.is_discrete_sweep() and next(iter(texts(override)), None) is None
     ]:
@@ -146,9 +155,12 @@ def prepare(
     for problem, at in _shared_outputs(points, names(combinations)):
         where.setdefault(problem, []).extend(at)
     problems = [problem if len(at) == len(points) else f"{problem} {_in_points(at)}" for problem, at in where.items()]
-    if problems := [*checked.problems, *(params.problems if is_basic else ()), *problems]:
+    # Other sweepers may write their parameters in another way.
+    if problems := [*checked.problems, *(params.problems if is_basic or rungs else ()), *problems]:
         raise ConfigError(*problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
+        printing.note(text)
+    for text in _rungs_notes(master, points[0].cfg, rungs):
         printing.note(text)
     if is_multirun and is_basic and not swept:
         printing.note(
@@ -161,6 +173,15 @@ def prepare(
     return Sweep(
         master, rungs is not None, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words
     )
+
+
+def _rungs_notes(master: DictConfig, first: RunConfig, rungs: Rungs | None) -> list[str]:
+    if rungs is not None:
+        return rungs.notes(first)
+    set_ones = [f"sweep.{name}" for name in ("rungs", "draws") if OmegaConf.select(master, f"sweep.{name}") is not None]
+    verb = "have" if len(set_ones) > 1 else "has"
+    text = f"{' and '.join(set_ones)} {verb} no effect without hydra/sweeper=halving."
+    return [text] * bool(set_ones)
 
 
 def _shared_outputs(points: Sequence[Composed], named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -42,10 +42,11 @@ class CollectxLauncher(Launcher):
 
 
 class HalvingSweeper(Sweeper):
-    """`hydra/sweeper=halving`, see `collectx.cli.halving`. `params` are values to sweep over, by key."""
+    """`hydra/sweeper=halving`, see `collectx.cli.halving`. `params` are values to sweep over, by key, which
+    `collectx run` has composed with those of the command line."""
 
     def __init__(self, params: Mapping[str, str] | None = None):
-        self._params = params or {}
+        pass
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from collectx.cli.halving import Halving
@@ -53,10 +54,10 @@ class HalvingSweeper(Sweeper):
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
-        self._halving = Halving(hydra_context, config, launcher.launch, getattr(task_function, "checked", {}))
+        self._halving = Halving(config, launcher.launch, getattr(task_function, "checked", {}))
 
     def sweep(self, arguments: list[str]) -> None:
-        self._halving.run([*(f"{key}={value}" for key, value in self._params.items()), *arguments])
+        self._halving.run()
 
 
 class UserSearchPath(SearchPathPlugin):

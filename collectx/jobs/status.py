@@ -298,7 +298,10 @@ def numbers_of(run_folder: RunFolder) -> dict[str, Any] | None:
 
 def _from_result(result: Mapping[str, Any]) -> RunStatus:
     reason = str(result.get("exit_reason", ""))
-    return RunStatus(Status(result["status"]), "" if reason == ALL_DELIVERED else reason)
+    is_stopped = (result.get("rung") or {}).get("stopped")
+    return RunStatus(
+        Status.STOPPED if is_stopped else Status(result["status"]), "" if reason == ALL_DELIVERED else reason
+    )
 
 
 def _failed(run_folder: RunFolder, reason: str) -> RunStatus:

@@ -139,7 +139,7 @@ def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continu
 
 @pytest.mark.nightly
 def test_each_rung_of_a_sweep_is_an_array_of_the_points_that_are_left(run):
-    words = ["launcher=slurm", "seed=0,1,2", "-m", "hydra/sweeper=halving", "sweep.rungs=[2_000,10_000]"]
+    words = ["launcher=slurm", "checkpoint.keep=1,2,3", "-m", "hydra/sweeper=halving", "sweep.rungs=[2_000,10_000]"]
     started = run(*SMALL, *words)
     assert started.finish() == 0, started.output
     frames = [RunFolder(started.cwd / "sweep" / f"seed={seed}").read_result()["frames"] for seed in range(3)]

@@ -4,6 +4,7 @@ import json
 import signal
 
 import pytest
+import yaml
 from commands import collectx, forked, result, start
 
 from collectx.run import RunFolder
@@ -25,8 +26,15 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
     words = [*HALVING, "trainer.learning_rate=1e-4,1e-3,1e-2", "hydra.sweep.dir=sweep"]
     table = rows(collectx("run", *words, cwd=tmp_path))
     best, *stopped = table
-    assert len(table[best]) == 2
-    assert [table[name][:2] for name in stopped] == [["stopped:", "2"], ["stopped:", "3"]]
+    assert table[best][:4] == ["completed:", "1", "of", "1"]
+    assert [" ".join(table[name][:7]) for name in stopped] == [f"stopped at rung 1: {i} of 3" for i in (2, 3)]
+    values = [float(table[name][-1]) for name in table]
+    assert values[1] > values[2]
+    assert yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text()) == {
+        "name": "halving",
+        "best_params": {"trainer.learning_rate": float(best.partition("=")[2])},
+        "best_value": result(tmp_path / "sweep" / best)["mean_return"],
+    }
     frames = {name: result(tmp_path / "sweep" / name)["frames"] for name in table}
     assert frames == {best: 6144, **dict.fromkeys(stopped, 2048)}
     # Its batches are those of a run alone, the stopped ones' those of its beginning.
@@ -41,6 +49,18 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
     again = forked("run", *words, cwd=tmp_path)
     assert "sweep: nothing is left to do" in again.stdout
     assert rows(again) == table
+    # A stopped point says so, and goes on alone.
+    listed = forked("status", "sweep", cwd=tmp_path).stdout
+    for rank, name in enumerate(stopped, 2):
+        assert f"{name}: the sweep stopped it at rung 1 of 2, where it ranked {rank} of 3 by mean_return" in listed
+        assert result(tmp_path / "sweep" / name)["rung"]["stopped"]
+    assert listed.count(" stopped  ") == 2
+    assert "max_batches" not in listed
+    watched = forked("watch", "sweep", cwd=tmp_path)
+    assert f"{stopped[0]} stopped (the sweep stopped it at rung 1 of 2" in watched.stdout
+    forked("resume", f"sweep/{stopped[0]}", cwd=tmp_path)
+    assert digests(tmp_path / "sweep" / stopped[0]) == digests(tmp_path / str([*table].index(stopped[0])))
+    assert rows(forked("run", *words, cwd=tmp_path)) == table
     between = [*words[:2], "collector.total_frames=6_144", "sweep.rungs=[2_048,4_096,6_144]", *words[4:]]
     by_frames = [*words, "sweep.objective=frames_per_s"]
     longer = [*words, "trainer.gamma=0.9"]
@@ -57,7 +77,7 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
 @pytest.mark.ci
 def test_points_are_drawn_from_intervals_and_ranked_by_several_objectives(tmp_path):
     drawn = ["trainer.learning_rate=tag(log,interval(1e-4,1e-2))", "trainer.num_epochs=int(interval(1,4))"]
-    drawn += ["sweep.draws=3"]
+    drawn += ["sweep.draws=3", "seed=1"]
     said = collectx(
         *("run", *HALVING, *drawn, "sweep.objective=[mean_return,wall_s]", "trainer.gamma=0.9,0.99"),
         *("hydra.sweep.dir=sweep", "sweep.reduction=1.5"),
@@ -67,20 +87,32 @@ def test_points_are_drawn_from_intervals_and_ranked_by_several_objectives(tmp_pa
     assert saved["objective"] == ["mean_return", "wall_s"]
     assert sorted(len(point["values"]) for point in saved["points"]) == [1, 2, 2]
     assert len(rows(said)) == 3
+    best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
+    for each in best["solutions"]:
+        assert each["params"].keys() == {"trainer.learning_rate", "trainer.num_epochs", "trainer.gamma"}
+        assert each["values"] in [point["values"].get("6144") for point in saved["points"]]
     again = collectx("run", *HALVING, *drawn, "trainer.gamma=0.9,0.99", "sweep.seed=1", "--cfg=job", cwd=tmp_path)
     assert "learning_rate" in again.stdout
 
 
 @pytest.mark.ci
 def test_a_sweep_that_was_interrupted_goes_on_at_its_rung(tmp_path, wait_until):
-    words = [*HALVING, "seed=0,1,2", "hydra.sweep.dir=sweep"]
+    words = [*HALVING, "trainer.gamma=0.9,0.99", "seed=0,1", "hydra.sweep.dir=sweep"]
     command = start("run", *words, cwd=tmp_path)
-    wait_until(lambda: command.poll() is not None or "point 2 of 3" in (tmp_path / "said.txt").read_text(), 200, "it")
+    said = tmp_path / "said.txt"
+    wait_until(lambda: command.poll() is not None or "point 2 of 4" in said.read_text(), 200, "it")
     command.send_signal(signal.SIGINT)
     assert command.wait(100) == 130
-    said = collectx("run", *words, cwd=tmp_path)
-    assert "sweep: 3 runs, " in said.stdout
-    assert sorted(result(folder)["frames"] for folder in (tmp_path / "sweep").glob("seed=*")) == [2048, 2048, 6144]
+    assert "to go on with the sweep, repeat its command with hydra.sweep.dir=sweep" in said.read_text()
+    again = collectx("run", *words, cwd=tmp_path)
+    assert "sweep: 4 runs, " in again.stdout
+    # The seeds of a configuration go on together.
+    best, stopped = rows(again)
+    assert yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())["best_params"] == {
+        "trainer.gamma": float(best.partition("=")[2])
+    }
+    for name, frames in ((best, 6144), (stopped, 2048)):
+        assert [result(tmp_path / "sweep" / f"{name},seed={i}")["frames"] for i in (0, 1)] == [frames, frames]
 
 
 @pytest.mark.ci
@@ -94,7 +126,12 @@ def test_a_point_that_fails_is_last_and_named(tmp_path):
 
 @pytest.mark.ci
 def test_evaluations_rank(tmp_path):
-    words = ["seed=0,1,2", "eval.every_batches=2", "eval.episodes=2", "sweep.objective=eval/mean_return"]
+    words = [
+        "trainer.gamma=0.9,0.95,0.99",
+        "eval.every_batches=2",
+        "eval.episodes=2",
+        "sweep.objective=eval/mean_return",
+    ]
     said = collectx("run", *HALVING, *words, "hydra.sweep.dir=sweep", cwd=tmp_path)
     best, *stopped = rows(said)
     ended = {name: result(tmp_path / "sweep" / name) for name in (best, *stopped)}
@@ -108,10 +145,11 @@ def test_evaluations_rank(tmp_path):
 @pytest.mark.nightly
 def test_points_run_at_the_same_time_with_hydras_launchers(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", "hydra.sweep.dir=sweep"]
+    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "trainer.gamma=0.9,0.95,0.99", "hydra.sweep.dir=sweep"]
     said = collectx("run", *HALVING, *words, cwd=tmp_path)
     assert len(rows(said)) == 3
-    assert sorted(result(folder)["frames"] for folder in (tmp_path / "sweep").glob("seed=*")) == [2048, 2048, 6144]
+    frames = sorted(result(folder)["frames"] for folder in (tmp_path / "sweep").glob("trainer.gamma=*"))
+    assert frames == [2048, 2048, 6144]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +160,8 @@ def test_points_run_at_the_same_time_with_hydras_launchers(tmp_path):
         (["seed=0,1", "sweep.rungs=[500,200]"], "sweep.rungs=[500, 200] must be positive and ascending"),
         (["seed=0,1", "sweep.rungs=[500_000]"], "sweep.rungs ends at 500000 frames, but collector.total_frames="),
         (["seed=0,1", "sweep.rungs=[64]", "run.max_batches=3"], "run.max_batches cannot be used with"),
+        (["seed=0,1", "sweep.rungs=[64]", "run.max_minutes=3"], "run.max_minutes cannot be used with"),
+        (["seed=0,1", "sweep.rungs=64,128"], "To pass a list, write sweep.rungs=[64,128]."),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.reduction=1"], "sweep.reduction=1"),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.draws=0"], "sweep.draws=0"),
         (["seed=0,1", "sweep.rungs=[64,65,9_000]"], "has rungs within one batch of"),

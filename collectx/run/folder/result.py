@@ -22,11 +22,13 @@ from collectx.run.statistics import Statistics
 
 
 class Status(StrEnum):
-    """The state of a run; in `result.json` one of the first three."""
+    """The state of a run; in `result.json` one of the first three. A point that its sweep stopped at a rung is completed
+    there, and STOPPED for the user."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
     QUEUED = "queued"
     RUNNING = "running"
     UNKNOWN = "unknown"
@@ -34,14 +36,14 @@ class Status(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        return self in (*ENDED, Status.DAMAGED)
+        return self in (*ENDED, Status.STOPPED, Status.DAMAGED)
 
 
 def exit_status(*statuses: Status) -> int:
     """Returns the exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
     if Status.INTERRUPTED in statuses:
         return 130
-    return int(any(status != Status.COMPLETED for status in statuses))
+    return int(any(status not in (Status.COMPLETED, Status.STOPPED) for status in statuses))
 
 
 def interruption(signum: int) -> str:
@@ -84,6 +86,7 @@ class Result:
             each distinct reason why a checkpoint could not be written.
         metrics: the means of `env.metrics`, see `Statistics.metrics`, and of the last evaluation, such as
             `eval/mean_return`. In `result.json` each is an entry of its own.
+        rung: how the sweep ranked the run at the rung that ended it, see `collectx.cli.halving`; None without rungs.
     """
 
     status: Status
@@ -100,12 +103,15 @@ class Result:
     failures: tuple[Failure, ...]
     folder: Path
     metrics: Mapping[str, float] = field(default_factory=dict)
+    rung: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of `result.json`."""
         content = asdict(self) | {"status": self.status.value}
         # The run folder may be moved.
         del content["folder"]
+        if self.rung is None:
+            del content["rung"]
         content = content.pop("metrics") | content
         content["failures"] = [
             {key: value for key, value in asdict(failure).items() if value is not None} for failure in self.failures

@@ -36,7 +36,7 @@ _LESS_IS_BETTER = ("wall_s", "start_s")
 _SEED = re.compile(r"(?:^|,)seed=\d+(?=,|$)")
 _STYLES: dict[str, str] = {
     **{Status.COMPLETED: "green", Status.RUNNING: "green"},
-    **{Status.FAILED: "red", Status.INTERRUPTED: "yellow"},
+    **{Status.FAILED: "red", Status.INTERRUPTED: "yellow", Status.STOPPED: "yellow"},
 }
 
 

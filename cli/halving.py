@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -30,7 +30,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli import sweep
-from collectx.cli.compose import Composed, parsed
+from collectx.cli.compose import Composed, overrides_of, parsed
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.task import objectives
 from collectx.config.check import check_section
@@ -218,23 +218,25 @@ class Halving:
         self._rungs = self._options.rungs or []
         self._objectives = objectives(master)
         self._folder = Path(str(master.hydra.sweep.dir))
+        # With the overrides that all points share, names do not depend on which points there are.
+        shared = set(overrides_of(master.hydra))
         self._points = [
             _Point(
-                name,
-                words,
-                point.cfg.collector.frames_per_batch,
-                sha256(config_text(point.cfg).encode()).hexdigest(),
+                name, words, point.cfg.collector.frames_per_batch, sha256(config_text(point.cfg).encode()).hexdigest()
             )
-            for name, (words, point) in zip(sweep.names([*checked]), checked.items(), strict=True)
+            for name, (words, point) in zip(sweep.names([*checked], shared), checked.items(), strict=True)
         ]
+        self._saved: dict[str, dict[str, Any]] = {}
         by_words: dict[tuple[str, ...], list[_Point]] = {}
         for point in self._points:
             by_words.setdefault(_without_seed(point.words), []).append(point)
-        named = zip(sweep.names([*by_words]), by_words.items(), strict=True)
+        names = sweep.names([*by_words], shared) if len(by_words) > 1 else ["all"]
+        named = zip(names, by_words.items(), strict=True)
         self._candidates = [_Candidate(name, words, points) for name, (words, points) in named]
 
-    def run(self) -> None:
-        """Runs the sweep; blocks until it has ended. Prints what each rung kept."""
+    def run(self, overrides: Sequence[str]) -> None:
+        """Runs the sweep; blocks until it has ended. Prints what each rung kept. The best candidate is described by the
+        values of the `overrides` that have several."""
         self._folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._master, self._folder / "multirun.yaml")
         self._read()
@@ -249,7 +251,7 @@ class Halving:
                 for place, candidate in enumerate(ranked, 1):
                     self._tell(candidate, number, place, len(alive), is_stopped=place > num_kept)
                 alive, stopped = ranked[:num_kept], [*ranked[num_kept:], *stopped]
-            self._write_best(alive)
+            self._write_best(alive, {each.key_or_group for each in parsed(overrides) if each.is_sweep_override()})
             if not num_started:
                 print("\nsweep: nothing is left to do")
         finally:
@@ -293,13 +295,8 @@ class Halving:
             run_folder = RunFolder(self._folder / point.name)
             result = run_folder.read_result() or {}
             if result.get("batches") == point.batches(rung) and result.get("exit_reason") != ALL_DELIVERED:
-                told = {
-                    "number": number,
-                    "of": len(self._rungs),
-                    "rank": place,
-                    "num_ranked": num,
-                    "stopped": is_stopped,
-                }
+                told = {"number": number, "of": len(self._rungs), "rank": place, "num_ranked": num}
+                told |= {"stopped": is_stopped}
                 write_json(run_folder.result, {**result, "exit_reason": reason, "rung": told})
 
     def _read(self) -> None:
@@ -310,9 +307,12 @@ class Halving:
             rungs = saved["rungs"]
             objective, known = saved["objective"], {each["name"]: each for each in saved["points"]}
             changed = [each.name for each in self._points if known.get(each.name, vars(each))["config"] != each.config]
+            self._saved = {each["config"]: each for each in known.values()}
             for point in self._points:
-                values = known.get(point.name, {"values": {}})["values"]
-                point.values = {int(rung): value for rung, value in values.items()}
+                if (each := self._saved.get(point.config)) is not None:
+                    # More values may have given the point a longer name.
+                    point.name = each["name"]
+                    point.values = {int(rung): value for rung, value in each["values"].items()}
         except FileNotFoundError:
             pass
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -334,18 +334,18 @@ class Halving:
                 )
 
     def _write(self) -> None:
-        content = [{"name": each.name, "config": each.config, "values": each.values} for each in self._points]
+        now = {each.config: {"name": each.name, "config": each.config, "values": each.values} for each in self._points}
+        points = [*(self._saved | now).values()]
         write_json(
-            self._folder / "halving.json", {"objective": self._objectives, "rungs": self._rungs, "points": content}
+            self._folder / "halving.json", {"objective": self._objectives, "rungs": self._rungs, "points": points}
         )
 
-    def _write_best(self, ranked: Sequence[_Candidate]) -> None:
+    def _write_best(self, ranked: Sequence[_Candidate], swept: Collection[str]) -> None:
         """Writes the best candidate at the last rung; of several objectives, the Pareto front."""
         values = [each.values(self._rungs[-1]) or [] for each in ranked]
-        shared = set.intersection(*(set(each.words) for each in self._candidates))
         found = [
-            {"params": {key_of(word): parsed([word])[0].value() for word in each.words if word not in shared}}
-            for each in ranked
+            {"params": {each.key_or_group: each.value() for each in parsed(one.words) if each.key_or_group in swept}}
+            for one in ranked
         ]
         content: dict[str, Any] = {"name": "halving"}
         if len(self._objectives) > 1:

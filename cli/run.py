@@ -138,6 +138,8 @@ def prepare(
                 raise ConfigError(*problems)
             if run.note:
                 printing.note(run.note)
+            if (sweeper := run.node.hydra.runtime.choices.get("hydra/sweeper", "basic")) != "basic":
+                printing.note(f"hydra/sweeper={sweeper} has no effect on a single run. To start a sweep, add -m.")
             return run
     return sweep.prepare(composer, checked, is_multirun, check_machine, halving.rungs_of)
 

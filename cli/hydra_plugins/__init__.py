@@ -42,11 +42,10 @@ class CollectxLauncher(Launcher):
 
 
 class HalvingSweeper(Sweeper):
-    """`hydra/sweeper=halving`, see `collectx.cli.halving`. `params` are values to sweep over, by key, which
-    `collectx run` has composed with those of the command line."""
+    """`hydra/sweeper=halving`, see `collectx.cli.halving`. `params` are values to sweep over, by key."""
 
     def __init__(self, params: Mapping[str, str] | None = None):
-        pass
+        self._params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from collectx.cli.halving import Halving
@@ -57,7 +56,7 @@ class HalvingSweeper(Sweeper):
         self._halving = Halving(config, launcher.launch, getattr(task_function, "checked", {}))
 
     def sweep(self, arguments: list[str]) -> None:
-        self._halving.run()
+        self._halving.run([*(f"{key}={value}" for key, value in self._params.items()), *arguments])
 
 
 class UserSearchPath(SearchPathPlugin):

@@ -22,8 +22,8 @@ from collectx.run.statistics import Statistics
 
 
 class Status(StrEnum):
-    """The state of a run; in `result.json` one of the first three. A point that its sweep stopped at a rung is completed
-    there, and STOPPED for the user."""
+    """The state of a run; in `result.json` one of the first three. STOPPED is a completed run that its sweep does not
+    continue."""
 
     COMPLETED = "completed"
     FAILED = "failed"

@@ -30,15 +30,15 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli import sweep
-from collectx.cli.compose import Composed, overrides_of, parsed
+from collectx.cli.compose import Composed, as_written, overrides_of, parsed
 from collectx.cli.overrides import key_of, quoted
-from collectx.cli.task import objectives
+from collectx.cli.task import objective, objectives
 from collectx.config.check import check_section
 from collectx.config.problem import counted
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig, SweepConfig
 from collectx.errors import CollectxError, ConfigError, text_of
-from collectx.run import RunFolder
+from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
 from collectx.run.folder.result import ALL_DELIVERED
 from collectx.run.folder.saved_config import config_text
@@ -60,7 +60,9 @@ def rungs_of(master: DictConfig, overrides: Sequence[Override]) -> sweep.Rungs:
         if texts:
             raise ConfigError(f"{texts} is an interval. Say how many points to draw from it, as in sweep.draws=64.")
     points = points_of(overrides, options)
-    return sweep.Rungs(points, partial(problems_of, options=options), partial(notes_of, points, options=options))
+    is_named = as_written(master, "hydra.sweep.subdir") != sweep.DEFAULT_SUBDIR
+    notes = partial(notes_of, points, options=options, is_named=is_named)
+    return sweep.Rungs(points, partial(problems_of, options=options), notes)
 
 
 def options_of(master: DictConfig) -> SweepConfig:
@@ -125,12 +127,15 @@ def problems_of(cfg: RunConfig, options: SweepConfig) -> list[str]:
     return texts
 
 
-def notes_of(points: Sequence[Sequence[str]], cfg: RunConfig, options: SweepConfig) -> list[str]:
-    """Returns what may surprise the user about a correct sweep. `cfg` is the configuration of its first point."""
+def notes_of(points: Sequence[Sequence[str]], cfg: RunConfig, options: SweepConfig, is_named: bool) -> list[str]:
+    """Returns what may surprise the user about a correct sweep. `cfg` is the configuration of its first point;
+    `is_named` says whether the user names the folders of points."""
     texts, rungs, total = [], options.rungs or [0], cfg.collector.total_frames
     num = len({_without_seed(words) for words in points})
     if options.draws is not None and num < options.draws:
         texts.append(f"sweep.draws={options.draws} gives only {counted(num, 'point')}: the values allow no others.")
+    if is_named:
+        texts.append("hydra.sweep.subdir has no effect with hydra/sweeper=halving: the overrides name the points.")
     if num == 1:
         texts.append(
             "all points differ only in the seed, and seeds go on together, so no point will be stopped."
@@ -164,7 +169,7 @@ class _Point:
     frames_per_batch: int
     config: str
     values: dict[int, list[float]] = field(default_factory=dict)
-    failure: str = ""
+    failure: BaseException | None = None
 
     def batches(self, rung: int) -> int:
         """Returns the number of batches after which the point has reached a rung."""
@@ -173,6 +178,14 @@ class _Point:
     def at(self, rung: int) -> list[str]:
         """Returns the overrides with which the point runs to a rung, in its own folder."""
         return [*self.words, f"run.max_batches={self.batches(rung)}", f"hydra.sweep.subdir={quoted(self.name)}"]
+
+
+def _hash(cfg: RunConfig) -> str:
+    return sha256(config_text(cfg).encode()).hexdigest()
+
+
+def _numbers(value: Any) -> list[float]:
+    return [float(each) for each in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(eq=False)
@@ -218,12 +231,11 @@ class Halving:
         self._rungs = self._options.rungs or []
         self._objectives = objectives(master)
         self._folder = Path(str(master.hydra.sweep.dir))
-        # With the overrides that all points share, names do not depend on which points there are.
-        shared = set(overrides_of(master.hydra))
+        # Names do not depend on which values there are now: the sweep may get more.
+        (fixed,) = sweep.product([each for each in parsed(overrides_of(master.hydra)) if not each.is_sweep_override()])
+        shared = {word.lstrip("+") for word in fixed}
         self._points = [
-            _Point(
-                name, words, point.cfg.collector.frames_per_batch, sha256(config_text(point.cfg).encode()).hexdigest()
-            )
+            _Point(name, words, point.cfg.collector.frames_per_batch, _hash(point.cfg))
             for name, (words, point) in zip(sweep.names([*checked], shared), checked.items(), strict=True)
         ]
         self._saved: dict[str, dict[str, Any]] = {}
@@ -262,6 +274,8 @@ class Halving:
     def _run_to(self, rung: int, number: int, alive: Sequence[_Candidate], num_started: int) -> int:
         """Runs the points that have not reached a rung yet to it; returns how many."""
         points = [point for candidate in alive for point in candidate.points]
+        for point in points:
+            self._take_longer(point, rung)
         waiting = [point for point in points if rung not in point.values]
         if waiting:
             which = f"rung {number} of {len(self._rungs)}"
@@ -269,12 +283,19 @@ class Halving:
             jobs = self._launch([point.at(rung) for point in waiting], num_started)
             for point, job in zip(waiting, jobs, strict=True):
                 if job.status is JobStatus.COMPLETED:
-                    value = job.return_value
-                    point.values[rung] = [float(each) for each in (value if isinstance(value, list) else [value])]
+                    point.values[rung] = _numbers(job.return_value)
                 else:
-                    point.failure = text_of(job._return_value)
+                    point.failure = job._return_value
             self._write()
         return len(waiting)
+
+    def _take_longer(self, point: _Point, rung: int) -> None:
+        """Takes the result of a point that has gone on beyond a rung on its own, as there is no other value."""
+        run_folder = RunFolder(self._folder / point.name)
+        result = {} if rung in point.values else run_folder.read_result() or {}
+        if result.get("status") == Status.COMPLETED and result["batches"] > point.batches(rung):
+            printing.note(f"{point.name} is ranked by {result['frames']:,} frames, as it went on without the sweep.")
+            point.values[rung] = _numbers(objective(run_folder, point.name, self._objectives, self._master.hydra))
 
     def _ranked(self, alive: Sequence[_Candidate], rung: int) -> list[_Candidate]:
         """Returns the candidates that have reached a rung, the best first."""
@@ -371,8 +392,9 @@ class Halving:
         heads = ("point", "status", *["seeds"] * has_seeds, *(f"{rung:,}" for rung in self._rungs))
         printing.print_table(rows, heads)
         for point in self._points:
-            if point.failure:
-                printing.error(point.failure)
+            # The command lists mistakes in the configuration.
+            if point.failure is not None and not isinstance(point.failure, ConfigError):
+                printing.error(text_of(point.failure))
 
 
 def ranks(values: Sequence[Sequence[float]], names: Sequence[str]) -> list[tuple[int, float]]:

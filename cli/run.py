@@ -186,7 +186,7 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
         if not isinstance(error, SweepStopped):  # the outcomes say so
             raise
     except Exception as error:
-        if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
+        if not task.outcomes and not task.problems and (prepared.is_ours or not sweep.run_folders(root)):
             # SLURM may refuse a job of submitit, if a launcher has imported it.
             refusal = getattr(sys.modules.get("submitit.core.utils"), "UncompletedJobError", CollectxError)
             with folder_errors(root), config_errors(CollectxError, refusal):

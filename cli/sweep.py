@@ -56,7 +56,7 @@ from collectx.run.terminal import printing
 # The maximum length of a name in bytes.
 _NAME_LENGTH = 120
 # The default of hydra.sweep.subdir, which the name of the point replaces.
-_DEFAULT_SUBDIR = "${hydra.job.num}"
+DEFAULT_SUBDIR = "${hydra.job.num}"
 
 
 @dataclass(frozen=True)
@@ -275,12 +275,13 @@ def _first(override: Override) -> str:
 class _Point:
     """A point of a sweep. `name` consists of the overrides that differ between the points, such as
     `collector.num_workers=2,seed=1`; its folder and its row in the table are called so. `job` is the return value for
-    Hydra's sweeper; None before the point has run."""
+    Hydra's sweeper; None before the point has run. `error` is the mistake for which it did not start."""
 
     name: str
     composed: Composed
     folder: Path
     job: JobReturn | None = None
+    error: ConfigError | None = None
 
 
 class PointRunner:
@@ -354,7 +355,7 @@ class PointRunner:
             hydra.job.id = str(len(folders))
             folder = done.get(text)
             if folder is None:
-                is_default = as_written(composed.node, "hydra.sweep.subdir") == _DEFAULT_SUBDIR
+                is_default = as_written(composed.node, "hydra.sweep.subdir") == DEFAULT_SUBDIR
                 folder = self._free_folder(root / (name if is_default else str(hydra.sweep.subdir)), text)
                 if not (composed.cfg.run.overwrite or composed.cfg.run.trust):
                     foreign_code.check_checkpoints(RunFolder(folder))
@@ -389,6 +390,7 @@ class PointRunner:
             except ConfigError as error:
                 # Not raised: Hydra would add text to it.
                 self._task.problems.extend(error.problems)
+                point.error = error
 
         keys = "hydra.sweep.dir", "hydra.sweep.subdir"
         return run_job(start, point.composed.node, *keys, hydra_context=self._context)
@@ -396,6 +398,8 @@ class PointRunner:
     def _returned(self, point: _Point) -> JobReturn:
         job = point.job
         assert job is not None
+        if point.error is not None and not self._is_enumerated:
+            job.status, job.return_value = JobStatus.FAILED, point.error
         if job.status is JobStatus.COMPLETED:
             node = point.composed.node
             try:

@@ -328,12 +328,15 @@ class Halving:
             rungs = saved["rungs"]
             objective, known = saved["objective"], {each["name"]: each for each in saved["points"]}
             changed = [each.name for each in self._points if known.get(each.name, vars(each))["config"] != each.config]
-            self._saved = {each["config"]: each for each in known.values()}
+            self._saved = known
+            # More values may have given a point a longer name.
+            names = {point.name for point in self._points}
+            renamed = {each["config"]: each["name"] for each in known.values() if each["name"] not in names}
             for point in self._points:
-                if (each := self._saved.get(point.config)) is not None:
-                    # More values may have given the point a longer name.
-                    point.name = each["name"]
-                    point.values = {int(rung): value for rung, value in each["values"].items()}
+                if point.name not in known:
+                    point.name = renamed.pop(point.config, point.name)
+                values = known.get(point.name, {"values": {}})["values"]
+                point.values = {int(rung): value for rung, value in values.items()}
         except FileNotFoundError:
             pass
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -355,7 +358,7 @@ class Halving:
                 )
 
     def _write(self) -> None:
-        now = {each.config: {"name": each.name, "config": each.config, "values": each.values} for each in self._points}
+        now = {each.name: {"name": each.name, "config": each.config, "values": each.values} for each in self._points}
         points = [*(self._saved | now).values()]
         write_json(
             self._folder / "halving.json", {"objective": self._objectives, "rungs": self._rungs, "points": points}

@@ -142,7 +142,7 @@ class Run:
     def status(self) -> list[str]:
         """Returns what `collectx status` says of each run of a sweep."""
         table = self.cluster.login([COMMAND, "status", "sweep"], cwd=self.cwd)
-        rows = [line.split() for line in table.splitlines() if line.startswith(("collector.", "seed="))]
+        rows = [line.split() for line in table.splitlines() if line.startswith(("collector.", "env.", "seed="))]
         return [row[1] for row in rows if not row[0].endswith(":")]
 
 

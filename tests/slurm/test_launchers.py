@@ -9,6 +9,7 @@ from machines import wait_until
 from running import ENDLESS, LAUNCHERS, SMALL, nightly
 
 from collectx.run import RunFolder
+from collectx.run.folder.layout import runs_below
 
 _RPC = ["collector=rpc", "collector.sync=true"]
 _MPI = ["backend=mpi", "launcher.srun.mpi=pmix"]
@@ -139,12 +140,13 @@ def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continu
 
 @pytest.mark.nightly
 def test_each_rung_of_a_sweep_is_an_array_of_the_points_that_are_left(run):
-    words = ["launcher=slurm", "checkpoint.keep=1,2,3", "-m", "hydra/sweeper=halving", "sweep.rungs=[2_000,10_000]"]
-    started = run(*SMALL, *words)
+    points = "env.step_s=0.0001,0.0002,0.0003"
+    started = run(*SMALL, "launcher=slurm", points, "-m", "hydra/sweeper=halving", "sweep.rungs=[2_000,10_000]")
     assert started.finish() == 0, started.output
-    frames = [RunFolder(started.cwd / "sweep" / f"seed={seed}").read_result()["frames"] for seed in range(3)]
-    assert sorted(frames) == [2000, 2000, 10000]
-    longest = started.cwd / "sweep" / f"seed={frames.index(10000)}"
+    results = {run.path: run.read_result() for run in runs_below(started.cwd / "sweep")}
+    *stopped, longest = sorted(results, key=lambda path: results[path]["frames"])
+    assert [results[path]["frames"] for path in (*stopped, longest)] == [2000, 2000, 10000]
+    assert sorted(started.status()) == ["completed", "stopped", "stopped"]
     (resumed,) = [event for event in RunFolder(longest).read_events() if event["event"] == "resumed"]
     assert resumed["batches"] == 2
 

@@ -124,6 +124,12 @@ def problems_of(cfg: RunConfig, options: SweepConfig) -> list[str]:
     for name, why in (("max_batches", "which sets it"), ("max_minutes", "which compares points after equal frames")):
         if getattr(cfg.run, name) is not None:
             texts.append(f"run.{name} cannot be used with hydra/sweeper=halving, {why}. Leave it out.")
+    if cfg.run.overwrite or cfg.run.resume == "never":
+        which = "run.overwrite=true" if cfg.run.overwrite else "run.resume=never"
+        texts.append(
+            f"{which} cannot be used with hydra/sweeper=halving, whose rungs resume the points. Leave it out. To start "
+            "over, choose another hydra.sweep.dir."
+        )
     return texts
 
 

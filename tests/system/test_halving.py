@@ -161,6 +161,8 @@ def test_points_run_at_the_same_time_with_hydras_launchers(tmp_path):
         (["seed=0,1", "sweep.rungs=[500_000]"], "sweep.rungs ends at 500000 frames, but collector.total_frames="),
         (["seed=0,1", "sweep.rungs=[64]", "run.max_batches=3"], "run.max_batches cannot be used with"),
         (["seed=0,1", "sweep.rungs=[64]", "run.max_minutes=3"], "run.max_minutes cannot be used with"),
+        (["seed=0,1", "sweep.rungs=[64]", "run.overwrite=true"], "run.overwrite=true cannot be used with"),
+        (["seed=0,1", "sweep.rungs=[64]", "run.resume=never"], "run.resume=never cannot be used with"),
         (["seed=0,1", "sweep.rungs=64,128"], "To pass a list, write sweep.rungs=[64,128]."),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.reduction=1"], "sweep.reduction=1"),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.draws=0"], "sweep.draws=0"),

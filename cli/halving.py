@@ -60,9 +60,7 @@ def rungs_of(master: DictConfig, overrides: Sequence[Override]) -> sweep.Rungs:
         if texts:
             raise ConfigError(f"{texts} is an interval. Say how many points to draw from it, as in sweep.draws=64.")
     points = points_of(overrides, options)
-    is_named = as_written(master, "hydra.sweep.subdir") != sweep.DEFAULT_SUBDIR
-    notes = partial(notes_of, points, options=options, is_named=is_named)
-    return sweep.Rungs(points, partial(problems_of, options=options), notes)
+    return sweep.Rungs(points, partial(problems_of, options=options), partial(notes_of, master, points, options))
 
 
 def options_of(master: DictConfig) -> SweepConfig:
@@ -133,14 +131,13 @@ def problems_of(cfg: RunConfig, options: SweepConfig) -> list[str]:
     return texts
 
 
-def notes_of(points: Sequence[Sequence[str]], cfg: RunConfig, options: SweepConfig, is_named: bool) -> list[str]:
-    """Returns what may surprise the user about a correct sweep. `cfg` is the configuration of its first point;
-    `is_named` says whether the user names the folders of points."""
+def notes_of(master: DictConfig, points: Sequence[Sequence[str]], options: SweepConfig, cfg: RunConfig) -> list[str]:
+    """Returns what may surprise the user about a correct sweep. `cfg` is the configuration of its first point."""
     texts, rungs, total = [], options.rungs or [0], cfg.collector.total_frames
     num = len({_without_seed(words) for words in points})
     if options.draws is not None and num < options.draws:
         texts.append(f"sweep.draws={options.draws} gives only {counted(num, 'point')}: the values allow no others.")
-    if is_named:
+    if as_written(master, "hydra.sweep.subdir") != sweep.DEFAULT_SUBDIR:
         texts.append("hydra.sweep.subdir has no effect with hydra/sweeper=halving: the overrides name the points.")
     if num == 1:
         texts.append(

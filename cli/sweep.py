@@ -178,10 +178,8 @@ def prepare(
 def _rungs_notes(master: DictConfig, first: RunConfig, rungs: Rungs | None) -> list[str]:
     if rungs is not None:
         return rungs.notes(first)
-    set_ones = [f"sweep.{name}" for name in ("rungs", "draws") if OmegaConf.select(master, f"sweep.{name}") is not None]
-    verb = "have" if len(set_ones) > 1 else "has"
-    text = f"{' and '.join(set_ones)} {verb} no effect without hydra/sweeper=halving."
-    return [text] * bool(set_ones)
+    names = [name for name in ("sweep.rungs", "sweep.draws") if OmegaConf.select(master, name) is not None]
+    return [f"{name} has no effect without hydra/sweeper=halving." for name in names]
 
 
 def _shared_outputs(points: Sequence[Composed], named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

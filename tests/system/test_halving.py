@@ -173,3 +173,30 @@ def test_what_cannot_be_swept_so_is_refused_before_anything_starts(tmp_path, wor
     refused = forked("run", "-m", "hydra/sweeper=halving", *words, cwd=tmp_path, status=2)
     assert said in refused.stderr
     assert not [*tmp_path.iterdir()]
+
+
+_SEARCH = """\
+# @package _global_
+defaults:
+  - override /hydra/sweeper: halving
+hydra: {mode: MULTIRUN, sweeper: {params: {trainer.gamma: '0.9,GAMMA', seed: '0,1'}}}
+sweep: {draws: 4, rungs: [1_024, 2_048]}
+collector: {total_frames: 4_096}
+"""
+
+
+@pytest.mark.ci
+def test_a_file_chooses_the_sweeper_and_is_checked_before_anything_starts(tmp_path):
+    path = tmp_path / "conf" / "experiment" / "search.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(_SEARCH.replace("GAMMA", "1.99"))
+    words = ["--config-dir", "conf", "experiment=search", "hydra.sweep.dir=sweep"]
+    assert "trainer.gamma=1.99 must be from 0 to 1." in forked("run", *words, cwd=tmp_path, status=2).stderr
+    assert not (tmp_path / "sweep").exists()
+    path.write_text(_SEARCH.replace("GAMMA", "0.99"))
+    planned = forked("plan", *words, cwd=tmp_path)
+    assert "sweep.draws=4 gives only 2 points: the values allow no others." in planned.stderr
+    assert "sweep.rungs ends at 2048 frames, so no point reaches collector.total_frames=4096." in planned.stderr
+    assert "runs               4" in planned.stdout
+    ignored = forked("plan", *words, "hydra/sweeper=basic", cwd=tmp_path).stderr
+    assert "sweep.rungs has no effect without hydra/sweeper=halving." in ignored

@@ -281,8 +281,8 @@ class SweepConfig(Section):
     )
     draws: int | None = option(
         None,
-        """How many points hydra/sweeper=halving draws at random, also from intervals. `null`: every combination of the
-        values.""",
+        """How many points hydra/sweeper=halving draws at random, also from intervals; each runs with all values of
+        `seed`. `null`: every combination of the values.""",
         minimum=1,
     )
     seed: int = option(0, "Seed of sweep.draws.", minimum=0)

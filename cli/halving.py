@@ -314,14 +314,15 @@ class Halving:
         candidate.end = f"stopped at rung {number}: {rank}" if is_stopped else f"completed: {rank}" if is_last else ""
         reason = f"the sweep stopped it at {where}" if is_stopped else f"it reached {where}"
         reason += f", where it ranked {rank} by {', '.join(self._objectives)}"
+        told = {"number": number, "of": len(self._rungs), "rank": place, "num_ranked": num, "stopped": is_stopped}
         for point in candidate.points:
-            rung = self._rungs[number - 1]
             run_folder = RunFolder(self._folder / point.name)
             result = run_folder.read_result() or {}
-            if result.get("batches") == point.batches(rung) and result.get("exit_reason") != ALL_DELIVERED:
-                told = {"number": number, "of": len(self._rungs), "rank": place, "num_ranked": num}
-                told |= {"stopped": is_stopped}
-                write_json(run_folder.result, {**result, "exit_reason": reason, "rung": told})
+            if result.get("batches") == point.batches(self._rungs[number - 1]):
+                is_full = result["exit_reason"] == ALL_DELIVERED
+                write_json(
+                    run_folder.result, {**result, "exit_reason": ALL_DELIVERED if is_full else reason, "rung": told}
+                )
 
     def _read(self) -> None:
         """Restores the values that an earlier command recorded."""

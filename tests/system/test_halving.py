@@ -61,6 +61,8 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
     forked("resume", f"sweep/{stopped[0]}", cwd=tmp_path)
     assert digests(tmp_path / "sweep" / stopped[0]) == digests(tmp_path / str([*table].index(stopped[0])))
     assert rows(forked("run", *words, cwd=tmp_path)) == table
+    longer = forked("resume", f"sweep/{best}", "collector.total_frames=7_168", cwd=tmp_path)
+    assert "7,168" in longer.stdout
     between = [*words[:2], "collector.total_frames=6_144", "sweep.rungs=[2_048,4_096,6_144]", *words[4:]]
     by_frames = [*words, "sweep.objective=frames_per_s"]
     longer = [*words, "trainer.gamma=0.9"]

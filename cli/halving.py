@@ -319,10 +319,8 @@ class Halving:
             run_folder = RunFolder(self._folder / point.name)
             result = run_folder.read_result() or {}
             if result.get("batches") == point.batches(self._rungs[number - 1]):
-                is_full = result["exit_reason"] == ALL_DELIVERED
-                write_json(
-                    run_folder.result, {**result, "exit_reason": ALL_DELIVERED if is_full else reason, "rung": told}
-                )
+                why = {} if result["exit_reason"] == ALL_DELIVERED else {"exit_reason": reason}
+                write_json(run_folder.result, {**result, **why, "rung": told})
 
     def _read(self) -> None:
         """Restores the values that an earlier command recorded."""

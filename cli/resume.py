@@ -13,6 +13,7 @@ from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
+from collectx.run.folder.result import ALL_DELIVERED
 from collectx.run.resume import starts_over
 
 _USAGE = """\
@@ -47,7 +48,9 @@ def _resume(arguments: Arguments) -> int:
             "that started it, and add run.overwrite=true."
         )
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
-    if "rung" in (run_folder.read_result() or {}) and "run.max_batches" not in map(key_of, overrides):
+    result = run_folder.read_result() or {}
+    is_over = result.get("exit_reason") == ALL_DELIVERED and not overrides
+    if "rung" in result and not is_over and "run.max_batches" not in map(key_of, overrides):
         overrides += ("run.max_batches=null",)  # the sweep set it
     composer, _ = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
     place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"

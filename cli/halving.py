@@ -328,7 +328,7 @@ class Halving:
         try:
             saved = json.loads(path.read_text())
             rungs = saved["rungs"]
-            objective, known = saved["objective"], {each["name"]: each for each in saved["points"]}
+            compared_by, known = saved["objective"], {each["name"]: each for each in saved["points"]}
             changed = [each.name for each in self._points if known.get(each.name, vars(each))["config"] != each.config]
             self._saved = known
             # More values may have given a point a longer name.
@@ -348,9 +348,9 @@ class Halving:
         else:
             now = self._rungs
             what = f"sweep.rungs={now}" if now != rungs else f"sweep.objective={self._objectives}"
-            if now != rungs or objective != self._objectives:
+            if now != rungs or compared_by != self._objectives:
                 raise ConfigError(
-                    f"{what} cannot be used in {self._folder}: its points were compared by {objective} at {rungs}, and "
+                    f"{what} cannot be used in {self._folder}: its points were compared by {compared_by} at {rungs}, and "
                     "the best are already beyond. Choose another hydra.sweep.dir."
                 )
             if changed:

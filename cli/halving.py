@@ -350,8 +350,8 @@ class Halving:
             what = f"sweep.rungs={now}" if now != rungs else f"sweep.objective={self._objectives}"
             if now != rungs or compared_by != self._objectives:
                 raise ConfigError(
-                    f"{what} cannot be used in {self._folder}: its points were compared by {compared_by} at {rungs}, and "
-                    "the best are already beyond. Choose another hydra.sweep.dir."
+                    f"{what} cannot be used in {self._folder}: its points were compared by {compared_by} at {rungs}, "
+                    "and the best are already beyond. Choose another hydra.sweep.dir."
                 )
             if changed:
                 raise ConfigError(

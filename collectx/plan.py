@@ -51,8 +51,8 @@ _CPU = torch.device("cpu")
 _TRAINER_NBYTES, _SHARED_NBYTES, _PROCESS_NBYTES = 300 * 10**6, 100 * 10**6, 20 * 10**6
 # How many seconds an env is stepped after its first step, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
-# From how many frames at most a trainer learns here.
-_MOST_FRAMES = 1024
+# From how many frames at most a trainer learns here; off-policy, with how many gradient steps.
+_MOST_FRAMES, _MOST_UPDATES = 1024, 32
 # Entries of the memory that are not part of its total, and the share of the total from which a part is named.
 _NO_PARTS = ("frame_bytes", "weights_of_the_policy_bytes", "shared_memory_bytes", "total_bytes")
 _WORTH_SAYING = 0.02
@@ -294,7 +294,7 @@ def _rehearsed(cfg: RunConfig, module: Any, spec: EnvSpec, slots: SlotSpec) -> t
     rows = min(rows, _MOST_FRAMES)
     steps = min(slots.steps, max(1, _MOST_FRAMES // rows))
     if isinstance(options, OffPolicyTrainerConfig):
-        frames = math.ceil(4 / options.updates_per_frame)
+        frames = min(cfg.collector.frames_per_batch, math.ceil(_MOST_UPDATES / options.updates_per_frame))
         options = replace(options, warmup_frames=0)
     else:
         frames = rows * steps

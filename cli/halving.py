@@ -2,7 +2,7 @@
 (successive halving: Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter
 Optimization").
 
-    <sweep>/halving.json    the value of each point at each rung that it has reached
+    <sweep>/halving.json    the value of each point at each rung that it has reached, and why it was stopped
 
 A rung ends a point by `run.max_batches`, with a checkpoint, from which the next rung resumes it. So the batches of a
 point are those of a run without rungs, and a point that was stopped can go on in a later sweep.
@@ -176,13 +176,13 @@ class Halving:
                 num_started += len(waiting)
                 for point, job in zip(waiting, jobs, strict=True):
                     self._take(point, rung, job)
-                self._write(points)
             ranked = self._ranked(alive, rung)
             if rung != rungs[-1]:
                 num_kept = math.ceil(len(alive) / self._options.reduction)
                 for place, point in enumerate(ranked[num_kept:], num_kept + 1):
                     point.end = f"stopped: {place} of {len(ranked)}"
                 alive = ranked[:num_kept]
+            write_json(self._folder / "halving.json", self._content(points))
         if not num_started:
             print("\nsweep: nothing is left to do")
         if lost := [point for point in points if point.failure]:
@@ -240,32 +240,25 @@ class Halving:
                     "hydra.sweep.dir."
                 )
 
-    def _write(self, points: Sequence[_Point]) -> None:
-        content = [{"name": each.name, "config": each.config, "values": each.values} for each in points]
-        write_json(
-            self._folder / "halving.json",
-            {"objective": self._objectives, "rungs": self._options.rungs, "points": content},
-        )
+    def _content(self, points: Sequence[_Point]) -> dict[str, Any]:
+        """Returns what `halving.json` contains."""
+        content = [
+            {
+                "name": each.name,
+                "config": each.config,
+                "values": each.values,
+                "end": "failed" if each.failure else each.end,
+            }
+            for each in points
+        ]
+        return {"objective": self._objectives, "rungs": self._options.rungs or [], "points": content}
 
     def _print(self, points: Sequence[_Point]) -> None:
-        """Prints the points with their values at each rung, those that came furthest first."""
-        rungs = self._options.rungs or []
-
-        def key(point: _Point) -> tuple[float, ...]:
-            reached = max(point.values, default=0)
-            value = point.values[reached][0] if reached else None
-            return -reached, printing.rank(value, self._objectives[0])
-
-        def cell(point: _Point, rung: int) -> str:
-            return ", ".join(map(printing.number_cell, point.values[rung])) if rung in point.values else ""
-
+        """Prints the points with their values at each rung, and why points failed."""
         print()
-        heads = ("point", "", *(f"{rung:,}" for rung in rungs))
-        ranked = sorted(points, key=key)
-        ends = ["failed" if point.failure else point.end for point in ranked]
-        rows = [(each.name, end, *(cell(each, rung) for rung in rungs)) for each, end in zip(ranked, ends, strict=True)]
-        printing.print_table(rows, heads)
-        for point in ranked:
+        head, rows = printing.rungs_table(self._content(points))
+        printing.print_table(rows, head)
+        for point in points:
             if point.failure:
                 printing.error(point.failure)
 

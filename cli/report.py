@@ -6,7 +6,7 @@ from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
 from collectx.config.problem import did_you_mean
-from collectx.config.schema.run import OBJECTIVES
+from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 from collectx.run.terminal import printing
@@ -38,12 +38,19 @@ def _report(arguments: Arguments) -> int:
         ) from error
     runs = read.read_runs(folders)
     objective = options.get("objective") or read.objective_of(runs[0])
-    known = (*OBJECTIVES, *dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ()))
+    metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
+    evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)
+    known = (*OBJECTIVES, *metrics, *evaluated)
     if objective not in known:
         raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
-    printing.say(f"written to {draw.write_report(runs, out, objective)}. Open it in a browser.")
+    made = draw.Report(runs, objective)
+    path = made.write(out)
+    for table in made.tables:
+        printing.say(f"\n{table.title}" if table.title else "")
+        printing.print_table(table.rows, table.head)
+    printing.say(f"written to {path}. Open it in a browser.")
     return 0
 
 

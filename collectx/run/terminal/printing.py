@@ -186,6 +186,26 @@ def rank(value: float | None, objective: str) -> float:
     return value if objective in _LESS_IS_BETTER else -value
 
 
+def rungs_table(content: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Returns head and rows of a table of `halving.json`: the points, and why they ended, with their objectives at each
+    rung; those that came furthest first."""
+    rungs, objective = content["rungs"], content["objective"][0]
+    points = [(each, {int(rung): values for rung, values in each["values"].items()}) for each in content["points"]]
+
+    def key(point: tuple[Mapping[str, Any], Mapping[int, Sequence[float]]]) -> tuple[float, float]:
+        reached = max(point[1], default=0)
+        return -reached, rank(point[1][reached][0] if reached else None, objective)
+
+    def cell(values: Sequence[float]) -> str:
+        return ", ".join(map(number_cell, values))
+
+    rows = [
+        (each["name"], each.get("end", ""), *(cell(values.get(rung, ())) for rung in rungs))
+        for each, values in sorted(points, key=key)
+    ]
+    return ("point", "", *(f"{rung:,}" for rung in rungs)), rows
+
+
 def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:
     """Prints a table to standard output, as plain text if that is not a terminal. The first two columns are texts, the
     second one the status."""

@@ -50,6 +50,8 @@ def _report(arguments: Arguments) -> int:
     for table in made.tables:
         printing.say(f"\n{table.title}" if table.title else "")
         printing.print_table(table.rows, table.head)
+    for note in made.notes:
+        printing.say(note)
     printing.say(f"written to {path}. Open it in a browser.")
     return 0
 

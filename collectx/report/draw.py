@@ -120,6 +120,8 @@ class Plot:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with matplotlib.rc_context(_STYLE):
             self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+        # The PNG has the same layout, which takes as long as the drawing.
+        self.figure.set_layout_engine("none")
         element = text.getvalue().replace(_INK, "currentColor")
         element = element[element.index("<svg") :]
         return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 role="img">', element)
@@ -162,7 +164,9 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
             ("Throughput", _SPEED, ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
-            plots += [plot for each in numbers for plot in (*by_seed(of_env, styles, each), *profile(of_env, styles, each))]
+            plots += [
+                plot for each in numbers for plot in (*by_seed(of_env, styles, each), *profile(of_env, styles, each))
+            ]
             if heading == "Throughput":
                 plots += scaling(of_env)
             if len(envs) > 1:
@@ -207,7 +211,8 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     counts = {len(going) for going, _ in curves if going}
     has_mean = has_rest = False
     for group, (going, early) in zip(groups, curves, strict=True):
-        style: dict[str, Any] = styles[group.name] | {"marker": "o" if value.startswith(OF_EVALUATION) else "", "ms": 3}
+        marker = "o" if value.startswith(OF_EVALUATION) else ""
+        style: dict[str, Any] = {**styles[group.name], "marker": marker, "ms": 3}
         together = common(going) if len(going) > 1 else None
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         label: str | None = f"{group.name}{num_seeds}"
@@ -291,7 +296,13 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         for group, values in known:
             is_better = np.less.outer(values, places) if is_less else np.greater.outer(values, places)
             axes.plot(places, is_better.mean(axis=0), lw=1.6, label=group.name, **styles[group.name])
-            axes.fill_between(places, *interval(is_better, partial(np.mean, axis=0)), color=styles[group.name]["color"], alpha=0.2, lw=0)
+            axes.fill_between(
+                places,
+                *interval(is_better, partial(np.mean, axis=0)),
+                color=styles[group.name]["color"],
+                alpha=0.2,
+                lw=0,
+            )
         axes.set_xlabel(number)
         axes.set_ylabel(f"share of seeds {'below' if is_less else 'above'}")
         axes.set_ylim(-0.03, 1.03)
@@ -426,6 +437,8 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
 # How many groups of an env have curves in a page, and how many runs a timeline.
 _MAX_CURVES = 10
 _MAX_TIMELINES = 6
+# How many runs that ended early are named in the results.
+_MAX_NOTES = 5
 
 
 @dataclass(frozen=True)
@@ -443,6 +456,7 @@ class Report:
     Attributes:
         tables: the results, for the terminal and the page: the rungs of a sweep by halving, and a table of groups for
             each env. Without either, a table of the runs.
+        notes: what readers of the tables must know, one sentence each.
     """
 
     def __init__(self, runs: Sequence[Run], objective: str):
@@ -459,6 +473,10 @@ class Report:
             for env, groups in self._best.items():
                 rows = [_group_row(each, objective) for each in groups]
                 self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows))
+        lost = [run.end for run in runs if run.ended_early]
+        self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
+        if any(len({row[-1] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.head[-1] == "frames"):
+            self.notes.append("The rows differ in frames: compare their curves.")
         self._has_summary = bool(self.tables)
         if not self._has_summary:
             rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
@@ -489,7 +507,7 @@ class Report:
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
             objective=self._objective,
             tables=self.tables if self._has_summary else [],
-            lost=[run for run in runs if run.ended_early],
+            notes=self.notes,
             runs=self._run_rows(folder),
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
             left_out={
@@ -498,7 +516,9 @@ class Report:
             },
             happened=list(_happened(runs)),
             names=[run.name for run in runs],
-            differences={key: ["null" if value is None else value for value in each] for key, each in differing.items()},
+            differences={
+                key: ["null" if value is None else value for value in each] for key, each in differing.items()
+            },
             config=yaml.safe_dump(same, sort_keys=False),
             origins=[_origin(run.run_folder) for run in runs],
         )
@@ -523,9 +543,13 @@ class Report:
         numbers = {self._objective: self._objective} | numbers
         columns = [(head, [number_cell(run.number(name)) for run in runs]) for name, head in numbers.items()]
         columns.append(("best return", [number_cell(run.best_return()) for run in runs]))
-        for name, head, form in ("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall_s", ".1f"):
+        for name, head, form in (
+            ("frames", "frames", ",.0f"),
+            ("frames_per_s", "frames/s", ",.0f"),
+            ("wall_s", "wall_s", ".1f"),
+        ):
             columns.append((head, [number_cell(run.number(name), form) for run in runs]))
-        for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs)), strict=True):
+        for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
             columns.append((head, [number_cell(each, ".1f") for each in seconds]))
         columns = [(head, texts) for head, texts in columns if {*texts} != {"-"}]
         # From the folder of the page, so that both may move together.
@@ -533,8 +557,10 @@ class Report:
             [quote(os.path.relpath(path, folder.absolute()), safe="/=,") if path.exists() else "" for path in paths]
             for paths in ((run.run_folder.path, run.run_folder.log("trainer")) for run in runs)
         ]
-        rows = zip(runs, addresses, zip(*(texts for _, texts in columns)) if columns else [()] * len(runs), strict=True)
-        return [head for head, _ in columns], [(run, *files, [*texts]) for run, files, texts in rows]
+        rows = [[texts[row] for _, texts in columns] for row in range(len(runs))]
+        return [head for head, _ in columns], [
+            (run, folder, log, texts) for run, (folder, log), texts in zip(runs, addresses, rows, strict=True)
+        ]
 
 
 def _centre_of(group: Group, number: str) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,6 +90,11 @@ class Run:
         """What the run's env is called."""
         names = (self.options.get(f"env.{name}") for name in ("id", "entry_point", "target", "kind"))
         return next((str(name) for name in names if name), "")
+
+    @property
+    def end(self) -> str:
+        """Why the run ended early, in one line."""
+        return f"{self.name}: {self.status.status}: {self.status.detail.partition(chr(10))[0]}".rstrip(": ")
 
     @property
     def ended_early(self) -> bool:
@@ -407,10 +413,13 @@ def _shared_name(names: Sequence[str]) -> str:
     it is `num_workers=2`. Of one folder, its name."""
     if len(names) == 1:
         return names[0]
-    levels = [[level.split(",") for level in levels] for levels in zip(*(name.split("/") for name in names))]
+    levels = [
+        [level.split(",") for level in levels] for levels in zip(*(name.split("/") for name in names), strict=False)
+    ]
     words = [[word for word in first if all(word in other for other in others)] for first, *others in levels]
     shared = "/".join(",".join(re.sub(r"^[\w.]*\.(\w+=)", r"\1", word) for word in each) for each in words if each)
-    return shared or _NUMBERED.sub("", os.path.commonprefix(names))
+    begin = "".join(each[0] for each in takewhile(lambda each: len({*each}) == 1, zip(*names, strict=False)))
+    return shared or _NUMBERED.sub("", begin)
 
 
 def _short(key: str, keys: Sequence[str]) -> str:

@@ -13,11 +13,13 @@ from collectx.run.terminal import printing
 
 _USAGE = f"""\
 collectx report DIR... [out=DIR] [objective=NAME]: write an HTML page about the runs in and below the folders, which
-opens offline, and its figures as PNGs: returns, throughput, lag, losses, worker timelines, failures, configurations,
-scaling with workers. Runs that differ only in their seeds are averaged, with a confidence interval.
+opens offline, and its figures as PNGs: returns, evaluations, env.metrics, losses, throughput, lag, worker timelines,
+failures, configurations, scaling with workers. Print its table. Runs that differ only in their seeds are averaged, with
+a confidence interval.
 
   out=DIR          output folder; default: report in DIR, or in the current folder if you name several
-  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)}; default: sweep.objective of the first run
+  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)}, an entry of
+                   env.metrics, or eval/NAME; default: sweep.objective of the first run
 
 Exit status: 0 written, 2 wrong usage or no run found."""
 _OPTIONS = ("out", "objective")

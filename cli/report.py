@@ -18,8 +18,8 @@ failures, configurations, scaling with workers. Print its table. Runs that diffe
 a confidence interval.
 
   out=DIR          output folder; default: report in DIR, or in the current folder if you name several
-  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)}, an entry of
-                   env.metrics, or eval/NAME; default: sweep.objective of the first run
+  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)},
+                   an entry of env.metrics, or eval/NAME; default: sweep.objective of the first run
 
 Exit status: 0 written, 2 wrong usage or no run found."""
 _OPTIONS = ("out", "objective")
@@ -51,7 +51,8 @@ def _report(arguments: Arguments) -> int:
     path = made.write(out)
     for table in made.tables:
         printing.say(f"\n{table.title}" if table.title else "")
-        printing.print_table(table.rows, table.head)
+        shown = slice(len(table.head) - table.num_hidden)
+        printing.print_table([row[shown] for row in table.rows], table.head[shown])
     for note in made.notes:
         printing.say(note)
     printing.say(f"written to {path}. Open it in a browser.")

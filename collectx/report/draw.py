@@ -443,11 +443,12 @@ _MAX_NOTES = 5
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the first two columns are left-aligned."""
+    """A table of texts. The first two columns are left-aligned, and the last `num_hidden` too many for a terminal."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    num_hidden: int = 0
 
 
 class Report:
@@ -469,13 +470,13 @@ class Report:
         self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
         self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
         if len(self._groups) < len(runs):
-            head = "point", "seeds", f"{objective} (IQM)", "95 % CI", *SPREAD, "frames"
+            head = "point", "seeds", f"{objective} (IQM)", "95 % CI", "frames", *SPREAD
             for env, groups in self._best.items():
                 rows = [_group_row(each, objective) for each in groups]
-                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows))
+                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(SPREAD)))
         lost = [run.end for run in runs if run.ended_early]
         self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
-        if any(len({row[-1] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.head[-1] == "frames"):
+        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
             self.notes.append("The rows differ in frames: compare their curves.")
         self._has_summary = bool(self.tables)
         if not self._has_summary:
@@ -569,20 +570,18 @@ def _centre_of(group: Group, number: str) -> float | None:
 
 
 def _group_row(group: Group, objective: str) -> tuple[str, ...]:
-    """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the spread as
-    `collectx run` prints it, and the frames of each seed."""
+    """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
+    the seeds, and the spread as `collectx run` prints it."""
     values, frames = group.values(objective), group.values("frames")
     ends = " to ".join(map(number_cell, interval(values))) if len(values) > 1 else "-"
     repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
-    numbers = map(number_cell, (_centre_of(group, objective), *spread(values.tolist())))
-    iqm, *others = numbers
     return (
         group.name,
         f"{len(values)} of {len(group.runs)}{repeats}",
-        iqm,
+        number_cell(_centre_of(group, objective)),
         ends,
-        *others,
         " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
+        *map(number_cell, spread(values.tolist())),
     )
 
 

@@ -33,7 +33,7 @@ def _report(arguments: Arguments) -> int:
     if not folders or not all(arguments.words):
         raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
     try:
-        from collectx.report import draw, read
+        from collectx.report import page, read
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"report: {error.name} is not installed. Install it: pip install 'collectx[report]'"
@@ -47,15 +47,15 @@ def _report(arguments: Arguments) -> int:
         raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
-    made = draw.Report(runs, objective)
-    path = made.write(out)
+    made = page.Report(runs, objective)
+    written = made.write(out)
     for table in made.tables:
         printing.say(f"\n{table.title}" if table.title else "")
         shown = slice(len(table.head) - table.num_hidden)
         printing.print_table([row[shown] for row in table.rows], table.head[shown])
     for note in made.notes:
         printing.say(note)
-    printing.say(f"written to {path}. Open it in a browser.")
+    printing.say(f"written to {written}. Open it in a browser.")
     return 0
 
 

@@ -1,36 +1,26 @@
-"""Figures of runs, by matplotlib without pyplot: no window, no global state.
-
-Writes a report: `index.html`, which needs no other file, and each figure as a PNG.
-"""
+"""Figures of runs, by matplotlib without pyplot: no window, no global state."""
 
 from __future__ import annotations
 
 import io
-import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
-import jinja2
 import matplotlib
 import numpy as np
-import yaml
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from collectx import __version__
 from collectx.config.problem import counted
 from collectx.config.schema.run import OF_EVALUATION
 from collectx.config.schema.trainer import RETURN_WINDOW
-from collectx.errors import ConfigError
 from collectx.report.read import (
     Curve,
     Group,
@@ -39,16 +29,11 @@ from collectx.report.read import (
     centre,
     common,
     differences,
-    groups_of,
     interval,
     names_of,
-    read_rungs,
 )
-from collectx.run import Status
 from collectx.run.folder.batch_line import TIMES
-from collectx.run.folder.files import write_atomically
-from collectx.run.folder.layout import RunFolder
-from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
+from collectx.run.terminal.printing import rank
 
 # The colour of texts and axes in PNGs; in the page they take the colour of the page's text.
 _INK = "#1c2024"
@@ -86,7 +71,6 @@ _MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
 # How many seeds a performance profile needs.
 _MIN_PROFILE = 5
-_PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)")
 _AXES = {"frames": "frames", "elapsed_s": "time since the workers were started (s)"}
 
 
@@ -127,13 +111,21 @@ class Plot:
         return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 role="img">', element)
 
 
+@contextmanager
+def _figure(size: tuple[float, float] = _SIZE) -> Iterator[tuple[Figure, Axes]]:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(size, layout="constrained")
+        yield figure, figure.add_subplot()
+
+
 # The curves of a report: value, over what, file, title, label of the axis, and what it shows.
-_RETURN, _EVALUATED = "mean_return", f"{OF_EVALUATION}mean_return"
+RETURN, EVALUATED = "mean_return", f"{OF_EVALUATION}mean_return"
+_DURING = "Evaluations during the run."
 _WINDOW = f"Training: mean of the last {RETURN_WINDOW} episodes."
 _LEARNING = (
-    (_RETURN, "frames", "return_frames", "Return against frames", "mean return", _WINDOW),
-    (_EVALUATED, "frames", "return_evaluated", "Return of evaluations", "mean return", "Evaluations during the run."),
-    (_RETURN, "elapsed_s", "return_time", "Return against time", "mean return", _WINDOW),
+    (RETURN, "frames", "return_frames", "Return against frames", "mean return", _WINDOW),
+    (EVALUATED, "frames", "return_evaluated", "Return of evaluations", "mean return", _DURING),
+    (RETURN, "elapsed_s", "return_time", "Return against time", "mean return", _WINDOW),
 )
 _SPEED = (
     ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received."),
@@ -158,17 +150,15 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
         for heading, curves, numbers in (
             ("Learning", _LEARNING, ()),
             ("Seeds", (), (objective,)),
-            ("Success rate", _of_metrics(rates), rates),
+            ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
             ("Metrics", _of_metrics(others), ()),
             ("Losses", [(f"scalars/{name}", "frames", name, name, name, "") for name in losses], ()),
             ("Throughput", _SPEED, ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
-            plots += [
-                plot for each in numbers for plot in (*by_seed(of_env, styles, each), *profile(of_env, styles, each))
-            ]
-            if heading == "Throughput":
-                plots += scaling(of_env)
+            for number in numbers:
+                plots += [*by_seed(of_env, styles, number), *profile(of_env, styles, number)]
+            plots += scaling(of_env) if heading == "Throughput" else ()
             if len(envs) > 1:
                 plots = [replace(plot, name=f"{plot.name}-{env}", title=f"{plot.title}, {env}") for plot in plots]
             sections.setdefault(heading, []).extend(plots)
@@ -177,17 +167,15 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
 
 def _of_metrics(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for name in names:
-        yield f"scalars/{name}", "frames", name, name, name, _WINDOW
-        yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"{name} of evaluations", name, _LEARNING[1][-1]
+        yield f"scalars/{name}", "frames", name, name, name, "Training."
+        yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"{name} of evaluations", name, _DURING
 
 
 def _curves(
     groups: Sequence[Group], styles: _Styles, value: str, over: str, name: str, title: str, label: str, what: str
 ) -> Iterator[Plot]:
     """Yields a figure with a line for each group, if there is any."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(_SIZE, layout="constrained")
-        axes = figure.add_subplot()
+    with _figure() as (figure, axes):
         words = _draw(axes, groups, styles, value, over)
         if axes.lines and (value != "lag" or axes.dataLim.y1 > 0):
             axes.set_xlabel(_AXES[over])
@@ -209,33 +197,28 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     for runs that ended early, each run. Returns the words that explain the lines."""
     curves = [group.curves(value, over) for group in groups]
     counts = {len(going) for going, _ in curves if going}
+    is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
     has_mean = has_rest = False
     for group, (going, early) in zip(groups, curves, strict=True):
-        marker = "o" if value.startswith(OF_EVALUATION) else ""
-        style: dict[str, Any] = {**styles[group.name], "marker": marker, "ms": 3}
-        together = common(going) if len(going) > 1 else None
+        style: dict[str, Any] = {**styles[group.name], "ms": 3}
+        style["marker"] = "o" if value.startswith(OF_EVALUATION) else ""
+        name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
-        label: str | None = f"{group.name}{num_seeds}"
-        if together is None:
-            rests = going
-        else:
+        labels = chain([f"{name}{num_seeds}"], repeat(None))
+        rests = going
+        if len(going) > 1 and (together := common(going)) is not None:
             places, values = together
-            axes.plot(places, centre(values), lw=1.6, label=label, **style)
+            axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
             axes.fill_between(places, *interval(values), color=style["color"], alpha=0.2, lw=0)
-            rests, label, has_mean = [_beyond(curve, places[-1]) for curve in going], None, True
+            rests, has_mean = [part for each in going if len((part := _beyond(each, places[-1]))[0]) > 1], True
         for curve in rests:
-            if len(curve[0]) > 1 or together is None:
-                axes.plot(*curve, lw=1.6 if len(going) == 1 else 0.8, label=label, **style)
-                label, has_rest = None, has_rest or len(going) > 1
+            axes.plot(*curve, lw=1.6 if len(going) == 1 else 0.8, label=next(labels), **style)
         for curve in early:
-            axes.plot(*curve, lw=0.8, label=None if going else label, **style)
+            axes.plot(*curve, lw=0.8, label=next(labels), **style)
             axes.plot(curve[0][-1], curve[1][-1], "x", color=style["color"], ms=6)
-            label = None if not going else label
-    if value == _RETURN and len(groups) == len(groups[0].runs) == 1:
-        axes.lines[0].set_label(f"last {RETURN_WINDOW} episodes") if axes.lines else None
-        for each in groups[0].curves("batch_return", over):
-            for curve in each:
-                axes.plot(*curve, ".", color=_COLOURS[0], alpha=0.35, ms=3, label="episodes of one batch")
+        for curve in chain(*group.curves("batch_return", over)) if is_alone else ():
+            axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label="episodes of one batch")
+        has_rest = has_rest or len(going) > 1 <= len(rests)
     words = []
     if has_mean:
         several = sorted(count for count in counts if count > 1)
@@ -262,9 +245,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     known = [(group, values) for group in groups if len(values := group.values(number))]
     if not any(len(values) > 1 for _, values in known):
         return
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((_SIZE[0], max(1.6, 0.35 * len(known) + 0.8)), layout="constrained")
-        axes = figure.add_subplot()
+    with _figure((_SIZE[0], max(1.6, 0.35 * len(known) + 0.8))) as (figure, axes):
         for row, (group, values) in enumerate(known):
             colour, middle = styles[group.name]["color"], centre(values)
             axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.5, ms=4, mew=0)
@@ -288,21 +269,14 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     if not len(every) or every.min() == every.max():
         return
     is_less = rank(0.0, number) < rank(1.0, number)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(_SIZE, layout="constrained")
-        axes = figure.add_subplot()
+    with _figure() as (figure, axes):
         margin = 0.02 * (every.max() - every.min())
         places = np.linspace(every.min() - margin, every.max() + margin, 201)
         for group, values in known:
-            is_better = np.less.outer(values, places) if is_less else np.greater.outer(values, places)
+            is_better = (np.less if is_less else np.greater).outer(values, places)
+            ends = interval(is_better, partial(np.mean, axis=0))
             axes.plot(places, is_better.mean(axis=0), lw=1.6, label=group.name, **styles[group.name])
-            axes.fill_between(
-                places,
-                *interval(is_better, partial(np.mean, axis=0)),
-                color=styles[group.name]["color"],
-                alpha=0.2,
-                lw=0,
-            )
+            axes.fill_between(places, *ends, color=styles[group.name]["color"], alpha=0.2, lw=0)
         axes.set_xlabel(number)
         axes.set_ylabel(f"share of seeds {'below' if is_less else 'above'}")
         axes.set_ylim(-0.03, 1.03)
@@ -324,9 +298,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
     if not several:
         return
     names = names_of([[run for group in family.values() for run in group.runs] for family in several], keys)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(_SIZE, layout="constrained")
-        axes = figure.add_subplot()
+    with _figure() as (figure, axes):
         for index, (family, name) in enumerate(zip(several, names, strict=True)):
             numbers = np.array(sorted(family))
             values = [family[number].values("frames_per_s") for number in numbers]
@@ -362,9 +334,7 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
     )
     shown = workers[:_MAX_WORKERS]
     rows = {worker: -(index + 2) for index, worker in enumerate(shown)}
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((10.2, 0.34 * (len(shown) + 2) + 1.2), layout="constrained")
-        axes = figure.add_subplot()
+    with _figure((10.2, 0.34 * (len(shown) + 2) + 1.2)) as (figure, axes):
         _draw_trainer(axes, run)
         for worker in shown:
             _draw_worker(axes, [span for span in run.spans if span.worker == worker], rows[worker])
@@ -432,178 +402,3 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
         inches = 0.07 * max(map(len, labels)) + 0.55  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-# How many groups of an env have curves in a page, and how many runs a timeline.
-_MAX_CURVES = 10
-_MAX_TIMELINES = 6
-# How many runs that ended early are named in the results.
-_MAX_NOTES = 5
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of texts. The first two columns are left-aligned, and the last `num_hidden` too many for a terminal."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    num_hidden: int = 0
-
-
-class Report:
-    """The report about some runs, at least one, ranked by the entry `objective` of `result.json`.
-
-    Attributes:
-        tables: the results, for the terminal and the page: the rungs of a sweep by halving, and a table of groups for
-            each env. Without either, a table of the runs.
-        notes: what readers of the tables must know, one sentence each.
-    """
-
-    def __init__(self, runs: Sequence[Run], objective: str):
-        def key(group: Group) -> tuple[float, ...]:
-            return -group.limit, rank(_centre_of(group, objective), objective)
-
-        self._runs, self._objective, self._groups = runs, objective, groups_of(runs)
-        self._envs = [*dict.fromkeys(group.env for group in self._groups)]
-        self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
-        self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
-        self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
-        if len(self._groups) < len(runs):
-            head = "point", "seeds", f"{objective} (IQM)", "95 % CI", "frames", *SPREAD
-            for env, groups in self._best.items():
-                rows = [_group_row(each, objective) for each in groups]
-                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(SPREAD)))
-        lost = [run.end for run in runs if run.ended_early]
-        self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
-        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
-            self.notes.append("The rows differ in frames: compare their curves.")
-        self._has_summary = bool(self.tables)
-        if not self._has_summary:
-            rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
-            self.tables.append(Table("", COLUMNS, rows))
-
-    def write(self, folder: Path) -> Path:
-        """Writes the page and its figures to a folder, and returns the path of the page. Raises `ConfigError` if the
-        folder cannot be written to."""
-        runs = self._runs
-        drawn = [each for groups in self._best.values() for each in groups[:_MAX_CURVES]]
-        # Runs that failed, and the best run of each group.
-        best = {group: next(run for run in self._ranked if run in group.runs) for group in self._groups}
-        chosen = (run for run in self._ranked if run.status.status is Status.FAILED or run in best.values())
-        timed = sorted(chosen, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
-        sections = sections_of(drawn, self._objective)
-        sections["Timelines"] = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
-        differing = differences(runs)
-        same = {key: value for key, value in runs[0].options.items() if key not in differing}
-        root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
-        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-        # A long name is broken at its options.
-        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,=/_])", name))
-        template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
-        page = template.render(
-            title=runs[0].name if len(runs) == 1 else root.name,
-            about=f"{counted(len(runs), 'run')} of {', '.join(filter(None, self._envs)) or 'an unknown env'}",
-            version=__version__,
-            time=time.strftime("%Y-%m-%d %H:%M:%S"),
-            objective=self._objective,
-            tables=self.tables if self._has_summary else [],
-            notes=self.notes,
-            runs=self._run_rows(folder),
-            sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
-            left_out={
-                "Learning": (len(self._groups) - len(drawn), "configurations have no curve"),
-                "Timelines": (len(runs) - len(timed), "runs have no timeline"),
-            },
-            happened=list(_happened(runs)),
-            names=[run.name for run in runs],
-            differences={
-                key: ["null" if value is None else value for value in each] for key, each in differing.items()
-            },
-            config=yaml.safe_dump(same, sort_keys=False),
-            origins=[_origin(run.run_folder) for run in runs],
-        )
-        path = folder / "index.html"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for plot in (plot for plots in sections.values() for plot in plots):
-                plot.write_png(folder)
-            write_atomically(path, lambda file: file.write(page.encode()))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write the report to {folder}: {error.strerror}. Choose another folder with out=DIR."
-            ) from error
-        return path
-
-    def _run_rows(self, folder: Path) -> tuple[list[str], list[tuple[Run, str, str, list[str]]]]:
-        """Returns the heads of the numbers of runs, and for each run the addresses of its folder and of its log, and
-        its numbers. No run lacks all numbers of a column."""
-        runs = self._ranked
-        metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
-        numbers = {_RETURN: "return", _EVALUATED: "evaluated", **{name: name for name in metrics if "success" in name}}
-        numbers = {self._objective: self._objective} | numbers
-        columns = [(head, [number_cell(run.number(name)) for run in runs]) for name, head in numbers.items()]
-        columns.append(("best return", [number_cell(run.best_return()) for run in runs]))
-        for name, head, form in (
-            ("frames", "frames", ",.0f"),
-            ("frames_per_s", "frames/s", ",.0f"),
-            ("wall_s", "wall_s", ".1f"),
-        ):
-            columns.append((head, [number_cell(run.number(name), form) for run in runs]))
-        for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
-            columns.append((head, [number_cell(each, ".1f") for each in seconds]))
-        columns = [(head, texts) for head, texts in columns if {*texts} != {"-"}]
-        # From the folder of the page, so that both may move together.
-        addresses = [
-            [quote(os.path.relpath(path, folder.absolute()), safe="/=,") if path.exists() else "" for path in paths]
-            for paths in ((run.run_folder.path, run.run_folder.log("trainer")) for run in runs)
-        ]
-        rows = [[texts[row] for _, texts in columns] for row in range(len(runs))]
-        return [head for head, _ in columns], [
-            (run, folder, log, texts) for run, (folder, log), texts in zip(runs, addresses, rows, strict=True)
-        ]
-
-
-def _centre_of(group: Group, number: str) -> float | None:
-    values = group.values(number)
-    return float(centre(values)) if len(values) else None
-
-
-def _group_row(group: Group, objective: str) -> tuple[str, ...]:
-    """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
-    the seeds, and the spread as `collectx run` prints it."""
-    values, frames = group.values(objective), group.values("frames")
-    ends = " to ".join(map(number_cell, interval(values))) if len(values) > 1 else "-"
-    repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
-    return (
-        group.name,
-        f"{len(values)} of {len(group.runs)}{repeats}",
-        number_cell(_centre_of(group, objective)),
-        ends,
-        " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
-        *map(number_cell, spread(values.tolist())),
-    )
-
-
-def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs."""
-    for run in runs:
-        for at, text in run.messages:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-            yield when, f"{run.seconds(at):.1f}", run.name, text
-        if run.status.status is not Status.COMPLETED:
-            yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
-
-
-def _origin(run_folder: RunFolder) -> dict[str, Any]:
-    meta = run_folder.read_meta(run_folder.meta)
-    git = (meta.get("git") or {}).get("cwd") or {}
-    commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
-    return {
-        "started": meta.get("time", ""),
-        "host": meta.get("host", ""),
-        "python": meta.get("python", ""),
-        "torch": (meta.get("packages") or {}).get("torch", ""),
-        "commit": commit,
-        "command": " ".join(map(str, meta.get("argv", ()))),
-    }

@@ -12,8 +12,9 @@ import pytest
 
 from collectx.cli import report
 from collectx.jobs.status import RunStatus
-from collectx.report import draw
-from collectx.report.draw import Report, _group_row, _happened, _origin, sections_of
+from collectx.report import page as report_page
+from collectx.report.draw import sections_of
+from collectx.report.page import Report, _group_row, _happened, _origin
 from collectx.report.read import Group, Run, groups_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
@@ -266,9 +267,9 @@ def test_a_page_of_many_runs(tmp_path, monkeypatch, expected):
         drawn.append([run.name, name])
         return [Plot(name)]
 
-    monkeypatch.setattr(draw, "sections_of", drawing)
-    monkeypatch.setattr(draw, "timeline", timeline)
-    path = draw.Report(runs, "mean_return").write(tmp_path / "report")
+    monkeypatch.setattr(report_page, "sections_of", drawing)
+    monkeypatch.setattr(report_page, "timeline", timeline)
+    path = Report(runs, "mean_return").write(tmp_path / "report")
     assert path == tmp_path / "report" / "index.html"
     assert len(list(path.parent.glob("*.png"))) == 1 + 6
     text = " ".join(" ".join(Page(path).texts).split())

@@ -245,14 +245,16 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     known = [(group, values) for group in groups if len(values := group.values(number))]
     if not any(len(values) > 1 for _, values in known):
         return
-    with _figure((_SIZE[0], max(1.6, 0.35 * len(known) + 0.8))) as (figure, axes):
+    names = [group.name.replace(", ", ",\n") for group, _ in known]
+    row_height = 0.22 + 0.14 * max(name.count("\n") + 1 for name in names)
+    with _figure((_SIZE[0], max(1.6, row_height * len(known) + 0.8))) as (figure, axes):
         for row, (group, values) in enumerate(known):
             colour, middle = styles[group.name]["color"], centre(values)
             axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.5, ms=4, mew=0)
             if len(values) > 1:
                 axes.plot(interval(values), [row, row], color=colour, lw=2.2)
                 axes.plot(middle, row, "|", color=colour, ms=13, mew=2.2)
-        axes.set_yticks(range(len(known)), [group.name.replace(", ", ",\n") for group, _ in known])
+        axes.set_yticks(range(len(known)), names)
         axes.set_ylim(len(known) - 0.4, -0.6)
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)
@@ -402,3 +404,5 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
         inches = 0.07 * max(map(len, labels)) + 0.55  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        # The first rows fit below the axes.
+        figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) - 2))

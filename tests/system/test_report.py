@@ -155,10 +155,11 @@ class Env(gymnasium.Env):
         info = {"pushed": float(action), "is_success": 1.0}
         return np.zeros(2, np.float32), 0.1, self.np_random.random() < 0.2, False, info
 """
-# Adds to a page, as an attribute of its root, how far the returns reach to the right.
+# Adds to a page, as attributes of its root, how far the returns reach to the right, and how far the page is too wide.
 RIGHT = """<script>
 const cells = [...document.querySelectorAll("td.status + td, #results div:first-of-type td:nth-child(3)")];
 document.documentElement.dataset.right = Math.max(...cells.map(each => each.getBoundingClientRect().right));
+document.documentElement.dataset.over = document.documentElement.scrollWidth - innerWidth;
 </script>"""
 
 
@@ -216,7 +217,9 @@ def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
 
 
 @pytest.mark.ci
-def test_a_phone_shows_the_returns(mixed, browse, tmp_path):
+def test_a_phone_shows_the_returns_and_only_what_scrolls_is_too_wide(mixed, browse, tmp_path):
     (tmp_path / "page.html").write_text((mixed / "index.html").read_text().replace("</body>", f"{RIGHT}</body>"))
-    done = browse(tmp_path / "page.html", "--dump-dom", "--window-size=500,900")
-    assert float(re.search('data-right="([^"]*)"', done.stdout)[1]) < 390
+    done = {width: browse(tmp_path / "page.html", "--dump-dom", f"--window-size={width},900") for width in (500, 1280)}
+    assert float(re.search('data-right="([^"]*)"', done[500].stdout)[1]) < 390
+    over = {width: float(re.search('data-over="([^"]*)"', each.stdout)[1]) for width, each in done.items()}
+    assert max(over.values()) <= 0

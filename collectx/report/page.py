@@ -94,7 +94,7 @@ class Report:
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         # A long name is broken at its options.
-        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,=/])", name))
+        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,=/])|(?<=[a-z]\.)", name))
         template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
         page = template.render(
             title=runs[0].name if len(runs) == 1 else root.name,

@@ -91,7 +91,7 @@ def test_the_page_links_to_files_of_the_runs_and_has_their_best_return_and_times
     page = Page(written / "index.html")
     assert {(written / unquote(link)).resolve() for link in page.links} == {*sweep.glob("coll*")}
     head = "run status return best return frames frames/s wall_s start (s) waiting (s) learning (s) checkpoints (s)"
-    text = re.sub("(?<=[,=_]) ", "", page.text)  # where a name may be broken
+    text = re.sub("(?<=[,=.]) ", "", page.text)  # where a name may be broken
     number = r" ([\d.,]+)"
     rows = re.findall(rf"num_workers=\d,seed=\d completed{9 * number}", text)
     assert head in page.text
@@ -113,7 +113,7 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     assert report.main([*folders, "objective=frames_per_s", "out=page"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert last == "written to page/index.html. Open it in a browser."
-    text = re.sub("(?<=[,=_]) ", "", Page(tmp_path / "page" / "index.html").text)
+    text = re.sub("(?<=[,=.]) ", "", Page(tmp_path / "page" / "index.html").text)
     rows = (
         ("point seeds frames_per_s (IQM) 95 % CI frames", "mean std min max"),
         ("num_workers=2 2 of 2 22.50 20.00 to 25.00 1,024", "22.50 3.536 20.00 25.00"),

@@ -208,7 +208,11 @@ class Group:
 
 
 def _limit(run: Run) -> float:
-    return float(run.options.get("run.max_batches") or np.inf)
+    """Returns the number of batches after which `run.max_batches` ended a run; infinity if it got all of its frames."""
+    limit, total = (run.options.get(name) for name in ("run.max_batches", "collector.total_frames"))
+    got_all = isinstance(total, int) and 0 <= total <= (run.number("frames") or 0)
+    # The configuration may name a variable of the environment instead of a number.
+    return float(limit) if isinstance(limit, int) and not got_all else np.inf
 
 
 def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -205,6 +205,9 @@ def test_only_completed_runs_of_the_greatest_length_count(tmp_path):
     runs[3].status = RunStatus(Status.RUNNING)
     assert Group("all", tuple(runs)).values("frames").tolist() == [1.0, 2.0]
     assert Group("all", tuple(runs[:1])).limit == 4
+    # One that got all of its frames was not ended by the limit.
+    runs[1].options["collector.total_frames"] = 1
+    assert Group("all", tuple(runs[:3])).values("frames").tolist() == [1.0]
 
 
 def test_evaluations_are_curves_over_frames(tmp_path):

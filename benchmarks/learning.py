@@ -114,7 +114,7 @@ def _add(name: str, folder: Path, command: str) -> None:
         "interval": [round(float(low[0]), 1), round(float(high[0]), 1)],
     }
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    plot = next(each for each in draw.curves([group]) if each.name == "return_frames")
+    plot = next(each for each in draw.sections_of([group], "mean_return")["Learning"] if each.name == "return_frames")
     replace(plot, name=f"learning_{name}").write_png(_FIGURES)
 
 

@@ -359,12 +359,12 @@ class Halving:
                     "hydra.sweep.dir."
                 )
 
-    def _write(self) -> None:
+    def _write(self, ranked: Sequence[_Candidate] = ()) -> None:
+        """Writes `halving.json`, with the table that the sweep prints of these `ranked` candidates."""
         now = {each.name: {"name": each.name, "config": each.config, "values": each.values} for each in self._points}
-        points = [*(self._saved | now).values()]
-        write_json(
-            self._folder / "halving.json", {"objective": self._objectives, "rungs": self._rungs, "points": points}
-        )
+        points, (head, rows) = [*(self._saved | now).values()], self._table(ranked)
+        content = {"objective": self._objectives, "rungs": self._rungs, "points": points, "head": head, "rows": rows}
+        write_json(self._folder / "halving.json", content)
 
     def _write_best(self, ranked: Sequence[_Candidate], swept: Collection[str]) -> None:
         """Writes the best candidate at the last rung; of several objectives, the Pareto front."""
@@ -382,8 +382,8 @@ class Halving:
             content |= {"best_params": found[0]["params"], "best_value": values[0][0]}
         OmegaConf.save(OmegaConf.create(content), self._folder / "optimization_results.yaml")
 
-    def _print(self, ranked: Sequence[_Candidate]) -> None:
-        """Prints the candidates with their values at each rung: the ranked ones, then the others."""
+    def _table(self, ranked: Sequence[_Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Returns head and rows of the candidates with their values at each rung: the ranked ones, then the others."""
         others = [each for each in self._candidates if each not in ranked]
         has_seeds = len(self._candidates) < len(self._points)
         rows = []
@@ -393,9 +393,14 @@ class Halving:
             numbers = [", ".join(map(printing.number_cell, means)) for means in values]
             seeds = [str(len(each.points))] * has_seeds
             rows.append((each.name, "failed" if is_lost else each.end or "unfinished", *seeds, *numbers))
+        return ("point", "status", *["seeds"] * has_seeds, *(f"{rung:,}" for rung in self._rungs)), rows
+
+    def _print(self, ranked: Sequence[_Candidate]) -> None:
+        """Prints and writes the table, and prints why points failed."""
+        self._write(ranked)
+        head, rows = self._table(ranked)
         print()
-        heads = ("point", "status", *["seeds"] * has_seeds, *(f"{rung:,}" for rung in self._rungs))
-        printing.print_table(rows, heads)
+        printing.print_table(rows, head)
         for point in self._points:
             # The command lists mistakes in the configuration.
             if point.failure is not None and not isinstance(point.failure, ConfigError):

@@ -6,18 +6,20 @@ from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
 from collectx.config.problem import did_you_mean
-from collectx.config.schema.run import OBJECTIVES
+from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 from collectx.run.terminal import printing
 
 _USAGE = f"""\
 collectx report DIR... [out=DIR] [objective=NAME]: write an HTML page about the runs in and below the folders, which
-opens offline, and its figures as PNGs: returns, throughput, lag, losses, worker timelines, failures, configurations,
-scaling with workers. Runs that differ only in their seeds are averaged, with a confidence interval.
+opens offline, and its figures as PNGs: returns, evaluations, env.metrics, losses, throughput, lag, worker timelines,
+failures, configurations, scaling with workers. Print its table. Runs that differ only in their seeds are averaged, with
+a confidence interval.
 
   out=DIR          output folder; default: report in DIR, or in the current folder if you name several
-  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)}; default: sweep.objective of the first run
+  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)},
+                   an entry of env.metrics, or eval/NAME; default: sweep.objective of the first run
 
 Exit status: 0 written, 2 wrong usage or no run found."""
 _OPTIONS = ("out", "objective")
@@ -31,19 +33,29 @@ def _report(arguments: Arguments) -> int:
     if not folders or not all(arguments.words):
         raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
     try:
-        from collectx.report import draw, read
+        from collectx.report import page, read
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"report: {error.name} is not installed. Install it: pip install 'collectx[report]'"
         ) from error
     runs = read.read_runs(folders)
     objective = options.get("objective") or read.objective_of(runs[0])
-    known = (*OBJECTIVES, *dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ()))
+    metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
+    evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)
+    known = (*OBJECTIVES, *metrics, *evaluated)
     if objective not in known:
         raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
-    printing.say(f"written to {draw.write_report(runs, out, objective)}. Open it in a browser.")
+    made = page.Report(runs, objective)
+    written = made.write(out)
+    for table in made.tables:
+        printing.say(f"\n{table.title}" if table.title else "")
+        shown = slice(len(table.head) - table.num_hidden)
+        printing.print_table([row[shown] for row in table.rows], table.head[shown])
+    for note in made.notes:
+        printing.say(note)
+    printing.say(f"written to {written}. Open it in a browser.")
     return 0
 
 

@@ -1,39 +1,39 @@
-"""Figures of runs, by matplotlib without pyplot: no window, no global state.
-
-Writes a report: `index.html`, which needs no other file, and each figure as a PNG.
-"""
+"""Figures of runs, by matplotlib without pyplot: no window, no global state."""
 
 from __future__ import annotations
 
 import io
-import os
 import re
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeAlias
 
-import jinja2
 import matplotlib
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from collectx import __version__
 from collectx.config.problem import counted
+from collectx.config.schema.run import OF_EVALUATION
 from collectx.config.schema.trainer import RETURN_WINDOW
-from collectx.errors import ConfigError
-from collectx.report.read import Group, Run, Span, centre, common, differences, groups_of, interval, name_of
-from collectx.run import Status
+from collectx.report.read import (
+    Curve,
+    Group,
+    Run,
+    Span,
+    centre,
+    common,
+    differences,
+    interval,
+    names_of,
+)
 from collectx.run.folder.batch_line import TIMES
-from collectx.run.folder.files import write_atomically
-from collectx.run.folder.layout import RunFolder
-from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
+from collectx.run.terminal.printing import rank
 
 # The colour of texts and axes in PNGs; in the page they take the colour of the page's text.
 _INK = "#1c2024"
@@ -62,18 +62,25 @@ _STYLE: Any = {
     "legend.fontsize": 8.5,
     "svg.fonttype": "none",
 }
-_SIZE = (5.0, 3.1)  # of a figure, in inches
+_SIZE = (4.6, 3.0)  # of a figure, in inches
 _PNG_DPI = 200
+_SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
 _MAX_WORKERS = 16
 _MAX_SPANS = 120
 _MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
+# How many seeds a performance profile needs.
+_MIN_PROFILE = 5
 _AXES = {"frames": "frames", "elapsed_s": "time since the workers were started (s)"}
+
+
+# The colour and the line of each group, by its name.
+_Styles: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure; `name` is its file name without suffix, and `caption` says what it shows."""
+    """A figure; `name` becomes its file name, and `caption` says what it shows."""
 
     name: str
     title: str
@@ -86,9 +93,10 @@ class Plot:
         return bool(self.figure.get_figwidth() > 2 * _SIZE[0])
 
     def write_png(self, folder: Path) -> None:
-        """Writes the figure to `<name>.png` in the folder, on a white ground."""
+        """Writes the figure to `<name>.png` in the folder, on a white ground. `_` replaces other characters than
+        letters, digits, `-` and `.`."""
         with matplotlib.rc_context(_STYLE):
-            self.figure.savefig(folder / f"{self.name}.png", dpi=_PNG_DPI)
+            self.figure.savefig(folder / f"{_SPECIAL.sub('_', self.name)}.png", dpi=_PNG_DPI)
 
     def svg(self) -> str:
         """Returns the figure as an element of HTML, as wide as its container, in the colour of the text around it."""
@@ -96,103 +104,215 @@ class Plot:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with matplotlib.rc_context(_STYLE):
             self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+        # The PNG has the same layout, which takes as long as the drawing.
+        self.figure.set_layout_engine("none")
         element = text.getvalue().replace(_INK, "currentColor")
         element = element[element.index("<svg") :]
         return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 role="img">', element)
 
 
-def curves(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Yields the figures of returns, throughput and lag of the groups, one each."""
-    words = _words(groups)
-    window = f"Mean return of the last {RETURN_WINDOW} episodes"
-    for value, over, name, title, label, what in (
-        ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
-        ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
-        ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
-        ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind"),
-    ):
-        for file, of, env in _by_env(groups, name) if value == "mean_return" else ((name, "", None),):
-            with matplotlib.rc_context(_STYLE):
-                figure = Figure(_SIZE, layout="constrained")
-                axes = figure.add_subplot()
-                if _draw(axes, groups, value, over, env) and (value != "lag" or axes.dataLim.y1 > 0):
-                    _label(axes, over, label)
-                    if value != "mean_return":
-                        axes.set_ylim(bottom=0)
-                    _legend(figure, axes, min_labels=2 if env is None else 1)
-                    yield Plot(file, f"{title}{of}", f"{what}. {words}", figure)
+@contextmanager
+def _figure(size: tuple[float, float] = _SIZE) -> Iterator[tuple[Figure, Axes]]:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(size, layout="constrained")
+        yield figure, figure.add_subplot()
 
 
-def scalars(groups: Sequence[Group], are_metrics: bool = False) -> Iterator[Plot]:
-    """Yields a figure for each env, with a plot for each scalar that the trainers have logged, or for each of the runs'
-    `env.metrics`."""
-    name, title, what = (
-        ("metrics", "Metrics of the envs", "Values of env.metrics")
-        if are_metrics
-        else ("scalars", "Losses and other scalars", "Values that the trainer logged")
-    )
-    for file, of, env in _by_env(groups, name):
-        runs = [run for group in groups for run in group.runs if env in (None, run.env)]
-        metrics = {name for run in runs for name in run.options.get("env.metrics") or ()}
-        names = sorted({name for run in runs for name in run.scalars if (name in metrics) is are_metrics})
-        if not names:
-            continue
-        with matplotlib.rc_context(_STYLE):
-            columns = min(3, len(names))
-            rows = -(-len(names) // columns)
-            size = (3.4 * columns, 2.3 * rows + 0.3) if columns > 1 else _SIZE
-            figure = Figure(size, layout="constrained")
-            for index, scalar in enumerate(names):
-                axes = figure.add_subplot(rows, columns, index + 1)
-                _draw(axes, groups, f"scalars/{scalar}", "frames", env)
-                _label(axes, "frames", scalar)
-            _legend(figure, figure.axes[0])
-            yield Plot(file, f"{title}{of}", f"{what}. {_words(groups)}", figure)
+# The curves of a report: value, over what, file, title, label of the axis, and what it shows.
+RETURN, EVALUATED = "mean_return", f"{OF_EVALUATION}mean_return"
+_DURING = "Evaluations during the run."
+_WINDOW = f"Training: mean of the last {RETURN_WINDOW} episodes."
+_LEARNING = (
+    (RETURN, "frames", "return_frames", "Return against frames", "mean return", _WINDOW),
+    (EVALUATED, "frames", "return_evaluated", "Return of evaluations", "mean return", _DURING),
+    (RETURN, "elapsed_s", "return_time", "Return against time", "mean return", _WINDOW),
+)
+_SPEED = (
+    ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received."),
+    ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind."),
+)
 
 
-def _by_env(groups: Sequence[Group], name: str) -> Iterator[tuple[str, str, str | None]]:
-    """Yields the file name, the end of the title, and the env of each figure, as values of different envs cannot be
-    compared. If there is only one env, the env is None."""
-    envs = [*dict.fromkeys(group.runs[0].env for group in groups)]
-    if len(envs) == 1:
-        yield name, "", None
-    else:
-        yield from ((f"{name}-{index}", f", {env}", env) for index, env in enumerate(envs))
+def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]]:
+    """Returns the figures about groups of runs by the headings of a page, each of one env. A configuration has the same
+    colour with each env."""
+    names = dict.fromkeys(group.name for group in groups)
+    styles = {name: {"color": _COLOURS[i % 8], "ls": _LINES[i // 8 % 4]} for i, name in enumerate(names)}
+    sections: dict[str, list[Plot]] = {}
+    envs = dict.fromkeys(group.env for group in groups)
+    for env in envs:
+        of_env = [group for group in groups if group.env == env]
+        runs = [run for group in of_env for run in group.runs]
+        metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
+        rates = [name for name in metrics if "success" in name]
+        others = [name for name in metrics if name not in rates]
+        losses = sorted({name for run in runs for name in run.scalars}.difference(metrics))
+        for heading, curves, numbers in (
+            ("Learning", _LEARNING, ()),
+            ("Seeds", (), (objective,)),
+            ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
+            ("Metrics", _of_metrics(others), ()),
+            ("Losses", [(f"scalars/{name}", "frames", name, name, name, "") for name in losses], ()),
+            ("Throughput", _SPEED, ()),
+        ):
+            plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
+            for number in numbers:
+                plots += [*by_seed(of_env, styles, number), *profile(of_env, styles, number)]
+            plots += scaling(of_env) if heading == "Throughput" else ()
+            if len(envs) > 1:
+                plots = [replace(plot, name=f"{plot.name}-{env}", title=f"{plot.title}, {env}") for plot in plots]
+            sections.setdefault(heading, []).extend(plots)
+    return sections
+
+
+def _of_metrics(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for name in names:
+        yield f"scalars/{name}", "frames", name, name, name, "Training."
+        yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"{name} of evaluations", name, _DURING
+
+
+def _curves(
+    groups: Sequence[Group], styles: _Styles, value: str, over: str, name: str, title: str, label: str, what: str
+) -> Iterator[Plot]:
+    """Yields a figure with a line for each group, if there is any."""
+    with _figure() as (figure, axes):
+        words = _draw(axes, groups, styles, value, over)
+        if axes.lines and (value != "lag" or axes.dataLim.y1 > 0):
+            axes.set_xlabel(_AXES[over])
+            axes.set_ylabel(label)
+            if over == "frames":
+                axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            if value == "frames_per_s":
+                axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+            if value in ("frames_per_s", "lag"):
+                axes.set_ylim(bottom=0)
+            if "success" in value:
+                axes.set_ylim(-0.03, 1.03)
+            _legend(figure, axes)
+            yield Plot(name, title, f"{what} {words}".strip(), figure)
+
+
+def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> str:
+    """Draws the mean of each group with its interval, where all of its runs are that did not end early; beyond it, and
+    for runs that ended early, each run. Returns the words that explain the lines."""
+    curves = [group.curves(value, over) for group in groups]
+    counts = {len(going) for going, _ in curves if going}
+    is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
+    has_mean = has_rest = False
+    for group, (going, early) in zip(groups, curves, strict=True):
+        style: dict[str, Any] = {**styles[group.name], "ms": 3}
+        style["marker"] = "o" if value.startswith(OF_EVALUATION) else ""
+        name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
+        num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
+        labels = chain([f"{name}{num_seeds}"], repeat(None))
+        rests = going
+        if len(going) > 1 and (together := common(going)) is not None:
+            places, values = together
+            axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
+            axes.fill_between(places, *interval(values), color=style["color"], alpha=0.2, lw=0)
+            rests, has_mean = [part for each in going if len((part := _beyond(each, places[-1]))[0]) > 1], True
+        for curve in rests:
+            axes.plot(*curve, lw=1.6 if len(going) == 1 else 0.8, label=next(labels), **style)
+        for curve in early:
+            axes.plot(*curve, lw=0.8, label=next(labels), **style)
+            axes.plot(curve[0][-1], curve[1][-1], "x", color=style["color"], ms=6)
+        for curve in chain(*group.curves("batch_return", over)) if is_alone else ():
+            axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label="episodes of one batch")
+        has_rest = has_rest or len(going) > 1 <= len(rests)
+    words = []
+    if has_mean:
+        several = sorted(count for count in counts if count > 1)
+        mean = "mean" if several[-1] < 4 else "interquartile mean"
+        seeds = " to ".join(map(str, dict.fromkeys((several[0], several[-1]))))
+        fewer = " (mean of fewer than four)" if several[0] < 4 <= several[-1] else ""
+        words.append(f"Line: {mean} of {seeds} seeds{fewer}. Band: 95 % bootstrap interval.")
+    if has_rest:
+        words.append("Thin lines: single seeds, where not all have values.")
+    if any(early for _, early in curves):
+        words.append("Cross: the end of a run that failed or was interrupted, which no mean contains.")
+    return " ".join(words)
+
+
+def _beyond(curve: Curve, place: float) -> Curve:
+    """Returns the part of a curve from the last point at or before a place on."""
+    begin = max(0, int(np.searchsorted(curve[0], place, "right")) - 1)
+    return curve[0][begin:], curve[1][begin:]
+
+
+def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[Plot]:
+    """Yields a figure of a number of `result.json`: a dot for each seed, and the interval of each group. Yields none if
+    no group has several seeds."""
+    known = [(group, values) for group in groups if len(values := group.values(number))]
+    if not any(len(values) > 1 for _, values in known):
+        return
+    names = [group.name.replace(", ", ",\n") for group, _ in known]
+    row_height = 0.22 + 0.14 * max(name.count("\n") + 1 for name in names)
+    with _figure((_SIZE[0], max(1.6, row_height * len(known) + 0.8))) as (figure, axes):
+        for row, (group, values) in enumerate(known):
+            colour, middle = styles[group.name]["color"], centre(values)
+            axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.5, ms=4, mew=0)
+            if len(values) > 1:
+                axes.plot(interval(values), [row, row], color=colour, lw=2.2)
+                axes.plot(middle, row, "|", color=colour, ms=13, mew=2.2)
+        axes.set_yticks(range(len(known)), names)
+        axes.set_ylim(len(known) - 0.4, -0.6)
+        if "success" in number:
+            axes.set_xlim(-0.03, 1.03)
+        axes.set_xlabel(number)
+        words = "Dots: seeds at the end of their runs. Mark: interquartile mean. Line: its 95 % bootstrap interval."
+        yield Plot(f"seeds_{number}", f"{number} of each seed", words, figure)
+
+
+def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[Plot]:
+    """Yields the performance profile of a number of `result.json`: the share of seeds that are better than each value,
+    for groups of at least `_MIN_PROFILE` seeds. Yields none without such a group."""
+    known = [(group, values) for group in groups if len(values := group.values(number)) >= _MIN_PROFILE]
+    every = np.concatenate([values for _, values in known]) if known else np.zeros(0)
+    if not len(every) or every.min() == every.max():
+        return
+    is_less = rank(0.0, number) < rank(1.0, number)
+    with _figure() as (figure, axes):
+        margin = 0.02 * (every.max() - every.min())
+        places = np.linspace(every.min() - margin, every.max() + margin, 201)
+        for group, values in known:
+            is_better = (np.less if is_less else np.greater).outer(values, places)
+            ends = interval(is_better, partial(np.mean, axis=0))
+            axes.plot(places, is_better.mean(axis=0), lw=1.6, label=group.name, **styles[group.name])
+            axes.fill_between(places, *ends, color=styles[group.name]["color"], alpha=0.2, lw=0)
+        axes.set_xlabel(number)
+        axes.set_ylabel(f"share of seeds {'below' if is_less else 'above'}")
+        axes.set_ylim(-0.03, 1.03)
+        _legend(figure, axes)
+        words = "Share of the seeds with a better value, with its 95 % bootstrap interval. The higher line is better."
+        yield Plot(f"profile_{number}", f"Performance profile of {number}", words, figure)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
     """Yields a figure of throughput against the number of workers, if that was varied: a line for the groups that share
     all other options, with the share of ideal scaling, extrapolated from the fewest workers."""
     keys = [key for key in differences([group.runs[0] for group in groups]) if key not in (_WORKERS, "seed")]
-    families: dict[str, dict[int, np.ndarray]] = {}
-    names: dict[str, str] = {}
+    families: dict[str, dict[int, Group]] = {}
     for group in groups:
-        options, values = group.runs[0].options, group.values("frames_per_s")
-        if len(values) and isinstance(number := options.get(_WORKERS), int):
-            names[key := repr([options.get(key) for key in keys])] = name_of(group.runs[0], keys, True, [_WORKERS])
-            families.setdefault(key, {})[number] = values
-    families = {key: family for key, family in families.items() if len(family) > 1}
-    if not families:
+        options = group.runs[0].options
+        if len(group.values("frames_per_s")) and isinstance(number := options.get(_WORKERS), int):
+            families.setdefault(repr([options.get(key) for key in keys]), {})[number] = group
+    several = [family for family in families.values() if len(family) > 1]
+    if not several:
         return
-    if len(families) == 1:
-        names.clear()
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(_SIZE, layout="constrained")
-        axes = figure.add_subplot()
-        for index, (key, family) in enumerate(families.items()):
+    names = names_of([[run for group in family.values() for run in group.runs] for family in several], keys)
+    with _figure() as (figure, axes):
+        for index, (family, name) in enumerate(zip(several, names, strict=True)):
             numbers = np.array(sorted(family))
-            middle = np.array([centre(family[number]) for number in numbers])
-            ends = np.array([interval(family[number]) for number in numbers]).T
+            values = [family[number].values("frames_per_s") for number in numbers]
+            middle = np.array([centre(each) for each in values])
+            bars = np.abs(np.array([interval(each) for each in values]).T - middle)
             ideal = middle[0] / numbers[0] * numbers
-            colour = _COLOURS[index % len(_COLOURS)]
-            bars = np.abs(ends - middle)
-            axes.errorbar(
-                numbers, middle, bars, color=colour, marker="o", ms=4, lw=1.6, capsize=3, label=names.get(key)
-            )
+            colour, label = _COLOURS[index % len(_COLOURS)], name if len(several) > 1 else None
+            axes.errorbar(numbers, middle, bars, color=colour, marker="o", ms=4, lw=1.6, capsize=3, label=label)
             axes.plot(numbers, ideal, color=colour, lw=1, ls=":", label="ideal" if index == 0 else None)
             for place in zip(numbers, middle, middle / ideal, strict=True):
                 axes.annotate(f"{place[2]:.0%}", place[:2], (6, -11), textcoords="offset points", fontsize=8)
-        axes.set_xticks(sorted({number for family in families.values() for number in family}))
+        axes.set_xticks(sorted({number for family in several for number in family}))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("workers")
         axes.set_ylabel("frames/s")
@@ -216,9 +336,7 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
     )
     shown = workers[:_MAX_WORKERS]
     rows = {worker: -(index + 2) for index, worker in enumerate(shown)}
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((10.2, 0.34 * (len(shown) + 2) + 1.2), layout="constrained")
-        axes = figure.add_subplot()
+    with _figure((10.2, 0.34 * (len(shown) + 2) + 1.2)) as (figure, axes):
         _draw_trainer(axes, run)
         for worker in shown:
             _draw_worker(axes, [span for span in run.spans if span.worker == worker], rows[worker])
@@ -280,167 +398,11 @@ def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
         below = heights[:, index]
 
 
-def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str, env: str | None = None) -> bool:
-    """Draws a line for each group, with its interval if several runs contribute; returns whether it drew any. An
-    interval does not cover failed runs. `env`: only groups with this env, in the colours of all."""
-    has_batches = value == "mean_return" and [len(group.runs) for group in groups] == [1]
-    for index, group in enumerate(groups):
-        if env not in (None, group.runs[0].env):
-            continue
-        colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]
-        style: dict[str, Any] = {"color": colour, "ls": line}
-        going = Group(group.name, tuple(run for run in group.runs if run.status.status is not Status.FAILED))
-        all_curves, known = group.curves(value, over), going.curves(value, over)
-        together = common(known) if len(known) > 1 else None
-        if together is None:
-            for number, curve in enumerate(all_curves):
-                name = f"last {RETURN_WINDOW} episodes" if has_batches else group.name
-                axes.plot(*curve, lw=1.6, label=None if number else name, **style)
-        else:
-            places, values = together
-            axes.plot(places, centre(values), lw=1.6, label=group.name, **style)
-            axes.fill_between(places, *interval(values), color=colour, alpha=0.2, lw=0)
-        for curve in group.curves("batch_return", over) if has_batches else ():
-            axes.plot(*curve, ".", color=colour, alpha=0.35, ms=3, label="episodes of one batch")
-    return bool(axes.lines)
-
-
-def _label(axes: Axes, over: str, label: str) -> None:
-    axes.set_xlabel(_AXES[over])
-    axes.set_ylabel(label)
-    if over == "frames":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if label == "frames/s":
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-
-
 def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) >= min_labels:
         inches = 0.07 * max(map(len, labels)) + 0.55  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def _words(groups: Sequence[Group]) -> str:
-    counts = sorted({len(group.runs) for group in groups})
-    if counts == [1]:
-        return ""
-    runs = "to ".join(f"{count} " for count in dict.fromkeys((counts[0], counts[-1])))
-    return f"Line: interquartile mean of {runs}seeds (mean of fewer than four). Band: 95 % bootstrap interval."
-
-
-# How many groups have curves in a page, and how many runs a timeline.
-_MAX_CURVES = 10
-_MAX_TIMELINES = 6
-
-
-def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
-    """Writes the report about some runs, at least one, ranked by the entry `objective` of `result.json`; returns the
-    path of its page. Raises `ConfigError` if the folder cannot be written to."""
-    groups = groups_of(runs)
-    spreads = {group: spread(group.values(objective).tolist()) for group in groups}
-    best = sorted(groups, key=lambda group: rank(spreads[group][0], objective))
-    drawn = [group for group in groups if group in best[:_MAX_CURVES]]
-    ranked = sorted(runs, key=lambda run: rank((run.numbers or {}).get(objective), objective))
-    # Runs that failed first.
-    timed = sorted(ranked, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
-    timelines = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
-    differing = differences(runs)
-    same = {key: value for key, value in runs[0].options.items() if key not in differing}
-    sections = {
-        "Learning and throughput": list(curves(drawn)),
-        "Scaling": list(scaling(groups)),
-        "Metrics": list(scalars(drawn, are_metrics=True)),
-        "Losses": list(scalars(drawn)),
-        "Timelines": timelines,
-    }
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
-    page = template.render(
-        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        version=__version__,
-        time=time.strftime("%Y-%m-%d %H:%M:%S"),
-        objective=objective,
-        columns=_ordered(COLUMNS),
-        rows=[(run.status.status, _ordered(cells(run.name, run.status.status, run.numbers))) for run in ranked],
-        parts_head=("best return", "start", "waiting", "learning", "checkpoints"),
-        parts=[_parts(run, folder) for run in ranked],
-        group_head=(objective, *SPREAD[1:], "IQM", "95 % CI low", "high"),
-        group_rows=[_group_row(each, objective, spreads[each]) for each in best] if len(groups) < len(runs) else [],
-        sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
-        left_out={
-            "Learning and throughput": (len(groups) - len(drawn), "configurations have no curve"),
-            "Timelines": (len(runs) - len(timed), "runs have no timeline"),
-        },
-        happened=list(_happened(runs)),
-        names=[run.name for run in runs],
-        differences={key: ["null" if value is None else value for value in each] for key, each in differing.items()},
-        config=yaml.safe_dump(same, sort_keys=False),
-        origins=[_origin(run.run_folder) for run in runs],
-    )
-    path = folder / "index.html"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for plot in (plot for plots in sections.values() for plot in plots):
-            plot.write_png(folder)
-        write_atomically(path, lambda file: file.write(page.encode()))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the report to {folder}: {error.strerror}. Choose another folder with out=DIR."
-        ) from error
-    return path
-
-
-def _ordered(columns: Sequence[str]) -> list[str]:
-    """Returns cells in the order of a page: the return is beside the status, where a phone shows it."""
-    return [columns[0], columns[1], columns[4], *columns[2:4], *columns[5:]]
-
-
-def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> tuple[str, ...]:
-    """Returns a row: name, number of seeds with the objective, their spread as `collectx run` prints it, IQM and its
-    interval."""
-    values = group.values(objective)
-    ends = interval(values) if len(values) > 1 else (None, None)
-    numbers = (*spread, centre(values) if len(values) else None, *ends)
-    repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
-    return (group.name, f"{len(values)} of {len(group.runs)}{repeats}", *map(number_cell, numbers))
-
-
-def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str, str]]]:
-    """Returns the name of the run, its best return and its seconds by part, and names and addresses of its files."""
-    numbers = number_cell(run.best_return()), *(number_cell(each, ".1f") for each in run.parts_s())
-    files = {
-        "run folder": run.run_folder.path,
-        "checkpoints": run.run_folder.checkpoints,
-        "policy.pt": run.run_folder.policy,
-        "videos": run.run_folder.videos,
-        "trainer's log": run.run_folder.log("trainer"),
-    }
-    # From the folder of the page, so that both may move together.
-    addresses = {name: os.path.relpath(path, folder.absolute()) for name, path in files.items() if path.exists()}
-    return run.name, numbers, [(name, quote(address, safe="/=,")) for name, address in addresses.items()]
-
-
-def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs."""
-    for run in runs:
-        for at, text in run.messages:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-            yield when, f"{run.seconds(at):.1f}", run.name, text
-        if run.status.status is not Status.COMPLETED:
-            yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
-
-
-def _origin(run_folder: RunFolder) -> dict[str, Any]:
-    meta = run_folder.read_meta(run_folder.meta)
-    git = (meta.get("git") or {}).get("cwd") or {}
-    commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
-    return {
-        "started": meta.get("time", ""),
-        "host": meta.get("host", ""),
-        "python": meta.get("python", ""),
-        "torch": (meta.get("packages") or {}).get("torch", ""),
-        "commit": commit,
-        "command": " ".join(map(str, meta.get("argv", ()))),
-    }
+        # The first rows fit below the axes.
+        figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) - 2))

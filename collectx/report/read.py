@@ -1,5 +1,5 @@
 """Reads run folders for a report: the curves and times of each run, the groups of runs that differ only in their seeds,
-and the interval of each group.
+and the interval of each group. Reads `halving.json` of their sweeps.
 
 The interval is that of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the
 interquartile mean over runs and its 95 % bootstrap percentile interval.
@@ -7,16 +7,20 @@ interquartile mean over runs and its 95 % bootstrap percentile interval.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from collectx.config.schema.run import OBJECTIVES
+from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
@@ -35,10 +39,10 @@ NUM_POINTS = 160
 _NUM_DRAWS = 2000
 # Runs of one group may differ in these options, in which a reproduction differs from its run too.
 _NO_GROUPS = ("seed", "checkpoint.", "logger.", "eval.", "trainer.digest", "trainer.dir", "collector.order_of")
-# Runs that ended early.
-_EARLY = (Status.FAILED, Status.INTERRUPTED)
 # The maximum number of differing options in the name of a group.
 _MAX_NAMED = 3
+# What separates the end of a folder's name, such as `ppo_seed0`, from the name of its group.
+_NUMBERED = re.compile(r"(^|[\W_]+)(seed|s)?[\W_]*$")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Run:
         options: the configuration, by paths such as `collector.num_workers`.
         columns: the values in `metrics.jsonl` by name, `[batches]` float64 each; nan if a batch lacks the value.
         scalars: the values that the trainer logged, in the same form.
+        evaluations: the results of evaluations over frames, by names such as `mean_return`.
         spans: the times of all workers.
         messages: pairs (seconds since 1970, what the user reads about an event).
     """
@@ -73,6 +78,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     scalars: dict[str, np.ndarray] = field(default_factory=dict)
+    evaluations: dict[str, Curve] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     messages: list[tuple[float, str]] = field(default_factory=list)
@@ -84,13 +90,32 @@ class Run:
         names = (self.options.get(f"env.{name}") for name in ("id", "entry_point", "target", "kind"))
         return next((str(name) for name in names if name), "")
 
+    @property
+    def end(self) -> str:
+        """Why the run ended early, in one line."""
+        return f"{self.name}: {self.status.status}: {self.status.detail.partition(chr(10))[0]}".rstrip(": ")
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run failed, was interrupted, or has a damaged file."""
+        return self.status.status in (Status.FAILED, Status.INTERRUPTED, Status.DAMAGED)
+
+    def number(self, name: str) -> float | None:
+        """Returns an entry of `result.json`; None if the run lacks it."""
+        value = (self.numbers or {}).get(name)
+        return float(value) if isinstance(value, (int, float)) else None
+
     def seconds(self, time: float) -> float:
         """Returns the time of an event, given in seconds since 1970."""
         return float(np.interp(time, *self._clock))
 
     def curve(self, value: str, over: str) -> Curve | None:
-        """Returns a column or a scalar (`scalars/<name>`) over another column, at most `NUM_POINTS` points, each a
-        mean; `frames_per_s` is the rate between two points. None if the run lacks it."""
+        """Returns a column, a scalar (`scalars/<name>`) or the results of evaluations (`eval/<name>`, only over
+        frames) over another column, at most `NUM_POINTS` points, each a mean; `frames_per_s` is the rate between two
+        points. None if the run lacks it."""
+        if value.startswith(OF_EVALUATION):
+            evaluated = self.evaluations.get(value.removeprefix(OF_EVALUATION))
+            return None if evaluated is None else _thin(*evaluated)
         columns = self.columns | {f"scalars/{name}": column for name, column in self.scalars.items()}
         places = columns.get(over, np.zeros(0))
         if value == "frames_per_s":
@@ -142,7 +167,7 @@ class Group:
     """Runs that differ only in their seeds.
 
     Attributes:
-        name: the options by which the group differs from the others.
+        name: the options by which the group differs from the others with its env.
         runs: one run for each seed.
         repeats: further runs of these seeds, such as reproductions. They do not count, as they are no other sample.
     """
@@ -151,24 +176,52 @@ class Group:
     runs: tuple[Run, ...]
     repeats: tuple[Run, ...] = ()
 
-    def curves(self, value: str, over: str) -> list[Curve]:
-        """Returns one curve for each run that recorded it."""
-        return [curve for run in self.runs if (curve := run.curve(value, over)) is not None]
+    @property
+    def env(self) -> str:
+        """What the env of the runs is called."""
+        return self.runs[0].env
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs whose results may be averaged: the completed ones; if `run.max_batches` ended some before others, as
+        `hydra/sweeper=halving` does, those with the most batches."""
+        completed = [run for run in self.runs if run.status.status is Status.COMPLETED]
+        return tuple(run for run in completed if _limit(run) == max(map(_limit, completed)))
+
+    @property
+    def limit(self) -> float:
+        """The number of batches after which `run.max_batches` ended the runs that count; infinity without it."""
+        return max(map(_limit, self.runs))
+
+    def curves(self, value: str, over: str) -> tuple[list[Curve], list[Curve]]:
+        """Returns the curves of the runs that recorded it: of those that did not end early, and of those that did."""
+        curves: tuple[list[Curve], list[Curve]] = ([], [])
+        for run in self.runs:
+            if (curve := run.curve(value, over)) is not None:
+                curves[run.ended_early].append(curve)
+        return curves
 
     def values(self, number: str) -> np.ndarray:
-        """Returns a number of `result.json`, `[runs]` float64, for the runs that have it and did not end early."""
-        numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in _EARLY)
-        return np.array([value for value in numbers if isinstance(value, (int, float))], float)
+        """Returns a number of `result.json`, `[runs]` float64, for the runs that count and have it."""
+        return np.array([value for run in self.counted if (value := run.number(number)) is not None], float)
+
+
+def _limit(run: Run) -> float:
+    """Returns the number of batches after which `run.max_batches` ended a run; infinity if it got all of its frames."""
+    limit, total = (run.options.get(name) for name in ("run.max_batches", "collector.total_frames"))
+    got_all = isinstance(total, int) and 0 <= total <= (run.number("frames") or 0)
+    # The configuration may name a variable of the environment instead of a number.
+    return float(limit) if isinstance(limit, int) and not got_all else np.inf
 
 
 def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns curves at common places: (places `[points]`, values `[curves, points]`); None if the curves do not
-    overlap."""
+    """Returns curves where all of them are: (places `[points]`, values `[curves, points]`). These are the places that
+    they share, or places between which they are interpolated. None if they do not overlap."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
-    if not begin < end:
-        return None
-    places = np.linspace(begin, end, NUM_POINTS)
-    return places, np.stack([np.interp(places, *curve) for curve in curves])
+    places = reduce(np.intersect1d, (curve[0] for curve in curves))
+    if 2 * len(places) < min(len(curve[0]) for curve in curves):
+        places = np.linspace(begin, end, NUM_POINTS) if begin < end else np.zeros(0)
+    return (places, np.stack([np.interp(places, *curve) for curve in curves])) if len(places) else None
 
 
 def centre(values: np.ndarray) -> np.ndarray:
@@ -178,9 +231,9 @@ def centre(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
 
 
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the 95 % bootstrap percentile interval of `centre`: its lower and upper end."""
-    return bootstrap_interval(values, centre, _NUM_DRAWS)
+def interval(values: np.ndarray, of: Callable[[np.ndarray], Any] = centre) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the 95 % bootstrap percentile interval of a statistic over axis 0: its lower and upper end."""
+    return bootstrap_interval(values, of, _NUM_DRAWS)
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
@@ -208,8 +261,11 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
                 (each, float(each["time"]), format_event(each["event"], each)) for each in run_folder.read_events()
             ]
             run.events = [each for each, _, _ in events]
-            run.messages = [(time, text) for _, time, text in events if text is not None]
+            # Evaluations have curves.
+            told = (each for each in events if each[0]["event"] != "evaluated")
+            run.messages = [(time, text) for _, time, text in told if text is not None]
             run.messages = sorted(run.messages + _interruptions(run.events))
+            run.evaluations = _evaluations(run.events)
             _read_metrics(run)
             run.numbers = numbers_of(run_folder)
         except ConfigError as error:  # also a damaged file
@@ -228,6 +284,16 @@ def _interruptions(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str
     resumed = [index for index, event in enumerate(events) if event["event"] == "resumed"]
     before = events[: resumed[-1]] if resumed else []
     return [(float(each["time"]), str(each["reason"])) for each in before if each["event"] == "interrupted"]
+
+
+def _evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    # A run that continued from an older checkpoint has repeated some.
+    by_frames = {int(each["frames"]): each for each in events if each["event"] == "evaluated"}
+    points: dict[str, list[tuple[int, float]]] = {}
+    for frames, each in sorted(by_frames.items()):
+        for name, value in {"mean_return": each["mean_return"], **each.get("metrics", {})}.items():
+            points.setdefault(name, []).append((frames, value))
+    return {name: (both[:, 0], both[:, 1]) for name, each in points.items() if len(both := np.array(each, float))}
 
 
 # The columns that a report draws.
@@ -306,39 +372,71 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Returns the groups of runs that differ only in their seeds, in the order of their first runs. Of several runs
-    with one seed, one counts that did not end early; of several, the one with the most frames, or the first."""
-    keys = [key for key in differences(runs) if not key.startswith(_NO_GROUPS)]
-    members: dict[str, list[Run]] = {}
-    for run in runs:
-        members.setdefault(repr([run.options.get(key) for key in keys]), []).append(run)
+    """Returns the groups of runs that differ only in their seeds, env by env, in the order of their first runs. Of
+    several runs with one seed, one counts that did not end early; of several, the one with the most frames, or the
+    first."""
     groups = []
-    for each in members.values():
-        by_seed: dict[Any, Run] = {}
-        for run in sorted(each, key=lambda run: (run.status.status in _EARLY, -(run.numbers or {}).get("frames", 0))):
-            by_seed.setdefault(run.options.get("seed", run.name), run)
-        chosen = tuple(run for run in each if run in by_seed.values())
-        name = name_of(each[0], keys, is_several=len(chosen) > 1) or ("all" if len(each) > 1 else each[0].name)
-        groups.append(Group(name, chosen, tuple(run for run in each if run not in chosen)))
-    names = [group.name for group in groups]
-    return [replace(group, name=group.runs[0].name) if names.count(group.name) > 1 else group for group in groups]
+    for env in dict.fromkeys(run.env for run in runs):
+        of_env = [run for run in runs if run.env == env]
+        keys = [key for key in differences(of_env) if not key.startswith(_NO_GROUPS)]
+        members: dict[str, list[Run]] = {}
+        for run in of_env:
+            members.setdefault(repr([run.options.get(key) for key in keys]), []).append(run)
+        chosen = [_one_per_seed(each) for each in members.values()]
+        for each, some, name in zip(members.values(), chosen, names_of(chosen, keys), strict=True):
+            groups.append(Group(name, some, tuple(run for run in each if run not in some)))
+    return groups
 
 
-def name_of(run: Run, keys: Sequence[str], is_several: bool = False, without: Sequence[str] = ()) -> str:
-    """Returns the options `keys` of a run; of many, the name of its folder. `is_several`: it stands for runs of several
-    seeds, so that it names none; nor are options `without` named."""
-    if len(keys) <= _MAX_NAMED:
-        return ", ".join(f"{_short(key, keys)}={run.options.get(key)}" for key in keys)
-    left_out = {*without, *(["seed"] if is_several else [])}
-    if not left_out:
-        return run.name
-    parent, _, point = run.name.rpartition("/")
-    words = [word for word in point.split(",") if word.partition("=")[0] not in left_out]
-    # `collector.num_workers=2` becomes `num_workers=2`.
-    return "/".join(filter(None, (parent, ",".join(re.sub(r"^[\w.]*\.(\w+=)", r"\1", word) for word in words))))
+def _one_per_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
+    by_seed: dict[Any, Run] = {}
+    for run in sorted(runs, key=lambda run: (run.ended_early, -(run.number("frames") or 0))):
+        by_seed.setdefault(run.options.get("seed", run.name), run)
+    return tuple(run for run in runs if run in by_seed.values())
+
+
+def names_of(parts: Sequence[Sequence[Run]], keys: Sequence[str]) -> list[str]:
+    """Returns a name for each of several sets of runs, which differ in the options `keys`: these options; of many, what
+    the names of the set's folders have in common."""
+    if not keys:
+        names = ["all" if len(part) > 1 else part[0].name for part in parts]
+    elif len(keys) <= _MAX_NAMED:
+        named = [[(key, part[0].options[key]) for key in keys if key in part[0].options] for part in parts]
+        texts = [[f"{_short(key, keys)}={'null' if value is None else value}" for key, value in each] for each in named]
+        names = list(map(", ".join, texts))
+    else:
+        names = [_shared_name([run.name for run in part]) for part in parts]
+    if len({*names}) == len(names) and all(names):
+        return names
+    return [f"{part[0].name} and {len(part) - 1} more" if len(part) > 1 else part[0].name for part in parts]
+
+
+def _shared_name(names: Sequence[str]) -> str:
+    """Returns the words that the names of several folders share; of `seed=0,collector.num_workers=2` and `seed=1,...`,
+    it is `num_workers=2`. Of one folder, its name."""
+    if len(names) == 1:
+        return names[0]
+    levels = [
+        [level.split(",") for level in levels] for levels in zip(*(name.split("/") for name in names), strict=False)
+    ]
+    words = [[word for word in first if all(word in other for other in others)] for first, *others in levels]
+    shared = "/".join(",".join(re.sub(r"^[\w.]*\.(\w+=)", r"\1", word) for word in each) for each in words if each)
+    begin = "".join(each[0] for each in takewhile(lambda each: len({*each}) == 1, zip(*names, strict=False)))
+    return shared or _NUMBERED.sub("", begin)
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
     """Returns the last word of a key if no other key ends with it; otherwise the key."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def read_rungs(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[tuple[str, ...]]]]:
+    """Returns the tables of `halving.json` (head and rows) in the sweep folders of some runs, by the names of the
+    folders. Skips damaged files, as the runs tell all but the rungs."""
+    found = {}
+    for folder in dict.fromkeys(run.run_folder.path.parent for run in runs):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            content = json.loads((folder / "halving.json").read_text())
+            found[folder.name] = content["head"], [tuple(map(str, row)) for row in content["rows"]]
+    return found

@@ -46,6 +46,11 @@ def test_the_best_goes_on_where_it_was_and_the_others_are_stopped(tmp_path):
         ours = digests(tmp_path / "sweep" / name)
         assert ours == digests(tmp_path / str(number))[: len(ours)]
         assert len(ours) == frames[name] // 512
+    # The report has the table.
+    said = forked("report", "sweep", cwd=tmp_path).stdout
+    assert "Rungs of sweep, in frames\n" in said
+    lines = filter(None, map(str.split, said.splitlines()))
+    assert {name: cells for name, *cells in lines if name in table} == table
     again = forked("run", *words, cwd=tmp_path)
     assert "sweep: nothing is left to do" in again.stdout
     assert rows(again) == table

@@ -7,13 +7,15 @@ import sys
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
 from collectx.cli import report
 from collectx.jobs.status import RunStatus
-from collectx.report import draw
-from collectx.report.draw import _group_row, _happened, _origin
-from collectx.report.read import Group, Run
+from collectx.report import page as report_page
+from collectx.report.draw import sections_of
+from collectx.report.page import Report, _group_row, _happened, _origin
+from collectx.report.read import Group, Run, groups_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
 
@@ -64,8 +66,9 @@ def test_the_page_loads_nothing_and_has_no_script(written):
 
 @pytest.mark.ci
 def test_the_page_and_the_pngs_have_all_figures(written):
-    names = ["return_frames", "return_time", "throughput", "scaling", "scalars", *(f"timeline-{i}" for i in range(4))]
-    # Without lag there is no figure of it.
+    names = ["return_frames", "return_time", "seeds_mean_return", "actor_loss", "critic_loss", "entropy"]
+    # Without lag there is no figure of it. A group has the timeline of its best run.
+    names += ["throughput", "scaling", "timeline-0", "timeline-1"]
     assert sorted(path.stem for path in written.glob("*.png")) == sorted(names)
     assert all(path.read_bytes().startswith(PNG) for path in written.glob("*.png"))
     page = Page(written / "index.html")
@@ -75,10 +78,10 @@ def test_the_page_and_the_pngs_have_all_figures(written):
         "Scaling with workers",
         "100%",
         "critic_loss",
-        "interquartile mean of 2 seeds",
+        "Line: mean of 2 seeds. Band",
     ):
         assert text in page.text
-    assert page.text.count("completed") == 4
+    assert page.text.count(" completed ") == 4 + 1  # in a sentence
     assert "Nothing failed" in page.text
     assert "collector.frames_per_batch: 128" in page.text
 
@@ -86,15 +89,15 @@ def test_the_page_and_the_pngs_have_all_figures(written):
 @pytest.mark.ci
 def test_the_page_links_to_files_of_the_runs_and_has_their_best_return_and_times(written, sweep):
     page = Page(written / "index.html")
-    assert len(page.links) == 12
-    assert all((written / unquote(link)).exists() for link in page.links)
-    assert "run folder , checkpoints , policy.pt" in page.text
-    head = "point best return start (s) waiting (s) learning (s) checkpoints (s) files"
-    rows = re.findall(r"num_workers=\d,seed=\d ([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+) run folder", page.text)
+    assert {(written / unquote(link)).resolve() for link in page.links} == {*sweep.glob("coll*")}
+    head = "run status return best return frames frames/s wall_s start (s) waiting (s) learning (s) checkpoints (s)"
+    text = re.sub("(?<=[,=.]) ", "", page.text)  # where a name may be broken
+    number = r" ([\d.,]+)"
+    rows = re.findall(rf"num_workers=\d,seed=\d completed{9 * number}", text)
     assert head in page.text
     assert len(rows) == 4
     walls = [RunFolder(path).read_result()["wall_s"] for path in sweep.glob("coll*")]
-    assert max(sum(map(float, row[1:])) for row in rows) <= max(walls) + 0.2
+    assert max(sum(map(float, row[5:])) for row in rows) <= max(walls) + 0.2
 
 
 @pytest.mark.ci
@@ -108,17 +111,20 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     # Also several folders.
     folders = [str(path) for path in sorted(tmp_path.glob("sweep/coll*"))]
     assert report.main([*folders, "objective=frames_per_s", "out=page"]) == 0
-    assert capsys.readouterr().out == "written to page/index.html. Open it in a browser.\n"
-    text = Page(tmp_path / "page" / "index.html").text
-    results = text[: text.index("Learning and throughput")]
-    assert "point seeds frames_per_s std min max IQM 95 % CI low high" in results
-    assert re.findall(rf"num_workers=(\d) 2 of 2{' ([0-9.]+)' * 7}", results) == [
-        ("2", "22.50", "3.536", "20.00", "25.00", "22.50", "20.00", "25.00"),
-        ("1", "20.00", "14.14", "10.00", "30.00", "20.00", "10.00", "30.00"),
-    ]
-    order = [(int(workers), int(seed)) for workers, seed in re.findall(r"num_workers=(\d),seed=(\d)", results)]
-    # In both tables.
-    assert order == 2 * sorted(rates, key=rates.get, reverse=True)
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last == "written to page/index.html. Open it in a browser."
+    text = re.sub("(?<=[,=.]) ", "", Page(tmp_path / "page" / "index.html").text)
+    rows = (
+        ("point seeds frames_per_s (IQM) 95 % CI frames", "mean std min max"),
+        ("num_workers=2 2 of 2 22.50 20.00 to 25.00 1,024", "22.50 3.536 20.00 25.00"),
+        ("num_workers=1 2 of 2 20.00 10.00 to 30.00 1,024", "20.00 14.14 10.00 30.00"),
+    )
+    assert [" ".join(line.split()) for line in table] == ["", *(row for row, _ in rows)]
+    # The page has the table of the terminal, and more columns.
+    assert " ".join(f"{row} {more}" for row, more in rows) in text
+    runs = text[text.index("Runs run status frames_per_s return") :]
+    order = [(int(workers), int(seed)) for workers, seed in re.findall(r"num_workers=(\d),seed=(\d) completed", runs)]
+    assert order == sorted(rates, key=rates.get, reverse=True)
 
 
 @pytest.mark.ci
@@ -126,6 +132,7 @@ def test_what_happened_is_said_and_escaped(sweep, tmp_path):
     folder = tmp_path / "<b>run"
     shutil.copytree(sweep / "collector.num_workers=2,seed=1", folder)
     files = RunFolder(folder)
+    files.log("trainer").touch()
     write_json(files.result, files.read_result() | {"status": "failed", "exit_reason": "ValueError: <script>alert(1)"})
     with open(files.events, "a") as file:
         file.write('{"time": 1e9, "event": "worker_failed", "worker": 1, "type": "E", "message": "$x_1 & <i>"}\n')
@@ -135,6 +142,7 @@ def test_what_happened_is_said_and_escaped(sweep, tmp_path):
     assert "b" not in page.tags
     for text in ("worker 1 failed: E: $x_1 & <i>", "failed: ValueError: <script>alert(1)", "<b>run"):
         assert text in page.text
+    assert [unquote(link) for link in page.links] == ["..", "../logs/trainer.log"]
     assert html.escape("<b>run") in (files.report / "index.html").read_text()
 
 
@@ -197,10 +205,12 @@ def test_the_row_of_a_group_has_an_interval_of_two_runs_or_more(tmp_path):
         Run(str(n), RunFolder(tmp_path), RunStatus(Status.COMPLETED), {"frames": value} if value is not None else {})
         for n, value in enumerate((4.0, 8.0, None))
     ]
-    rows = [_group_row(Group("one", tuple(part)), "frames", [1.5]) for part in (runs, runs[1:], runs[2:])]
-    assert [row[1] for row in rows] == ["2 of 3", "1 of 2", "0 of 1"]
-    numbers = [[None if cell == "-" else float(cell) for cell in row[2:]] for row in rows]
-    assert numbers == [[1.5, 6, 4, 8], [1.5, 8, None, None], [1.5, None, None, None]]
+    rows = [_group_row(Group("one", tuple(part)), "frames") for part in (runs, runs[1:], runs[2:])]
+    assert [row[1:] for row in rows] == [
+        ("2 of 3", "6.000", "4.000 to 8.000", "4 to 8", "6.000", "2.828", "4.000", "8.000"),
+        ("1 of 2", "8.000", "-", "8", "8.000", "-", "8.000", "8.000"),
+        ("0 of 1", *"-------"),
+    ]
 
 
 def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_path):
@@ -249,18 +259,92 @@ def test_a_page_of_many_runs(tmp_path, monkeypatch, expected):
     ]
     drawn = []
 
-    def note(kind, name=lambda each: each.name):
-        def drawing(given, *more, **keywords):
-            drawn.append([kind, *map(name, given if isinstance(given, list) else [given]), *more, *keywords])
-            return [Plot(kind, *more, *keywords)]
+    def drawing(groups, objective):
+        drawn.append([objective, *(group.name for group in groups)])
+        return {"Learning": [Plot("curve")], "Losses": []}
 
-        return drawing
+    def timeline(run, name):
+        drawn.append([run.name, name])
+        return [Plot(name)]
 
-    for kind in ("curves", "scaling", "scalars", "timeline"):
-        monkeypatch.setattr(draw, kind, note(kind))
-    path = draw.write_report(runs, tmp_path / "report", "mean_return")
+    monkeypatch.setattr(report_page, "sections_of", drawing)
+    monkeypatch.setattr(report_page, "timeline", timeline)
+    path = Report(runs, "mean_return").write(tmp_path / "report")
     assert path == tmp_path / "report" / "index.html"
-    assert len(list(path.parent.glob("*.png"))) == 4 + 6
+    assert len(list(path.parent.glob("*.png"))) == 1 + 6
     text = " ".join(" ".join(Page(path).texts).split())
     begin, end = text.index("point seeds"), text.index("Provenance")
     expected("page", {"drawn": drawn, "text": text[begin:end].replace(" run", "\nrun").splitlines()})
+
+
+def columns(frames, returns):
+    """The columns of a run with a frame each second."""
+    return {
+        name: np.array(each, float)
+        for name, each in {"frames": frames, "elapsed_s": frames, "mean_return": returns}.items()
+    }
+
+
+def lines_of(plot):
+    """The lines of a figure, by their widths: frames and values."""
+    axes = plot.figure.axes[0]
+    return sorted((line.get_linewidth(), line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.lines)
+
+
+def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_path):
+    """Two seeds, one of which is shorter, and one that failed."""
+    runs = [made_run(tmp_path, 0, status, 1.0, seed=seed) for seed, status in enumerate(["completed"] * 2 + ["failed"])]
+    for run, count, slope in zip(runs, (4, 2, 3), (1, 3, 9), strict=True):
+        run.status = RunStatus(Status(run.status.status))
+        run.columns = columns([10 * n for n in range(1, count + 1)], [slope * n for n in range(1, count + 1)])
+    plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
+    assert plot.name == "return_frames"
+    thin = [(0.8, [10, 20, 30], [9, 18, 27]), (0.8, [20, 30, 40], [2, 3, 4])]
+    cross = (1.5, [30], [27])
+    assert lines_of(plot) == sorted([*thin, cross, (1.6, [10, 20], [2, 4])])
+    for words in "Line: mean of 2 seeds.", "Thin lines: single seeds", "Cross: the end of a run that failed":
+        assert words in plot.caption
+
+
+def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
+    runs = [made_run(tmp_path, n, Status.COMPLETED, 1.0) for n in (2, 3, 4)]
+    for run in runs:
+        run.columns = columns([10, 20], [1, 2])
+    plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
+    labels = [line.get_label() for line in plot.figure.axes[0].lines]
+    assert labels == ["size=1 (2 seeds)", "size=2 (1 seed)"]
+    assert "Line: mean of 2 seeds." in plot.caption
+
+
+@pytest.mark.parametrize(("number", "where"), [("mean_return", "above"), ("wall_s", "below")])
+def test_a_performance_profile_needs_five_seeds(tmp_path, number, where):
+    runs = [made_run(tmp_path, 0, Status.COMPLETED, 1.0, seed=seed) for seed in range(5)]
+    for run, value in zip(runs, (1.0, 2, 2, 3, 5), strict=True):
+        run.numbers = {number: value}
+    points, profile = sections_of(groups_of(runs), number)["Seeds"]
+    assert (points.name, profile.name) == (f"seeds_{number}", f"profile_{number}")
+    axes = profile.figure.axes[0]
+    assert axes.get_ylabel() == f"share of seeds {where}"
+    shares = np.interp([0.9, 1.5, 2.5, 4.0, 5.1], *axes.lines[0].get_data())
+    above = pytest.approx([1.0, 0.8, 0.4, 0.2, 0.0])
+    assert (shares if where == "above" else 1 - shares) == above
+    (points,) = sections_of(groups_of(runs[:4]), number)["Seeds"]
+
+
+def test_a_configuration_has_one_colour_with_all_envs(tmp_path):
+    runs = [made_run(tmp_path, n, Status.COMPLETED, 1.0, **{"env.id": f"Env{n % 2}", "seed": 0}) for n in range(4)]
+    for run in runs:
+        run.columns = columns([10, 20], [1, 2])
+    plots = sections_of(groups_of([runs[0], runs[2], runs[3], runs[1]]), "mean_return")["Learning"][::2]
+    colours = [{line.get_label(): line.get_color() for line in plot.figure.axes[0].lines} for plot in plots]
+    assert [plot.title for plot in plots] == ["Return against frames, Env0", "Return against frames, Env1"]
+    assert colours[0] == colours[1]
+    assert {*colours[0]} == {"size=0", "size=1"}
+
+
+def test_what_ended_early_is_noted_with_the_results(tmp_path):
+    runs = [made_run(tmp_path, n, Status.FAILED if n < 7 else Status.COMPLETED, None) for n in range(8)]
+    assert Report(runs, "mean_return").notes == [
+        *(f"run{n:02d}: failed: a reason" for n in range(5)),
+        "2 more runs ended early.",
+    ]

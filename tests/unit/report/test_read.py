@@ -85,6 +85,10 @@ def test_curves_of_several_runs_are_taken_where_all_have_them():
     assert values[:, 0].tolist() == [20.0, 0.0]
     assert values[:, -1].tolist() == pytest.approx([40.0, 5.0])
     assert common([one, (np.array([11.0]), np.array([0.0]))]) is None
+    # Places that they share are taken as they are.
+    longer = np.array([0.0, 10.0, 20.0, 30.0]), np.array([1.0, 2.0, 7.0, 7.0])
+    places, values = common([one, longer])
+    assert (places.tolist(), values.tolist()) == ([0.0, 10.0], [[0.0, 40.0], [1.0, 2.0]])
 
 
 def test_runs_that_differ_in_their_seeds_alone_are_a_group(sweep):
@@ -188,6 +192,56 @@ def test_a_damaged_file_is_the_status_of_its_run_only(sweep, tmp_path):
             assert [run.status.status for run in others] == [Status.COMPLETED] * 3
             assert sum(len(group.runs) for group in groups_of([first, *others])) == 4
         file.write_bytes(whole)
+
+
+def test_only_completed_runs_of_the_greatest_length_count(tmp_path):
+    """As in a sweep by halving, which ends some seeds by `run.max_batches`."""
+    limits = {"a": 4, "b": 12, "c": 12, "d": None}
+    runs = [
+        Run(name, RunFolder(tmp_path), RunStatus(Status.COMPLETED), {"frames": index}, {"run.max_batches": limit})
+        for index, (name, limit) in enumerate(limits.items())
+    ]
+    assert Group("all", tuple(runs)).values("frames").tolist() == [3.0]
+    runs[3].status = RunStatus(Status.RUNNING)
+    assert Group("all", tuple(runs)).values("frames").tolist() == [1.0, 2.0]
+    assert Group("all", tuple(runs[:1])).limit == 4
+    # One that got all of its frames was not ended by the limit.
+    runs[1].options["collector.total_frames"] = 1
+    assert Group("all", tuple(runs[:3])).values("frames").tolist() == [1.0]
+
+
+def test_evaluations_are_curves_over_frames(tmp_path):
+    """A run that continued from an older checkpoint has repeated an evaluation."""
+    evaluated = [(20, 5.0, {}), (40, 6.0, {"won": 0.5}), (40, 7.0, {"won": 0.75})]
+    events = [
+        {"time": 1.0, "event": "evaluated", "batches": 1, "frames": frames, "mean_return": value, "interval": None}
+        | {"mean_length": 1.0, "metrics": metrics}
+        for frames, value, metrics in evaluated
+    ]
+    (run,) = read_runs([write_run(tmp_path / "run", [line(0, 1.0)], events)])
+    curves = {name: [each.tolist() for each in run.curve(f"eval/{name}", "frames")] for name in run.evaluations}
+    assert curves == {"mean_return": [[20, 40], [5, 7]], "won": [[40], [0.75]]}
+    # They are no events to read.
+    assert run.messages == []
+
+
+@pytest.mark.parametrize(
+    ("folders", "name"),
+    [
+        (["a/ppo/s0", "a/ppo/s1", "b"], "a/ppo"),
+        (["ppo_seed0", "ppo_seed1", "b"], "ppo"),
+        (["x,seed=0", "x,seed=1", "b"], "x"),
+        (["class0", "class1", "b"], "class"),
+        (["s0", "s1", "b"], "s0 and 1 more"),
+    ],
+)
+def test_a_group_is_named_by_what_its_folders_share(tmp_path, folders, name):
+    options = [{"seed": seed} | dict.fromkeys("pqrs", word) for seed, word in ((0, "a"), (1, "a"), (0, "b"))]
+    runs = [
+        Run(folder, RunFolder(tmp_path), RunStatus(Status.COMPLETED), None, each)
+        for folder, each in zip(folders, options, strict=True)
+    ]
+    assert [group.name for group in groups_of(runs)] == [name, "b"]
 
 
 def test_failed_runs_are_no_part_of_a_groups_numbers(sweep):
@@ -383,7 +437,7 @@ def test_a_run_as_a_report_reads_it(tmp_path, expected, name, lines, events, res
         (["a: {b: 1}\nc: {b: 1}", "a: {b: 2}\nc: {b: 3}"], [("a.b=1, c.b=1", 1), ("a.b=2, c.b=3", 1)]),
         (["a: 1\nb: 1\nc: 1", "a: 2\nb: 2\nc: 2"], [("a=1, b=1, c=1", 1), ("a=2, b=2, c=2", 1)]),
         (["a: 1\nb: 1\nc: 1\nd: 1", "a: 2\nb: 2\nc: 2\nd: 2"], [("0", 1), ("1", 1)]),
-        (["a: 1", "b: 2"], [("a=1, b=None", 1), ("a=None, b=2", 1)]),
+        (["a: 1", "b: 2"], [("a=1", 1), ("b=2", 1)]),
         (["run: {x: 1}\ncheckpoint: {x: 1}", "run: {x: 2}\nlogger: {x: 1}"], [("all", 2)]),
     ],
 )

@@ -1,0 +1,202 @@
+"""Writes a report: `index.html`, which needs no other file, and each figure as a PNG."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from collectx import __version__
+from collectx.config.problem import counted
+from collectx.errors import ConfigError
+from collectx.report.draw import EVALUATED, RETURN, sections_of, timeline
+from collectx.report.read import Group, Run, centre, differences, groups_of, interval, read_rungs
+from collectx.run import Status
+from collectx.run.folder.files import write_atomically
+from collectx.run.folder.layout import RunFolder
+from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
+
+# How many groups of an env have curves in a page, and how many runs a timeline.
+_MAX_CURVES = 10
+_MAX_TIMELINES = 6
+# The columns of runs: entries of `result.json`, their heads and formats; and the parts of a run's time.
+_MEASURES = (("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall_s", ".1f"))
+_PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)")
+# How many runs that ended early are named in the results.
+_MAX_NOTES = 5
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts. The first two columns are left-aligned, and the last `num_hidden` too many for a terminal."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_hidden: int = 0
+
+
+class Report:
+    """The report about some runs, at least one, ranked by the entry `objective` of `result.json`.
+
+    Attributes:
+        tables: the results, for the terminal and the page: the rungs of a sweep by halving, and a table of groups for
+            each env. Without either, a table of the runs.
+        notes: what readers of the tables must know, one sentence each.
+    """
+
+    def __init__(self, runs: Sequence[Run], objective: str):
+        def key(group: Group) -> tuple[float, ...]:
+            return -group.limit, rank(_centre_of(group, objective), objective)
+
+        self._runs, self._objective, self._groups = runs, objective, groups_of(runs)
+        self._envs = [*dict.fromkeys(group.env for group in self._groups)]
+        self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
+        self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
+        self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
+        if len(self._groups) < len(runs):
+            head = "point", "seeds", f"{objective} (IQM)", "95 % CI", "frames", *SPREAD
+            for env, groups in self._best.items():
+                rows = [_group_row(each, objective) for each in groups]
+                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(SPREAD)))
+        lost = [run.end for run in runs if run.ended_early]
+        self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
+        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
+            self.notes.append("The rows differ in frames: compare their curves.")
+        self._has_summary = bool(self.tables)
+        if not self._has_summary:
+            rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
+            self.tables.append(Table("", COLUMNS, rows))
+
+    def write(self, folder: Path) -> Path:
+        """Writes the page and its figures to a folder, and returns the path of the page. Raises `ConfigError` if the
+        folder cannot be written to."""
+        runs = self._runs
+        drawn = [each for groups in self._best.values() for each in groups[:_MAX_CURVES]]
+        # Runs that failed, and the best run of each group.
+        best = {group: next(run for run in self._ranked if run in group.runs) for group in self._groups}
+        chosen = (run for run in self._ranked if run.status.status is Status.FAILED or run in best.values())
+        timed = sorted(chosen, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
+        sections = sections_of(drawn, self._objective)
+        sections["Timelines"] = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
+        differing = differences(runs)
+        same = {key: value for key, value in runs[0].options.items() if key not in differing}
+        root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
+        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+        # A long name is broken at its options.
+        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,=/])|(?<=[a-z]\.)", name))
+        template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
+        page = template.render(
+            title=runs[0].name if len(runs) == 1 else root.name,
+            about=f"{counted(len(runs), 'run')} of {', '.join(filter(None, self._envs)) or 'an unknown env'}",
+            version=__version__,
+            time=time.strftime("%Y-%m-%d %H:%M:%S"),
+            objective=self._objective,
+            tables=self.tables if self._has_summary else [],
+            notes=self.notes,
+            runs=self._run_rows(folder),
+            sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
+            left_out={
+                "Learning": (len(self._groups) - len(drawn), "configurations have no curve"),
+                "Timelines": (len(runs) - len(timed), "runs have no timeline"),
+            },
+            happened=list(_happened(runs)),
+            names=[run.name for run in runs],
+            differences={
+                key: ["null" if value is None else value for value in each] for key, each in differing.items()
+            },
+            config=yaml.safe_dump(same, sort_keys=False),
+            origins=[_origin(run.run_folder) for run in runs],
+        )
+        path = folder / "index.html"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for plot in (plot for plots in sections.values() for plot in plots):
+                plot.write_png(folder)
+            write_atomically(path, lambda file: file.write(page.encode()))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the report to {folder}: {error.strerror}. Choose another folder with out=DIR."
+            ) from error
+        return path
+
+    def _run_rows(self, folder: Path) -> tuple[list[str], list[tuple[Run, str, str, list[str]]]]:
+        """Returns the heads of the numbers of runs, and for each run the addresses of its folder and of its log, and
+        its numbers. No run lacks all numbers of a column."""
+        runs = self._ranked
+        metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
+        numbers = {RETURN: "return", EVALUATED: "evaluated", **{name: name for name in metrics if "success" in name}}
+        columns = [
+            (head, [number_cell(run.number(name)) for run in runs])
+            for name, head in ({self._objective: self._objective} | numbers).items()
+        ]
+        columns.append(("best return", [number_cell(run.best_return()) for run in runs]))
+        for name, head, form in _MEASURES:
+            columns.append((head, [number_cell(run.number(name), form) for run in runs]))
+        for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
+            columns.append((head, [number_cell(each, ".1f") for each in seconds]))
+        columns = [(head, texts) for head, texts in columns if {*texts} != {"-"}]
+        # From the folder of the page, so that both may move together.
+        addresses = [
+            [quote(os.path.relpath(path, folder.absolute()), safe="/=,") if path.exists() else "" for path in paths]
+            for paths in ((run.run_folder.path, run.run_folder.log("trainer")) for run in runs)
+        ]
+        rows = [[texts[row] for _, texts in columns] for row in range(len(runs))]
+        return [head for head, _ in columns], [
+            (run, folder, log, texts) for run, (folder, log), texts in zip(runs, addresses, rows, strict=True)
+        ]
+
+
+def _centre_of(group: Group, number: str) -> float | None:
+    values = group.values(number)
+    return float(centre(values)) if len(values) else None
+
+
+def _group_row(group: Group, objective: str) -> tuple[str, ...]:
+    """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
+    the seeds, and the spread as `collectx run` prints it."""
+    values, frames = group.values(objective), group.values("frames")
+    ends = " to ".join(map(number_cell, interval(values))) if len(values) > 1 else "-"
+    repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
+    return (
+        group.name,
+        f"{len(values)} of {len(group.runs)}{repeats}",
+        number_cell(_centre_of(group, objective)),
+        ends,
+        " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
+        *map(number_cell, spread(values.tolist())),
+    )
+
+
+def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
+    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs."""
+    for run in runs:
+        for at, text in run.messages:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+            yield when, f"{run.seconds(at):.1f}", run.name, text
+        if run.status.status is not Status.COMPLETED:
+            yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
+
+
+def _origin(run_folder: RunFolder) -> dict[str, Any]:
+    meta = run_folder.read_meta(run_folder.meta)
+    git = (meta.get("git") or {}).get("cwd") or {}
+    commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
+    return {
+        "started": meta.get("time", ""),
+        "host": meta.get("host", ""),
+        "python": meta.get("python", ""),
+        "torch": (meta.get("packages") or {}).get("torch", ""),
+        "commit": commit,
+        "command": " ".join(map(str, meta.get("argv", ()))),
+    }

@@ -32,6 +32,7 @@ _MAX_TIMELINES = 6
 # The columns of runs: entries of `result.json`, their heads and formats; and the parts of a run's time.
 _MEASURES = (("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall_s", ".1f"))
 _PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)")
+_WAITS = ("learners wait for workers (s)", "for each other (s)")
 # How many runs that ended early are named in the results.
 _MAX_NOTES = 5
 
@@ -145,6 +146,9 @@ class Report:
             columns.append((head, [number_cell(run.number(name), form) for run in runs]))
         for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
             columns.append((head, [number_cell(each, ".1f") for each in seconds]))
+        for index, head in enumerate(_WAITS):
+            waits = [[number_cell(each[index], ".1f") for each in run.learners.values()] for run in runs]
+            columns.append((head, [" / ".join(each) or "-" for each in waits]))
         columns = [(head, texts) for head, texts in columns if {*texts} != {"-"}]
         # From the folder of the page, so that both may move together.
         addresses = [

@@ -68,6 +68,7 @@ class Run:
         scalars: the values that the trainer logged, in the same form.
         evaluations: the results of evaluations over frames, by names such as `mean_return`.
         spans: the times of all workers.
+        learners: how long each of several learners waited for its workers, and for the others: [2] s, by rank.
         messages: pairs (seconds since 1970, what the user reads about an event).
     """
 
@@ -80,6 +81,7 @@ class Run:
     scalars: dict[str, np.ndarray] = field(default_factory=dict)
     evaluations: dict[str, Curve] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    learners: dict[int, np.ndarray] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     messages: list[tuple[float, str]] = field(default_factory=list)
     _clock: Curve = (np.zeros(1), np.zeros(1))
@@ -320,6 +322,8 @@ def _read_metrics(run: Run) -> None:
         for name, value in line.scalars.items():
             column = scalars.setdefault(name, [])
             column += [np.nan] * (index - len(column)) + [value]
+        for rank, waited_s in enumerate(line.learners):
+            run.learners[rank] = run.learners.get(rank, 0.0) + np.array(waited_s)
         for entry in line.workers:
             if entry.totals is not None:
                 entries.setdefault(entry.worker, []).append((passed[-1], entry.totals))

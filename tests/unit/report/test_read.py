@@ -12,6 +12,7 @@ import pytest
 from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import ConfigError
 from collectx.jobs.status import RunStatus
+from collectx.report.page import Report
 from collectx.report.read import (
     NUM_POINTS,
     Group,
@@ -150,6 +151,17 @@ def test_what_interrupted_a_run_before_it_was_resumed_is_said(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", lines, events)])
     # Of the last end, the result says it.
     assert run.messages == [(102.5, "interrupted by SIGINT"), (5000.5, "the run continues after 2 batches (20 frames)")]
+
+
+def test_the_waits_of_each_learner_are_those_of_all_batches(tmp_path):
+    lines = [line(0, 101.0, learners=[[1.0, 0.5], [2.0, 0.25]]), line(1, 102.0, learners=[[1.0, 0.5], [2.0, 0.25]])]
+    run, alone = read_runs([write_run(tmp_path / "two", lines), write_run(tmp_path / "one", [line(0, 101.0)])])
+    assert {rank: waited_s.tolist() for rank, waited_s in run.learners.items()} == {0: [2.0, 1.0], 1: [4.0, 0.5]}
+    assert not alone.learners
+    page = Report([run, alone], "mean_return").write(tmp_path / "page").read_text()
+    assert "for each other (s)" in page
+    assert "1.0 / 0.5" in page
+    assert "for each other (s)" not in Report([alone], "mean_return").write(tmp_path / "page").read_text()
 
 
 def test_the_best_return_is_that_of_a_complete_window(tmp_path):

@@ -2,28 +2,25 @@ r"""An offline run: behaviour cloning from a Minari data set, as a trainer of `c
 
     export MINARI_DATASETS_PATH=$PWD/datasets
     collectx run env=pendulum policy=custom policy.target=offline_minari:Demonstrator trainer=record \
-        trainer.format=minari trainer.dir=datasets/pendulum/swing-v0 collector.total_frames=32_000
+        trainer.format=minari trainer.dir=datasets/pendulum/swing-v0 collector.total_frames=32_000 \
+        hydra.run.dir=demonstrations
     collectx run env=pendulum trainer=custom trainer.target=offline_minari:Cloning \
         trainer.kwargs.data=pendulum/swing-v0 collector.frames_per_batch=3200 collector.total_frames=64_000 \
-        collector.exploration_type=deterministic
+        collector.exploration_type=deterministic hydra.run.dir=clone
 
-Type this in the folder of this file. The first run records a policy that swings a pendulum up, but with noise. The
-second one learns from the data set alone; its env only measures the return, once per batch. You can use any data set
-that `minari list` shows, if its observations and actions are those of your env.
+Type this in the folder of this file; it needs the `record` extra. The first run records episodes of `Demonstrator`. The
+second run learns from the recorded frames alone: its env only measures the return of the clone, after every 200
+gradient steps. For other data, leave the first run out and name any data set of `minari list remote`, with its env.
 """
-
-import math
 
 import minari
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from collectx import ReplayBuffer
-
 
 class Demonstrator(torch.nn.Module):
-    """Swings the pendulum up by its energy, and balances it there; with noise. [..., 3] to torques [..., 1]."""
+    """Swings a pendulum up and balances it, with noise: observations [..., 3] to torques [..., 1]."""
 
     def forward(self, observation):
         cos, sin, speed = observation.unbind(-1)
@@ -46,19 +43,16 @@ def load(name):
 
 
 class Cloning:
-    """Makes the recorded actions more likely; takes `steps` gradient steps after each batch of the env."""
+    """Makes the recorded actions more likely, in `steps` gradient steps after each batch of the env."""
 
     def __init__(self, policy, data, steps=200, batch_size=256, learning_rate=1e-3):
-        frames = load(data)
-        self.policy, self.steps = policy, steps
-        self.buffer = ReplayBuffer(len(frames), batch_size=batch_size)
-        self.buffer.extend(frames)
+        self.policy, self.frames, self.steps, self.batch_size = policy, load(data), steps, batch_size
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate)
 
     def train(self, collection):
         for _ in collection:
             for _ in range(self.steps):
-                sample = self.buffer.sample()
+                sample = self.frames[torch.randint(len(self.frames), (self.batch_size,))]
                 log_prob, _ = self.policy.evaluate([sample["observation"]], sample["action"])
                 loss = -log_prob.mean()
                 self.optimizer.zero_grad()

@@ -1,15 +1,16 @@
-r"""PettingZoo with the built-in trainers: each agent is an env of a Gymnasium vector env.
+r"""PettingZoo with the built-in PPO: each agent is an env of a Gymnasium vector env, and all share one policy.
 
-    pip install mpe2
     collectx run env=gym_vector env.entry_point=pettingzoo_ppo:Agents env.num_envs=24 policy=mlp trainer=ppo \
-        collector.frames_per_batch=2400 collector.total_frames=240_000 trainer.gamma=0.95 trainer.entropy_coeff=0.01
+        trainer.gamma=0.95 trainer.entropy_coeff=0.01 collector.frames_per_batch=2400 \
+        collector.total_frames=240_000 hydra.run.dir=agents
 
-Type this in the folder of this file. In simple_spread, three agents spread over three landmarks without bumping into
-each other. All agents share the weights of one policy, and each learns from its own reward (independent PPO). A frame
-is a step of one agent, and `return` is that of one agent. Resume, evaluation and reports work as with any env.
+Type `pip install mpe2`, and then this in the folder of this file. In simple_spread, three agents spread over three
+landmarks without bumping into each other, and each learns from its own reward (independent PPO). A frame is a step of
+one agent, and the return is that of one agent: about -26 for random actions. Checkpoints, evaluation and reports work
+as with any other env.
 
-To adapt it, return your own parallel env from `make_game`. Its agents must have the same spaces and end together. For
-agents that differ, see the tutorial on several agents and `multi_agent.py`.
+To adapt it, return your own parallel env from `make_game`. Its agents must observe arrays, have the same spaces, and end
+together. For agents that differ, use TorchRL's PettingZooWrapper and a trainer of your own, as in `multi_agent.py`.
 """
 
 import gymnasium
@@ -25,9 +26,8 @@ def make_game():
 class Agents(gymnasium.vector.VectorEnv):
     """The agents of `num_envs / agents` games; rows [game 0 agent 0, game 0 agent 1, ..., game 1 agent 0, ...]."""
 
-    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-
     def __init__(self, num_envs):
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
         self.agents = make_game().possible_agents
         if num_envs % len(self.agents):
             raise ValueError(f"env.num_envs={num_envs} is not a multiple of {len(self.agents)} agents")

@@ -9,7 +9,7 @@ landmarks without bumping into each other, and each learns from its own reward (
 one agent, and the return is that of one agent: about -26 for random actions. Checkpoints, evaluation and reports work
 as with any other env.
 
-To adapt it, return your own parallel env from `make_game`. Its agents must observe arrays, have the same spaces, and end
+To adapt it, return your own parallel env from `make_game`. Its agents must observe arrays, have the same spaces and end
 together. For agents that differ, use TorchRL's PettingZooWrapper and a trainer of your own, as in `multi_agent.py`.
 """
 

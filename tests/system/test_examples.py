@@ -25,7 +25,7 @@ SCRIPTS = {
     "offline_from_recorded": (4096, 250),
 }
 # Of each example that is a run of the command: the folder of the run, and the mean return at which the test ends it.
-# Three seeds each reached more, in half of the frames or less.
+# Each of three seeds reached it.
 RUNS = {
     "minigrid_ppo": ("minigrid", 0.8),
     "sac_pixels": ("pixels", -3),

@@ -11,6 +11,7 @@ so that readers see only complete flushes.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -31,8 +32,9 @@ _GROUP = 32
 
 
 class MinariWriter(SequentialWriter):
-    """Writes minari's format; see the module's docstring. The id of the data set is the name of its folder, followed by
-    `-v0` unless it ends in a version."""
+    """Writes minari's format; see the module's docstring. The id of the data set is its folder as the library finds it,
+    such as `pendulum/swing-v0` below MINARI_DATASETS_PATH; elsewhere the name of the folder. `-v0` follows unless the
+    folder ends in a version."""
 
     def __init__(self, path: Path, run: RecordedRun):
         super().__init__(path, run)
@@ -102,7 +104,10 @@ class MinariWriter(SequentialWriter):
         storage = MinariStorage.new(
             path, self.run.observation_space, self.run.action_space, data_format="arrow", jpeg_encoding=False
         )
-        name = re.sub(r"[^\w-]", "_", self.path.absolute().name)
+        folder, root = self.path.resolve(), Path(os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets"))
+        root = root.expanduser().resolve()
+        inside = folder.relative_to(root) if folder.is_relative_to(root) else Path(folder.name)
+        name = re.sub(r"[^\w/-]", "_", inside.as_posix())
         name = name if re.search(r"-v\d+$", name) else f"{name}-v0"
         storage.update_metadata({"dataset_id": name, "minari_version": __version__})
 

@@ -368,14 +368,16 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
 EMPTY = {"episodes": {"unfinished": {}, "ended": [], "dropped": []}}
 
 
-def test_minari_finds_a_data_set_by_its_id(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("root", "name"), [("sets", "random-v3"), (".", "sets/random-v3")])
+def test_minari_finds_and_lists_a_data_set_by_its_id(tmp_path, monkeypatch, root, name):
     import minari
 
-    trainer("minari", tmp_path / "counting" / "random-v3").train(Batches(collect(3), tmp_path))
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "counting"))
-    found = minari.load_dataset("random-v3")
-    assert (found.id, found.total_episodes) == ("random-v3", len(collected(collect(3))))
-    metadata = json.loads((tmp_path / "counting" / "random-v3" / "data" / "metadata.json").read_text())
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / root))
+    trainer("minari", tmp_path / "sets" / "random-v3").train(Batches(collect(3), tmp_path))
+    found = minari.load_dataset(name)
+    assert (found.id, found.total_episodes) == (name, len(collected(collect(3))))
+    assert [*minari.list_local_datasets()] == [name]
+    metadata = json.loads((tmp_path / "sets" / "random-v3" / "data" / "metadata.json").read_text())
     assert metadata["total_steps"] == sum(len(each.rewards) for each in found)
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,14 @@ SCRIPTS = {
     "multi_agent": (4096, 60),
     "her_post_traj": (2560, 95),
     "offline_from_recorded": (4096, 250),
+}
+# Of each example that is a run of the command: the folder of the run, and the mean return at which the test ends it.
+# Each of three seeds reached it.
+RUNS = {
+    "minigrid_ppo": ("minigrid", 0.8),
+    "sac_pixels": ("pixels", -3),
+    "pettingzoo_ppo": ("agents", -20),
+    "offline_minari": ("clone", -300),
 }
 
 
@@ -62,6 +71,21 @@ def test_a_script_runs(name, tmp_path):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_learns(name, tmp_path):
     assert outcome(name, tmp_path, timeout_s=1200)[1] > SCRIPTS[name][1]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_learns_as_typed_and_can_be_evaluated(name, tmp_path):
+    commands, (folder, bound) = f"collectx run experiment={name} hydra.run.dir=minigrid\n", RUNS[name]
+    if (script := EXAMPLES / f"{name}.py").is_file():
+        shutil.copy(script, tmp_path)
+        commands = re.search(r"(?:^    .+\n)+", script.read_text(), re.MULTILINE)[0]
+    # The trainer of the clone has no such option.
+    end = "" if "trainer=custom" in commands else f" trainer.target_return={bound}"
+    run(["bash", "-ec", commands.rstrip() + end], tmp_path, timeout_s=1500)
+    assert result(tmp_path / folder)["mean_return"] >= bound
+    collectx("eval", folder, "episodes=2", cwd=tmp_path)
 
 
 @pytest.mark.nightly
@@ -127,4 +151,4 @@ def test_a_new_project_runs_as_its_readme_says(tmp_path):
 def test_the_list_of_the_examples_has_all_of_them():
     listed = set(re.findall(r"^\| \[`([^`]+)`\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
     files = {path.name for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)}
-    assert listed == files | {"custom_trainer_project/"}
+    assert listed == files | {"custom_trainer_project/", "minigrid_ppo.yaml"}

@@ -32,12 +32,12 @@ from omegaconf import DictConfig, OmegaConf
 from collectx.cli import sweep
 from collectx.cli.compose import Composed, as_written, overrides_of, parsed
 from collectx.cli.overrides import key_of, quoted
-from collectx.cli.task import objective, objectives
+from collectx.cli.task import PointFailed, objective, objectives
 from collectx.config.check import check_section
 from collectx.config.problem import counted
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig, SweepConfig
-from collectx.errors import CollectxError, ConfigError, text_of
+from collectx.errors import ConfigError, text_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
 from collectx.run.folder.result import ALL_DELIVERED
@@ -272,7 +272,7 @@ class Halving:
         finally:
             self._print([*alive, *stopped])
         if lost := [point for point in self._points if point.failure]:
-            raise CollectxError(f"{counted(len(lost), 'point')} of {len(self._points)} failed")
+            raise PointFailed(f"{counted(len(lost), 'run')} of {len(self._points)} failed")
 
     def _run_to(self, rung: int, number: int, alive: Sequence[_Candidate], num_started: int) -> int:
         """Runs the points that have not reached a rung yet to it; returns how many."""
@@ -282,7 +282,8 @@ class Halving:
         waiting = [point for point in points if rung not in point.values]
         if waiting:
             which = f"rung {number} of {len(self._rungs)}"
-            print(f"\nsweep: {which}: {counted(len(points), 'point')} to {rung:,} frames")
+            runs = f" ({counted(len(points), 'run')})" if len(points) > len(alive) else ""
+            print(f"\nsweep: {which}: {counted(len(alive), 'point')}{runs} to {rung:,} frames")
             jobs = self._launch([point.at(rung) for point in waiting], num_started)
             for point, job in zip(waiting, jobs, strict=True):
                 if job.status is JobStatus.COMPLETED:

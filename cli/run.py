@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -26,12 +27,13 @@ from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.task import SweepStopped, Task
+from collectx.cli.task import PointFailed, SweepStopped, Task
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFileError, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
+from collectx.process import handling
 from collectx.progress import telling_imports
 from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, preflight
@@ -179,14 +181,15 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     task.checked = prepared.points
     root, is_complete, is_interrupted = Path(prepared.folder), True, False
     try:
-        with removing_empty_folders(root, "multirun.yaml"):
+        with removing_empty_folders(root, "multirun.yaml"), handling({signal.SIGINT: task.interrupt}):
             composer.run(prepared.master, prepared.folder, task)
     except KeyboardInterrupt as error:
         is_interrupted = True
         if not isinstance(error, SweepStopped):  # the outcomes say so
             raise
     except Exception as error:
-        if not task.outcomes and not task.problems and (prepared.is_ours or not sweep.run_folders(root)):
+        is_new = not task.outcomes and not task.problems and not isinstance(error, PointFailed)
+        if is_new and (prepared.is_ours or not sweep.run_folders(root)):
             # SLURM may refuse a job of submitit, if a launcher has imported it.
             refusal = getattr(sys.modules.get("submitit.core.utils"), "UncompletedJobError", CollectxError)
             with folder_errors(root), config_errors(CollectxError, refusal):

@@ -62,6 +62,7 @@ class Task:
         self.points: list[tuple[str, Path]] = []
         self.problems: list[str] = []
         self.is_detached = False
+        self.is_signalled = False
         self._is_in_command = is_in_command
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -69,7 +70,12 @@ class Task:
 
     @property
     def is_interrupted(self) -> bool:
-        return any(run.status is Status.INTERRUPTED for run in self.outcomes)
+        return self.is_signalled or any(run.status is Status.INTERRUPTED for run in self.outcomes)
+
+    def interrupt(self, signum: int, frame: object) -> None:
+        """Handles SIGINT between the runs: Python ignores an exception that it raises within a finalizer."""
+        self.is_signalled = True
+        raise KeyboardInterrupt
 
     def __call__(self, node: DictConfig) -> float | list[float] | None:
         """Runs a point of a sweep with one of Hydra's launchers, and returns its objective; see `objective`.

@@ -79,6 +79,9 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
     for name, section, key in (("processes", "processes", "total"), ("memory_bytes", "memory", "total_bytes")):
         largest = sorted((each[section][key] for each in plans), reverse=True)
         totals[f"at_a_time_{name}"] = None if num_parallel is None else sum(largest[:num_parallel])
+    seconds = [each["time"].get("all_batches_s") for each in plans]
+    is_known = num_parallel is not None and None not in seconds
+    totals["at_least_s"] = sum(seconds) / (num_parallel or 1) if is_known else None
     totals["scripts_for_slurm"] = len(scripts)
     return {"runs": plans, "slurm": scripts, "totals": totals}
 
@@ -114,7 +117,7 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
     learn_s = None if frame_s is None else frame_s * cfg.collector.frames_per_batch / cfg.trainer.num_learners
     time = _time(cfg, slots, traffic, one_step_s, act_s, learn_s)
     return {
-        "cost": _cost(processes, memory, used, time),
+        "cost": _cost(cfg, processes, memory, used, time),
         "processes": processes,
         "cores": used,
         "memory": memory,
@@ -342,10 +345,12 @@ def _time(
     batch_s = sum((acting_s, learn_s or 0.0)) if in_turn else max(acting_s, learn_s or 0.0)
     num_batches = traffic["batches"]
     all_s = None if num_batches is None or one_step_s is None else num_batches * batch_s
-    return {"each_step_of_a_worker_s": step_s, **parts, "all_batches_s": all_s}
+    # Async workers fill a batch each at the same time.
+    at_once = {"batches_at_the_same_time": workers} if workers > 1 else {}
+    return {"each_step_of_a_worker_s": step_s, **parts, **at_once, "all_batches_s": all_s}
 
 
-def _cost(processes: Section, memory: Section, used: Section, time: Section) -> Section:
+def _cost(cfg: RunConfig, processes: Section, memory: Section, used: Section, time: Section) -> Section:
     """Returns what a run costs, and what most of it is for, as text."""
     total = memory["total_bytes"]
     others = {name: each for name, each in memory.items() if name.endswith("_bytes") and name not in _NO_PARTS}
@@ -362,13 +367,17 @@ def _cost(processes: Section, memory: Section, used: Section, time: Section) -> 
         verb = "share" if threads > usable else "on"
         cost["cores"] = f"{counted(threads, 'thread')} {verb} {counted(usable, 'core')}"
     names = {"envs": "envs_in_a_batch_s", "policy": "policy_in_a_batch_s", "learning": "learning_from_a_batch_s"}
-    known = {name: time[key] for name, key in names.items() if time[key]}
+    at_once = time.get("batches_at_the_same_time", 1)
+    known = {name: time[key] / (1 if name == "learning" else at_once) for name, key in names.items() if time[key]}
     if known and time["all_batches_s"]:
         least_s = _WORTH_SAYING * sum(known.values())
         parts = sorted((name for name in known if known[name] >= least_s), key=lambda name: known[name], reverse=True)
         of_a_batch = [f"{name} {_shown('_s', known[name])}" for name in parts]
         of_a_batch += [f"{name} unknown" for name in names if time[names[name]] is None]
-        cost["time"] = f"at least {_shown('_s', time['all_batches_s'])}; each batch: {', '.join(of_a_batch)}"
+        of_a_batch += ["waits for evaluations unknown"] * (cfg.eval.every_batches is not None)
+        target = getattr(cfg.trainer, "target_return", None)
+        unless = f", unless it reaches trainer.target_return={target:g}" if target is not None else ""
+        cost["time"] = f"at least {_shown('_s', time['all_batches_s'])}{unless}; each batch: {', '.join(of_a_batch)}"
     return cost
 
 
@@ -413,7 +422,9 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
             count = each["traffic"]["batches"]
             batches = counted(count, "batch", "batches") if count else "no limit on batches"
-            yield f"{each['name']}: {processes} processes, {nbytes}, {batches}"
+            least_s = each["time"].get("all_batches_s")
+            takes = "" if least_s is None else f", at least {_shown('_s', least_s)}"
+            yield f"{each['name']}: {processes} processes, {nbytes}, {batches}{takes}"
     for script in planned["slurm"]:
         yield from ("slurm", *(f"  {line}" for line in script))
     if len(runs) > 1:

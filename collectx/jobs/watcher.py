@@ -35,7 +35,7 @@ from collectx.run.folder.result import Status
 from collectx.run.statistics import MetricsTail, RateWindow, View
 from collectx.run.terminal import printing
 from collectx.run.terminal.charts import sparkline
-from collectx.run.terminal.display import PLAIN_S, REFRESH_S, Lines, charts_of, render_panel, title_of
+from collectx.run.terminal.display import PLAIN_S, REFRESH_S, STARTING, Lines, charts_of, render_panel, title_of
 from collectx.run.terminal.printing import clock, number, print_line, table
 
 # The interval between two queries: short at first, and growing while a job waits or runs.
@@ -315,6 +315,8 @@ class WatchedRun:
         self.ended_s: float | None = None
         self.result_ns: int | None = None
         self.damage = ""
+        # The frames at which the run began to wait for evaluations.
+        self._awaiting = -1
         self.begin(time.monotonic() - (self.age_s() if job is None else 0.0))
 
     def begin(self, began_s: float, is_restart: bool = False) -> None:
@@ -350,17 +352,28 @@ class WatchedRun:
             except DamagedFileError as error:
                 self.damage = self.damage or str(error)
             for event in events:
+                if event.get("event") == "evaluation_awaited":
+                    self._awaiting = self.statistics.frames
                 if event.get("event") == "resumed":
                     passed_s = time.time() - float(event["time"]) + float(event["elapsed_s"])
                     self.window.start_s = time.monotonic() - passed_s
         return events
 
     def age_s(self) -> float:
-        """Seconds since the run began, or was resumed; 0 if its folder does not tell."""
+        """Seconds since the run began, without pauses before a resume; 0 if its folder does not tell."""
         with suppress(KeyError, TypeError, ValueError):
-            began = datetime.strptime(self.run_folder.read_meta()["time"], "%Y-%m-%dT%H:%M:%S%z")
-            return max(0.0, (datetime.now(began.tzinfo) - began).total_seconds())
+            meta = self.run_folder.read_meta()
+            began = datetime.strptime(meta["time"], "%Y-%m-%dT%H:%M:%S%z")
+            return max(0.0, (datetime.now(began.tzinfo) - began).total_seconds() + meta.get("elapsed_s", 0.0))
         return 0.0
+
+    def stage(self) -> str:
+        """Returns what the run does while it is not collecting; otherwise ""."""
+        if self.status.has_ended:
+            return ""
+        if self.statistics.age_s(0.0) > time.monotonic() - self.since_s:
+            return STARTING
+        return "waiting for evaluations" if self._awaiting == self.statistics.frames else ""
 
     def result_time_ns(self) -> int | None:
         """Returns when the result was written; None without one."""
@@ -416,7 +429,7 @@ class RunsDisplay:
             return Text(f"job {run.job} has been in the queue for {clock(now_s - run.since_s)}")
         view = run.view(now_s)
         drawn = charts_of(run.statistics.curve, self._console, view)
-        return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot)
+        return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot, run.stage())
 
     def _print_line(self, is_last: bool = False) -> None:
         statuses = [run.status.status for run in self._runs]
@@ -425,7 +438,8 @@ class RunsDisplay:
             frames = sum(run.statistics.frames for run in self._runs)
             print_line(self._console, f"{counts}; {frames:,} frames")
         elif statuses[0] is not Status.QUEUED:
-            self._lines.print(self._runs[0].view(time.monotonic()), is_last)
+            run = self._runs[0]
+            self._lines.print(run.view(time.monotonic()), is_last, run.stage())
 
     def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()

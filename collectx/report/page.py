@@ -31,7 +31,7 @@ _MAX_CURVES = 10
 _MAX_TIMELINES = 6
 # The columns of runs: entries of `result.json`, their heads and formats; and the parts of a run's time.
 _MEASURES = (("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall_s", ".1f"))
-_PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)")
+_PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)", "evaluations (s)")
 _WAITS = ("learners wait for workers (s)", "for each other (s)")
 # How many runs that ended early are named in the results.
 _MAX_NOTES = 5

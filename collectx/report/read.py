@@ -138,14 +138,18 @@ class Run:
         return None if np.isnan(best) else best
 
     def parts_s(self) -> tuple[float | None, ...]:
-        """Returns how long starting, waiting, learning and checkpoints took: [s], None where this is not known."""
+        """Returns how long starting, waiting for batches, learning, checkpoints and waiting for evaluations took: [s],
+        None where this is not known."""
         elapsed_s, waited_s = (self.columns.get(name, np.zeros(0)) for name in ("elapsed_s", "waited_s"))
         numbers = self.numbers or {}
         if not len(elapsed_s):
-            return (None,) * 4
+            return (None,) * 5
         waiting_s, saving_s = float(np.nansum(waited_s[1:])), numbers.get("checkpoint_s")
-        learning_s = max(0.0, float(elapsed_s[-1] - elapsed_s[0]) - waiting_s - (saving_s or 0.0))
-        return numbers.get("start_s"), waiting_s, learning_s, saving_s
+        passed_s, evaluating_s = float(elapsed_s[-1] - elapsed_s[0]), numbers.get("evaluation_s")
+        if evaluating_s is not None:  # the last ones are awaited after the last batch
+            passed_s = max(passed_s, numbers["wall_s"] - (numbers.get("start_s") or 0.0))
+        learning_s = max(0.0, passed_s - waiting_s - (saving_s or 0.0) - (evaluating_s or 0.0))
+        return numbers.get("start_s"), waiting_s, learning_s, saving_s, evaluating_s
 
 
 def _thin(places: np.ndarray, values: np.ndarray) -> Curve:

@@ -234,6 +234,7 @@ class Checkpointer:
             "collector": collector,
             "statistics": self._record.statistics.state(),
             "evaluations": [] if self._evaluator is None else self._evaluator.state(),
+            "evaluated": self._record.evaluated,
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": states.save_generators(),
         }

@@ -154,6 +154,7 @@ class Evaluator:
                     self._events("evaluation_awaited", frames=frames, timeout_s=timeout_s if is_end else None)
                 with self._changed:
                     self._changed.wait(min(_LOOK_S, timeout_s))
+                self._statistics.evaluation_s += time.monotonic() - began_s - waited_s
         return True
 
     def _run(self) -> None:

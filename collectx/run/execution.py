@@ -194,10 +194,11 @@ class _Execution:
         has_processes = self._place.is_local and not self._place.is_inline
         self._warm_up(progress, has_processes)
         if self._point is None:
-            snapshot.write(cfg, run_folder, argv)
+            snapshot.write(cfg, run_folder, argv, time.monotonic() - record.start_s)
         else:
-            saved_config.write_snapshot(cfg, run_folder, argv, self._point.batches)
             self._point.load_record(record)
+            elapsed_s = time.monotonic() - record.start_s
+            saved_config.write_snapshot(cfg, run_folder, argv, self._point.batches, elapsed_s)
             progress.resume(record.start_s, earlier_curve(run_folder.metrics, record.statistics.frames))
         # With on_worker_failure=raise the failure is shown at the end, as the run's error.
         hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()

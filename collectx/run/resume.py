@@ -133,6 +133,7 @@ class ResumePoint:
         # The start of this process counts, as the first one's did.
         record.statistics.load(self.state["statistics"], record.start_s)
         record.start_s -= self.state["wall_s"]
+        record.evaluated = self.state.get("evaluated", {})  # none in checkpoints of earlier versions
         if record.digest is not None:
             record.digest = self._digest
 

@@ -33,7 +33,7 @@ RATE_WINDOW_S = 10.0
 # The sums, the newest values, and where counting started, by their names in a checkpoint.
 _SUMS = (
     *("frames", "batches", "num_episodes", "waited_s", "mean_return", "best_return", "version", "lag", "checkpoint_s"),
-    "_first_frames",
+    *("evaluation_s", "_first_frames"),
 )
 
 
@@ -54,6 +54,7 @@ class Statistics:
         frames, batches, num_episodes: how many were delivered; episodes count when they end.
         waited_s: seconds in which the trainer waited for batches.
         checkpoint_s: seconds in which checkpoints were written.
+        evaluation_s: seconds in which the trainer waited for evaluations.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
         started: the time of this process's first delivery, and `waited_s` at that time; None before. Earlier time
             counts as start-up.
@@ -85,6 +86,7 @@ class Statistics:
         self.num_episodes = 0
         self.waited_s = 0.0
         self.checkpoint_s = 0.0
+        self.evaluation_s = 0.0
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.rate: float | None = None
@@ -341,7 +343,8 @@ class View:
     """The numbers of a run at one moment: a copy of its `Statistics`, and the seconds since its start. `now_per_s`
     (frames per second) and `trainer_share` (of the time, in which the trainer did not wait for a batch) cover the last
     `RATE_WINDOW_S`; None while unknown. `learners` are the shares in which each of several learners waited for its
-    workers, and for the others. A curve's zero is `begin_s` after the start."""
+    workers, and for the others. A curve's zero is `begin_s` after the start.
+    The trainer waited for evaluations in the `evaluation_share` of the time."""
 
     numbers: Statistics
     elapsed_s: float
@@ -350,6 +353,7 @@ class View:
     workers: tuple[PartRates, ...] = ()
     learners: tuple[tuple[float, float], ...] = ()
     begin_s: float = 0.0
+    evaluation_share: float = 0.0
 
     @property
     def left_s(self) -> float | None:
@@ -378,7 +382,7 @@ class RateWindow:
         samples = self._samples
         if samples and now.frames < samples[-1][1].frames:
             samples.clear()  # a restarted job continues from an earlier checkpoint
-        if now.batches:
+        if now.started is not None:
             if not samples and (earlier := self._statistics.earlier()) is not None:
                 samples.append((now_s - age_s - earlier[0], earlier[1]))
             # Keeps the first and the last of consecutive samples without new frames.
@@ -401,7 +405,10 @@ class RateWindow:
         if now.first_s is not None and now.last_s is not None:
             begin_s = max(0.0, elapsed_s - age_s - (now.last_s - now.first_s))
         rates = tuple(_part_rates(now, since, passed_s))
-        return View(now, elapsed_s, now_per_s, share, rates, learners, begin_s)
+        evaluation_share = min(1.0, (now.evaluation_s - since.evaluation_s) / passed_s) if passed_s > 0 else 0.0
+        if share is not None:
+            share = max(0.0, share - evaluation_share)
+        return View(now, elapsed_s, now_per_s, share, rates, learners, begin_s, evaluation_share)
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:

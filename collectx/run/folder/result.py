@@ -76,7 +76,7 @@ class Result:
         exit_reason: why the run ended, in one sentence.
         frames, batches: how many the trainer received.
         wall_s: seconds from the command's start to the end of the run.
-        checkpoint_s: seconds of `wall_s` in which checkpoints were written.
+        checkpoint_s, evaluation_s: seconds of `wall_s` in which checkpoints were written, and evaluations awaited.
         start_s: seconds from the command's start to the first delivered batch; None without a batch.
         frames_per_s: the frames after the first batch, divided by the seconds from the first delivery to the last; None
             with fewer than two batches.
@@ -104,6 +104,7 @@ class Result:
     folder: Path
     metrics: Mapping[str, float] = field(default_factory=dict)
     rung: Mapping[str, Any] | None = None
+    evaluation_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of `result.json`."""
@@ -112,6 +113,8 @@ class Result:
         del content["folder"]
         if self.rung is None:
             del content["rung"]
+        if not self.evaluation_s:
+            del content["evaluation_s"]
         content = content.pop("metrics") | content
         content["failures"] = [
             {key: value for key, value in asdict(failure).items() if value is not None} for failure in self.failures
@@ -143,6 +146,7 @@ class ResultBuilder:
     Attributes:
         start_s: when the command started, by `time.monotonic`.
         digest: hashes the delivered batches; None where batches are not hashed.
+        evaluated: the numbers of the newest evaluation, as `eval/NAME`.
         is_unsaved_known: whether an event already said that env states are not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
         cause_of: returns the error that another learner had first, for an error that followed from it.
@@ -166,7 +170,7 @@ class ResultBuilder:
         self.cause_of: Callable[[BaseException], BaseException] = lambda error: error
         self._last_loss: Failure | None = None
         self._recovered: list[Failure] = []
-        self._evaluated: dict[str, float] = {}
+        self.evaluated: dict[str, float] = {}
         self._max_batches, self._max_minutes = cfg.run.max_batches, cfg.run.max_minutes
         self._signals = signals
         self._status: Status | None = None
@@ -235,7 +239,7 @@ class ResultBuilder:
             self.is_unsaved_known = True
         elif name == "evaluated":
             values = {"mean_return": fields["mean_return"], **fields.get("metrics", {})}
-            self._evaluated = {f"{OF_EVALUATION}{name}": value for name, value in values.items()}
+            self.evaluated = {f"{OF_EVALUATION}{name}": value for name, value in values.items()}
         elif name in LOSSES and self._last_loss is not None:
             self._recovered.append(self._last_loss)
         elif name in ("checkpoint_failed", "checkpoint_hook_failed"):
@@ -256,6 +260,7 @@ class ResultBuilder:
             batches=statistics.batches,
             wall_s=round(time.monotonic() - self.start_s, 3),
             checkpoint_s=round(statistics.checkpoint_s, 3),
+            evaluation_s=round(statistics.evaluation_s, 3),
             start_s=None if first_s is None else round(first_s - self.start_s, 3),
             frames_per_s=None if statistics.frames_per_s is None else round(statistics.frames_per_s, 3),
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
@@ -263,7 +268,7 @@ class ResultBuilder:
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
             failures=(*(Failure(type_name(e), text_of(e), worker_of(e)) for e in self.errors), *self._recovered),
             folder=folder,
-            metrics={**statistics.metrics, **self._evaluated},
+            metrics={**statistics.metrics, **self.evaluated},
         )
 
 

@@ -29,7 +29,9 @@ from collectx.run.folder.layout import RunFolder, locked, runs_below
 from collectx.run.folder.result import Result, Status
 
 
-def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batches: int) -> None:
+def write_snapshot(
+    cfg: RunConfig, run_folder: RunFolder, argv: list[str], batches: int, elapsed_s: float = 0.0
+) -> None:
     """Writes the snapshot of a run that continues after `batches` batches. Earlier files are kept."""
     for first in (run_folder.config, run_folder.meta, run_folder.patch):
         for before, path in run_folder.parts(first)[1:]:
@@ -38,7 +40,7 @@ def write_snapshot(cfg: RunConfig, run_folder: RunFolder, argv: list[str], batch
     saved = _comparable_file(run_folder.newest_config)
     if saved != _comparable(cfg, saved):
         snapshot.write_config(cfg, run_folder.resumed(run_folder.config, batches))
-    snapshot.write_meta(cfg, run_folder, argv, batches)
+    snapshot.write_meta(cfg, run_folder, argv, batches, elapsed_s)
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:

@@ -50,10 +50,10 @@ _GIT_TIMEOUT_S = 5
 _MAX_PATCH = 1_000_000
 
 
-def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
-    """Writes `snapshot/config.yaml` and `snapshot/meta.json`; takes some ten milliseconds."""
+def write(cfg: RunConfig, folder: RunFolder, argv: list[str], elapsed_s: float = 0.0) -> None:
+    """Writes `snapshot/config.yaml` and `snapshot/meta.json`, see `write_meta`; takes some ten milliseconds."""
     write_config(cfg, folder.config)
-    write_meta(cfg, folder, argv)
+    write_meta(cfg, folder, argv, elapsed_s=elapsed_s)
 
 
 def write_config(cfg: RunConfig, path: Path) -> None:
@@ -65,14 +65,17 @@ def write_config(cfg: RunConfig, path: Path) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str], batches: int | None = None) -> None:
+def write_meta(
+    cfg: RunConfig, folder: RunFolder, argv: list[str], batches: int | None = None, elapsed_s: float = 0.0
+) -> None:
     """Writes `snapshot/meta.json`, and `snapshot/git.patch`: the uncommitted changes of the current folder's checkout,
     if they are below `_MAX_PATCH`. For a resume after `batches` batches, writes `meta-<batches>.json` and
-    `git-<batches>.patch` instead."""
+    `git-<batches>.patch` instead. `elapsed_s` is how long the run has taken so far, without pauses."""
     meta_path, patch_path = folder.meta, folder.patch
     if batches is not None:
         meta_path, patch_path = (folder.resumed(path, batches) for path in (meta_path, patch_path))
-    write_json(meta_path, {"id": folder.run_id or secrets.token_hex(8), **meta(cfg, argv)})
+    run_id = folder.run_id or secrets.token_hex(8)
+    write_json(meta_path, {"id": run_id, **meta(cfg, argv), "elapsed_s": round(elapsed_s, 3)})
     patch = _diff(_typed_in())
     if patch and len(patch) < _MAX_PATCH:
         write_atomically(patch_path, lambda file: file.write(patch))

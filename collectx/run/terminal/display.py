@@ -348,7 +348,9 @@ def _trainer(view: View) -> list[str]:
         return []
     parts = [f"trainer: learn {view.trainer_share:.0%}"]
     waits = [worker.shares[_SHARES.index("wait")] for worker in view.workers]
-    if waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
+    if view.evaluation_share >= _DOMINATES:
+        parts.append(f"bottleneck: evaluations (trainer waits {view.evaluation_share:.0%})")
+    elif waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
         parts.append(f"bottleneck: trainer (workers idle {sum(waits) / len(waits):.0%})")
     elif 1 - view.trainer_share >= _DOMINATES:
         parts.append(f"bottleneck: workers (trainer idle {1 - view.trainer_share:.0%})")

@@ -281,11 +281,14 @@ def test_the_best_return_is_of_a_whole_window(tmp_path, means, episodes, best):
 
 def test_the_time_of_a_run_is_told_by_part(tmp_path):
     run = Run("0", RunFolder(tmp_path), None, {"start_s": 3.0, "checkpoint_s": 1.5})
-    assert run.parts_s() == (None,) * 4
+    assert run.parts_s() == (None,) * 5
     run.columns = {"elapsed_s": np.array([5.0, 9.0, 17.0]), "waited_s": np.array([4.0, 1.0, np.nan])}
-    assert run.parts_s() == (3.0, 1.0, 17.0 - 5.0 - 1.0 - 1.5, 1.5)
+    assert run.parts_s() == (3.0, 1.0, 17.0 - 5.0 - 1.0 - 1.5, 1.5, None)
+    # The last evaluation ends 4 s after the last batch.
+    run.numbers |= {"evaluation_s": 6.0, "wall_s": 3.0 + 12.0 + 4.0}
+    assert run.parts_s() == (3.0, 1.0, 12.0 + 4.0 - 1.0 - 1.5 - 6.0, 1.5, 6.0)
     run.numbers = None
-    assert run.parts_s() == (None, 1.0, 11.0, None)
+    assert run.parts_s() == (None, 1.0, 11.0, None, None)
 
 
 def test_rates_are_between_batches(tmp_path):

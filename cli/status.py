@@ -78,7 +78,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     if submitted and isinstance(states, LauncherError):
         printing.note(f"this machine cannot query SLURM ({states}), so the status is taken from the run folders.")
     rows, details = [], []
-    stopped = None
+    stopped: list[tuple[int, int, Path]] = []
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()
         name = run.name_below(root)
@@ -93,15 +93,16 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
         if lines:
             details += [f"{name}: {lines[0]}", *([] if is_brief else lines[1:])]
         if status.status is Status.STOPPED:
-            stopped = run
+            rung = (run.read_result() or {})["rung"]
+            stopped.append((-rung["number"], rung["rank"], run.path))
         if status.status is Status.RUNNING:
             details += [f"{name}: {line}" for line in waiting_workers(run)]
             if (taking_part := (numbers or {}).get("taking_part")) is not None:
                 details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
     print_table(rows, ("run", *COLUMNS[1:], "job"))
-    if stopped is not None:
-        which = "a point that its sweep stopped, such as this one" if len(runs) > 1 else "this point alone"
-        details.append(f"To go on with {which}: collectx resume {shlex.quote(printing.typed(stopped.path))}")
+    if stopped:
+        which = "a point that its sweep stopped, such as the best of them" if len(runs) > 1 else "this point alone"
+        details.append(f"To go on with {which}: collectx resume {shlex.quote(printing.typed(min(stopped)[-1]))}")
     what = "run folder" if [run.path for run in runs] == [root.absolute()] else "folder"
     printing.say("\n".join([*details, f"{what}: {root}"]))
     return 0

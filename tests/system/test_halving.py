@@ -147,6 +147,10 @@ def test_evaluations_rank(tmp_path):
     assert values[best]["2048"] >= max(values[name]["2048"] for name in stopped)
     assert values[best]["6144"] == [ended[best]["eval/mean_return"]]
     assert all(values[name]["2048"] == [ended[name]["eval/mean_return"]] for name in stopped)
+    # A point that went on alone keeps its evaluation when the sweep, which keeps more points now, comes to it.
+    forked("resume", f"sweep/{stopped[0]}", cwd=tmp_path)
+    again = rows(forked("run", *HALVING, *words, "sweep.reduction=1.4", "hydra.sweep.dir=sweep", cwd=tmp_path))
+    assert [cells[0] for cells in again.values()] == ["completed:"] * 3
 
 
 @pytest.mark.nightly

@@ -1,11 +1,15 @@
 """What a job of a sweep returns to Hydra's sweeper."""
 
+import os
+import signal
+import weakref
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
-from collectx.cli.task import PointFailed, objective, objectives
+from collectx.cli.task import PointFailed, Task, objective, objectives
+from collectx.process import handling
 from collectx.run import RunFolder
 from collectx.run.folder.files import write_json
 
@@ -51,3 +55,14 @@ def test_the_objective_of_a_point_is_in_its_result(tmp_path, result, keys, hydra
             objective(files, "a", keys, hydra)
     else:
         assert objective(files, "a", keys, hydra) == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_within_a_finalizer_still_interrupts_the_sweep():
+    """Python ignores the KeyboardInterrupt there."""
+    task, thing = Task([]), {"anything"}
+    finalizer = weakref.finalize(thing, os.kill, os.getpid(), signal.SIGINT)
+    finalizer.atexit = False
+    with handling({signal.SIGINT: task.interrupt}):
+        del thing
+    assert task.is_interrupted

@@ -393,7 +393,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     written: Section = {
         "folder": str(files.path),
         ".hydra, snapshot": "configuration, versions, uncommitted changes",
-        "metrics.jsonl": "one line per batch" if num_batches is None else counted(num_batches, "line"),
+        "metrics.jsonl": "one line per batch" if num_batches is None else f"{num_batches:,} lines",
         "policy.pt": "the last published weights, at the end",
         "events.jsonl, result.json": "starts, failures and checkpoints; how the run ended",
         "logs": "one file for the trainer and each worker that prints or fails",
@@ -421,7 +421,7 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
         for each in runs:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
             count = each["traffic"]["batches"]
-            batches = counted(count, "batch", "batches") if count else "no limit on batches"
+            batches = f"{count:,} batch{'es' * (count != 1)}" if count else "no limit on batches"
             least_s = each["time"].get("all_batches_s")
             takes = "" if least_s is None else f", at least {_shown('_s', least_s)}"
             yield f"{each['name']}: {processes} processes, {nbytes}, {batches}{takes}"

@@ -93,7 +93,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
         if lines:
             details += [f"{name}: {lines[0]}", *([] if is_brief else lines[1:])]
         if status.status is Status.STOPPED:
-            rung = (run.read_result() or {})["rung"]
+            rung = (numbers or {})["rung"]
             stopped.append((-rung["number"], rung["rank"], run.path))
         if status.status is Status.RUNNING:
             details += [f"{name}: {line}" for line in waiting_workers(run)]

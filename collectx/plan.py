@@ -219,16 +219,18 @@ def step_s(group: Env) -> float | None:
         [as_array(torch.zeros((size, *leaf.shape), dtype=leaf.dtype)) for leaf in leaves]
         for leaves in (spec.action, rewards)
     )
-    infer, took_s = make_inference(random_actor(spec), spec), list[float]()
-    while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
+    infer = make_inference(random_actor(spec), spec)
+
+    def step() -> float:
         infer([*first.values()], action)
         terminated, truncated = np.zeros((2, size), np.bool_)
         out = StepArrays(carry, np.zeros(size, np.float32), terminated, truncated, np.ones(size, np.bool_), others)
         began_s = perf_counter()
         if group.step(action, out) and not spec.ragged:
             group.reset_some(terminated | truncated, carry)
-        took_s.append(perf_counter() - began_s)
-    return sum(took_s[1:]) / len(took_s[1:]) / size
+        return perf_counter() - began_s
+
+    return _mean_s(step) / size
 
 
 def _acting_s(cfg: RunConfig, module: Any, spec: EnvSpec) -> float | None:
@@ -238,8 +240,14 @@ def _acting_s(cfg: RunConfig, module: Any, spec: EnvSpec) -> float | None:
     actor, spec = policy.configured_actor(cfg, module, RolloutOptions.of(cfg.collector).env_spec(spec), _CPU)
     # A mask of ones: without a legal action there is nothing to choose.
     observation = [torch.ones((*spec.policy_shape, *each.shape)).to(each.dtype) for each in spec.observation]
+
+    def act() -> float:
+        began_s = perf_counter()
+        actor.act(observation)
+        return perf_counter() - began_s
+
     with _threads(cfg.launcher.num_threads), torch.inference_mode():
-        return _repeated_s(lambda: actor.act(observation)) / spec.num_envs
+        return _mean_s(act) / spec.num_envs
 
 
 @contextmanager
@@ -253,13 +261,11 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _repeated_s(call: Callable[[], object]) -> float:
-    """Returns the seconds of a call, from some calls after the first."""
+def _mean_s(timed: Callable[[], float]) -> float:
+    """Returns the mean of the seconds that some calls return, without the first, in which much is loaded."""
     took_s = list[float]()
     while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
-        began_s = perf_counter()
-        call()
-        took_s.append(perf_counter() - began_s)
+        took_s.append(timed())
     return sum(took_s[1:]) / len(took_s[1:])
 
 
@@ -393,7 +399,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     written: Section = {
         "folder": str(files.path),
         ".hydra, snapshot": "configuration, versions, uncommitted changes",
-        "metrics.jsonl": "one line per batch" if num_batches is None else f"{num_batches:,} lines",
+        "metrics.jsonl": "one line per batch" if num_batches is None else _counted(num_batches, "line"),
         "policy.pt": "the last published weights, at the end",
         "events.jsonl, result.json": "starts, failures and checkpoints; how the run ended",
         "logs": "one file for the trainer and each worker that prints or fails",
@@ -421,7 +427,7 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
         for each in runs:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
             count = each["traffic"]["batches"]
-            batches = f"{count:,} batch{'es' * (count != 1)}" if count else "no limit on batches"
+            batches = _counted(count, "batch", "batches") if count else "no limit on batches"
             least_s = each["time"].get("all_batches_s")
             takes = "" if least_s is None else f", at least {_shown('_s', least_s)}"
             yield f"{each['name']}: {processes} processes, {nbytes}, {batches}{takes}"
@@ -436,6 +442,11 @@ def _section(title: str, values: Section) -> Iterator[str]:
     shown = {_label(key): _shown(key, value) for key, value in values.items() if value != 0}
     width = max(map(len, shown))
     yield from (f"  {name:{width}}  {value}" for name, value in shown.items())
+
+
+def _counted(number: int, one: str, several: str = "") -> str:
+    """Returns `counted` with commas, as the other numbers of a plan have them."""
+    return f"{number:,}{counted(number, one, several).removeprefix(str(number))}"
 
 
 def _label(key: str) -> str:

@@ -345,18 +345,16 @@ class WatchedRun:
     def read_events(self) -> list[dict[str, Any]]:
         """Returns the events that the run has added; none if one of them is damaged. The elapsed time is that of the
         newest resume."""
-        events: list[dict[str, Any]] = []
-        with suppress(KeyError, TypeError, ValueError):  # of a version that did not write it
-            try:
-                events = self.events.read()[0]
-            except DamagedFileError as error:
-                self.damage = self.damage or str(error)
-            for event in events:
-                if event.get("event") == "evaluation_awaited":
-                    self._awaiting = self.statistics.frames
-                if event.get("event") == "resumed":
-                    passed_s = time.time() - float(event["time"]) + float(event["elapsed_s"])
-                    self.window.start_s = time.monotonic() - passed_s
+        try:
+            events = self.events.read()[0]
+        except DamagedFileError as error:
+            self.damage = self.damage or str(error)
+            return []
+        for event in events:
+            if event.get("event") == "evaluation_awaited":
+                self._awaiting = self.statistics.frames
+            if event.get("event") == "resumed":
+                self.window.start_s = time.monotonic() - self.age_s()
         return events
 
     def age_s(self) -> float:

@@ -422,8 +422,7 @@ class _Execution:
             self._evaluator.load(point.state["evaluations"])
         statistics = self._record.statistics
         empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
-        elapsed_s = round(time.monotonic() - self._record.start_s, 3)
-        counts = {"batches": statistics.batches, "frames": statistics.frames, "elapsed_s": elapsed_s}
+        counts = {"batches": statistics.batches, "frames": statistics.frames}
         self._context.add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty)
         point.load_generators()
 

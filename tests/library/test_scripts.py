@@ -174,15 +174,18 @@ class Deep(CartPoleEnv):
             node = Node()
             self.last, node.next = node, getattr(self, "last", None)
 
-def reasons(kind, limit, results):
+def reasons(kind, limit, results, made=lambda: None):
     with kind(lambda: Deep(limit), frames_per_batch=8) as collector:
         collector.next()
+        made()
         results += [collector.state_dict()["worker0"]["rollout"].get("reason") for _ in range(4)]
 
 results = []
 reasons(lambda create, **keywords: MultiSyncCollector([create], **keywords), 10**6, results)
 reasons(Collector, 10**6, results)
-threads = [threading.Thread(target=reasons, args=(Collector, 1000, results)) for _ in range(3)]
+# A limit that a thread sets is every thread's: no env is made while another is saved.
+made = threading.Barrier(3).wait
+threads = [threading.Thread(target=reasons, args=(Collector, 1000, results, made)) for _ in range(3)]
 for thread in threads:
     thread.start()
 for thread in threads:

@@ -169,6 +169,21 @@ class Signals:
         self._shielded = self._sealed = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        count, error = self._count + 1, None
+        while True:
+            try:
+                self._receive(signum, count)
+                break
+            except RunStopped:
+                raise
+            except BaseException as raised:
+                # Another handler interrupted this one: a DataLoader's raises when the same signal ends its processes.
+                error = raised
+        if error is not None:
+            raise error
+
+    def _receive(self, signum: int, count: int) -> None:
+        """Handles a signal, the `count`-th one. May be called again for the same signal."""
         if os.getpid() != self._pid:
             # An env or a trainer forked this process. Ctrl-C and a closed terminal signal such helpers too, but the
             # trainer needs them to finish its batch; the second signal ends them. So does `terminate()`, a SIGTERM.
@@ -178,7 +193,7 @@ class Signals:
             if signum == signal.SIGTERM:
                 os.kill(os.getpid(), signum)
             return
-        self._count += 1
+        self._count = count
         self.last = signum
         if signum == signal.SIGHUP:
             _drop_output(self._terminals)

@@ -13,7 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
-from collectx.config.problem import did_you_mean
+from collectx.config.check import known_paths
+from collectx.config.problem import did_you_mean, either
 from collectx.config.registry import GROUPS
 
 
@@ -65,11 +66,11 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     broken: set[str] = set()
     notes: list[str] = []
     chosen: dict[str, str] = {}
-    for text in overrides:
+    for text in _joined(overrides, groups):
         try:
             override = parser.parse_override(text)
         except HydraException:
-            problems.append(_unreadable(text))
+            problems.append(_unreadable(text, groups))
             continue
         key = override.key_or_group
         if not key and text.endswith((".yaml", ".yml")):
@@ -172,14 +173,33 @@ def _of_file(text: str) -> str:
     root, group = os.path.split(folder)
     is_choice = group in (*GROUPS, "experiment", "debug", "logger")
     words = f"--config-dir {root or '.'} {group}={name}" if is_choice else f"--config-dir {folder or '.'} -cn {name}"
+    if not os.path.isfile(text):
+        return f"there is no file {text}. To use another one, write its folder and name: --config-dir DIR -cn NAME"
     return f"{text} is a file, and collectx takes names. Write {words}"
 
 
-def _unreadable(text: str) -> str:
+def _joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the overrides, with the two words of `seed 3` as one of them."""
+    joined: list[str] = []
+    for text in overrides:
+        if joined and text and "=" not in text and (joined[-1] in groups or joined[-1] in known_paths()):
+            joined[-1] += f" {text}"
+        else:
+            joined.append(text)
+    return joined
+
+
+def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Returns what is wrong with an override that Hydra cannot parse."""
     if not text:
         return "an argument is empty (''). Leave it out, or write key=value."
     if text.endswith((".yaml", ".yml")):
         return _of_file(text)
     if "=" not in text:
+        key, _, value = text.partition(" ")
+        if value and (key in groups or key in known_paths()):
+            return f"'{text}' lacks the =. Write {key}={value}"
+        if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:
+            return f"'{text}' is not an override. Did you mean {either(meant)}?"
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

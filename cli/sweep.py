@@ -145,11 +145,13 @@ def prepare(
     points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
     for point, name in zip(points, names(combinations), strict=True):
-        problems = [*point.problems, *argument_problems(point.cfg)] or [
-            *machine_problems(point.cfg, point is points[0] and not checked.problems),
-            *([] if is_basic else _sweeper_problems(point) if rungs is None else rungs.problems(point.cfg)),
-            *([] if is_basic else _wait_problems(point)),
-        ]
+        problems = [*point.problems, *argument_problems(point.cfg)]
+        if not problems and not checked.broken:
+            problems = [
+                *machine_problems(point.cfg, point is points[0] and not checked.problems),
+                *([] if is_basic else _sweeper_problems(point) if rungs is None else rungs.problems(point.cfg)),
+                *([] if is_basic else _wait_problems(point)),
+            ]
         for problem in problems:
             where.setdefault(problem, []).append(name)
     for problem, at in _shared_outputs(points, names(combinations)):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import re
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +24,11 @@ _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
 
 def text_of(error: BaseException) -> str:
     """Returns `str(error)`, without its middle if it is long, and with escaped surrogates, so that any file can store
-    it. Never raises, even if `error.__str__` does."""
+    it. A `KeyError` with a sentence, such as a TensorDict's, has no quotes around it. Never raises, even if
+    `error.__str__` does."""
     try:
-        return _shorten(str(error), _MAX_TEXT)
+        is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
+        return _shorten(str(error.args[0] if is_sentence else error), _MAX_TEXT)
     except Exception as refusal:
         return f"(no text: str() raised {type(refusal).__name__})"
 
@@ -37,6 +41,18 @@ def summary_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Returns the formatted traceback of `error`, shortened and escaped like `text_of`."""
     return _shorten("".join(traceback.format_exception(error)), _MAX_TRACEBACK)
+
+
+def frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    """Returns the frames of the traceback that are neither collectx's nor of an installed package or of Python, the
+    innermost one last."""
+    paths = sysconfig.get_paths()
+    others = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
+    # In the source folder, collectx.cli is not within collectx.
+    ours = [path for name in ("collectx", "collectx.cli") if name in sys.modules for path in sys.modules[name].__path__]
+    not_users = tuple(f"{path}{os.sep}" for path in (*ours, *others))
+    frames = traceback.extract_tb(error.__traceback__)
+    return [each for each in frames if os.path.isfile(each.filename) and not each.filename.startswith(not_users)]
 
 
 def _shorten(text: str, limit: int) -> str:

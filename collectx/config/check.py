@@ -202,6 +202,9 @@ _ZEROS = {"k": "_000", "m": "_000_000"}
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
 # What other libraries call options.
 _OTHER_NAMES = {
+    "agent": "trainer=NAME",
+    "algo": "trainer=NAME",
+    "algorithm": "trainer=NAME",
     "buffer_size": "trainer.buffer_frames",
     "clip_coef": "trainer.clip_epsilon",
     "clip_range": "trainer.clip_epsilon",
@@ -209,8 +212,10 @@ _OTHER_NAMES = {
     "env_id": "env.id",
     "gae_lambda": "trainer.gae_lambda",
     "lr": "trainer.learning_rate",
+    "model": "policy=NAME",
     "n_envs": "env.num_envs",
     "n_epochs": "trainer.num_epochs",
+    "network": "policy=NAME",
     "num_minibatches": "trainer.minibatch_size",
     "run.dir": "hydra.run.dir",
     "sweep.dir": "hydra.sweep.dir",

@@ -217,8 +217,11 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the name that is the most similar to `name`; None if no similarity is at least `cutoff`, from 0 to 1."""
+    """Returns the name that is the most similar to `name`; None if no similarity is at least `cutoff`, from 0 to 1. A
+    short name is similar to names with the same first letter only: a2c does not mean sac."""
     names = [*names]
+    if len(name) < 5:
+        names = [each for each in names if str(each)[:1].lower() == name[:1].lower()]
     same = (each for each in names if str(each).lower() == name.lower())
     return next(same, None) or next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 

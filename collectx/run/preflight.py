@@ -75,14 +75,15 @@ def argument_problems(cfg: RunConfig) -> list[str]:
     so the run's code must be trusted. The run reports what cannot be imported."""
     try:
         place = place_of(cfg)
-    except Unset:
+        is_job, has_fork_server = place.is_job, place.is_local and not place.is_inline
+    except Unset:  # the configuration has other mistakes
         return []
-    if place.is_job:
+    if is_job:
         return []
     from collectx.fork_server.start import environment
 
     # A process with threads cannot fork the fork server, which would then import everything again.
-    one_thread = {"OPENBLAS_NUM_THREADS": "1"} if place.is_local and not place.is_inline else {}
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"} if has_fork_server else {}
     with environment(**one_thread):
         return also_evaluated(_argument_problems, cfg)
 

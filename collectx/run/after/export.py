@@ -7,7 +7,6 @@ import contextlib
 import io
 import logging
 import re
-import traceback
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from collectx.errors import ConfigError, ExportError, text_of
+from collectx.errors import ConfigError, ExportError, frames_of_user, text_of
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.stochastic import StochasticPolicy
 from collectx.run.after.trained import LoadedPolicy
@@ -88,9 +87,7 @@ def _why_no_graph(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     lines = re.sub(r"\x1b\[[\d;]*m", "", text_of(error)).strip().splitlines() or [""]
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-    own = [frame for frame in frames if not frame.filename.startswith(ours) and frame.filename.endswith(".py")]
+    own = frames_of_user(error)
     where = f"in {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "(not raised in your code)"
     return "\n  ".join(
         [

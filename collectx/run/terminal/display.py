@@ -29,7 +29,7 @@ from rich.text import Text
 
 from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, printable, summary_of, text_of, traceback_of
+from collectx.errors import CollectxError, frames_of_user, printable, summary_of, text_of, traceback_of
 from collectx.process import is_debugging
 from collectx.run.folder.batch_line import TIMES
 from collectx.run.folder.layout import RunFolder
@@ -453,7 +453,7 @@ def format_error(error: BaseException) -> str:
     text = f"{name}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not any(_TRACEBACK in note for note in notes) and not isinstance(error, CollectxError):
-        frames = traceback.extract_tb(error.__traceback__)
+        frames = frames_of_user(error) or traceback.extract_tb(error.__traceback__)
         notes += [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
     lines = [line for note in notes for line in _without_our_frames(note)]
     return "\n".join([text, *(f"  {line}" for line in lines)])

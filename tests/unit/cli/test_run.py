@@ -41,6 +41,26 @@ def test_what_was_composed_and_checked_is_what_runs(stub):
     assert cfg.logger.csv.file == folder.name
 
 
+def test_a_file_as_an_override_is_answered_with_its_folder_and_name(stub, tmp_path, capsys):
+    (tmp_path / "my" / "env").mkdir(parents=True)
+    for name in ("my/primary.yaml", "my/env/maze.yaml"):
+        (tmp_path / name).write_text("seed: 1\n")
+        assert run.main([name]) == 2
+    err = capsys.readouterr().err
+    assert "my/primary.yaml is a file, and collectx takes names. Write --config-dir my -cn primary\n" in err
+    assert "my/env/maze.yaml is a file, and collectx takes names. Write --config-dir my env=maze\n" in err
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "logger", "experiment", "debug", "hydra/sweeper", "hydra/launcher"])
+@pytest.mark.parametrize("more", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+def test_a_choice_that_does_not_exist_is_one_error_in_each_group(stub, capsys, group, more):
+    assert run.main([f"{group}=zebra", *more]) == 2
+    err = capsys.readouterr().err
+    assert f"Configuration error (nothing was started):\n  - {group}=zebra is unknown" in err
+    assert err.count("  - ") == 1
+    assert stub.calls == []
+
+
 def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys):
     stub.status = lambda cfg: "interrupted"
     assert run.main(["collector=multi_async"]) == run.main(["collector=multi_async"]) == 130

@@ -74,14 +74,21 @@ def restore_handlers(maker: str) -> None:
         _note(text)
 
 
+def _stays(signum: signal.Signals) -> bool:
+    current = signal.getsignal(signum)
+    is_ignored = current is signal.SIG_IGN and signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return current is None or is_ignored
+
+
 @contextmanager
 def handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     """Handles signals by these handlers in the block, and restores the earlier ones at its end. Has no effect outside
-    the main thread, where Python allows no handlers. The handler of a C library stays, as Python cannot restore it."""
+    the main thread, where Python allows no handlers. The handler of a C library stays, as Python cannot restore it. A
+    SIGINT, SIGTERM or SIGHUP that the parent process ignores (`nohup`) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = {signum: handler for signum, handler in handlers.items() if signal.getsignal(signum) is not None}
+    ours = {signum: handler for signum, handler in handlers.items() if not _stays(signum)}
     earlier = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
     try:
         yield

@@ -169,6 +169,15 @@ def test_a_block_has_handlers_of_its_own_in_the_main_thread(said, call, handler)
     assert signal.getsignal(signal.SIGUSR1) is ours
 
 
+def test_a_hangup_that_nohup_ignores_stays_ignored_in_the_block():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with process.handling({signal.SIGHUP: theirs}):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 # --- standard streams ---
 
 

@@ -26,6 +26,8 @@ from collectx import process
 from collectx.transport.connections import LONGEST_WAIT_S
 
 PATIENCE = 3
+# How often a handler begins again that others interrupt: each process of a DataLoader may do so once.
+_NUM_TRIES = 100
 # How many seconds the end of the `with` block waits for a note, whose terminal or pipe may be blocked.
 _NOTE_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -170,7 +172,7 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         count, error = self._count + 1, None
-        while True:
+        for _ in range(_NUM_TRIES):
             try:
                 self._receive(signum, count)
                 break

@@ -15,7 +15,6 @@ from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.config.interpolation import as_written
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
-from collectx.env.wrappers import note_of
 from collectx.errors import EpisodeTooLongError, summary_of
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
@@ -100,6 +99,7 @@ def _eval(arguments: Arguments) -> int:
 
 def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str]) -> RunConfig:
     """Returns the configuration with the run's statistics in normalisers, if found; prints a note."""
+    from collectx.env.wrappers import note_of
     from collectx.run.after import evaluation, trained
 
     found = trained.statistics_of_normalizers(run_folder, cfg.eval.weights)

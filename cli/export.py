@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand, synopsis
 from collectx.config.problem import did_you_mean
+from collectx.config.schema.trainer import DATA_PACKAGES
 from collectx.errors import ConfigError, ExportError, summary_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
@@ -58,7 +58,7 @@ def _export(arguments: Arguments) -> int:
     if unknown := [key for key in options if key not in _OPTIONS]:
         raise UsageError(f"export: {unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
-    if name not in (formats := [*POLICIES, *data.FORMATS]):
+    if name not in (formats := [*POLICIES, *DATA_PACKAGES]):
         problem = "which format? Add format=NAME" if name is None else f"format={name} is unknown"
         raise UsageError(f"export: {problem}{did_you_mean(name or '', formats, 'format=')}")
     if not sources:
@@ -67,7 +67,7 @@ def _export(arguments: Arguments) -> int:
     if unfit := [key for key in options if key not in allowed]:
         raise UsageError(f"export: format={name} has no option '{unfit[0]}'. Leave out {unfit[0]}={options[unfit[0]]}.")
     target = None if output is None else Path(output).expanduser()
-    if name in data.FORMATS:
+    if name in DATA_PACKAGES:
         return _export_episodes(sources, name, target, options)
     if len(sources) > 1:
         raise UsageError(f"export: format={name} takes one run folder. Leave out {sources[1]}.")
@@ -106,6 +106,8 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
     target = target or Path(sources[0], name)
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
+    from collectx import data  # imports torch
+
     count = sum(data.export(each, target, name, int(fps), options.get("task", "")) for each in sets)
     printing.say(f"added {count:,} episode{'s' * (count != 1)} to {target}")
     return 0

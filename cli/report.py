@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
@@ -9,6 +10,7 @@ from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
+from collectx.run.folder.saved_config import objective_of
 from collectx.run.terminal import printing
 
 _USAGE = f"""\
@@ -39,7 +41,7 @@ def _report(arguments: Arguments) -> int:
             f"report: {error.name} is not installed. Install it: pip install 'collectx[report]'"
         ) from error
     runs = read.read_runs(folders)
-    objective = options.get("objective") or read.objective_of(runs[0])
+    objective = options.get("objective") or objective_of(runs[0].run_folder)
     metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
     evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)
     known = (*OBJECTIVES, *metrics, *evaluated)
@@ -55,6 +57,9 @@ def _report(arguments: Arguments) -> int:
         printing.print_table([row[shown] for row in table.rows], table.head[shown])
     for note in made.notes:
         printing.say(note)
+    if len(runs) > 1 and "objective" not in options and f"{OF_EVALUATION}{objective}" in evaluated:
+        how = shlex.join([*arguments.words, f"objective={OF_EVALUATION}{objective}"])
+        printing.note(f"{objective} is that of training. To rank by evaluations: collectx report {how}")
     printing.say(f"written to {written}. Open it in a browser.")
     return 0
 

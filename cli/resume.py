@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from collectx.checkpoints import Checkpoints
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.run import launch
@@ -14,7 +15,7 @@ from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
 from collectx.run.folder.result import ALL_DELIVERED
-from collectx.run.resume import starts_over
+from collectx.run.resume import check_ends, starts_over
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -52,7 +53,11 @@ def _resume(arguments: Arguments) -> int:
     is_over = result.get("exit_reason") == ALL_DELIVERED and not overrides
     if "rung" in result and not is_over and "run.max_batches" not in map(key_of, overrides):
         overrides += ("run.max_batches=null",)  # the sweep set it
-    composer, _ = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
+    composer, cfg = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
+    # Before notes about a configuration that is refused.
+    newest, _ = Checkpoints(run_folder.checkpoints).newest(lambda checkpoint: checkpoint, names=())
+    if newest is not None and not is_over:
+        check_ends(newest, cfg)
     place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"
     overrides = (*working_directory(run_folder), *overrides, *place)
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)

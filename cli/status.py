@@ -20,7 +20,7 @@ from collectx.jobs.status import (
     waiting_workers,
 )
 from collectx.run import RunFolder, Status
-from collectx.run.folder.layout import runs_below
+from collectx.run.folder.layout import absolute, runs_below
 from collectx.run.terminal import printing
 from collectx.run.terminal.printing import COLUMNS, cells, print_table
 
@@ -29,7 +29,7 @@ collectx status [DIR]: list the runs in and below DIR with their status; without
 status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
 
   completed, failed, interrupted   the run has ended
-  stopped                          its sweep ended it early (hydra/sweeper=halving)
+  stopped, waiting                 its sweep ended it early, or will compare or continue it (hydra/sweeper=halving)
   queued, running                  according to SLURM; without SLURM, its process runs on this host
   unknown                          cannot be determined from this host (the reason follows)
   damaged                          a file in its folder cannot be read
@@ -54,8 +54,8 @@ def _status(arguments: Arguments) -> int:
             if not arguments.words:
                 why = f"there is no folder '{root}'"
                 raise ConfigError(
-                    f"status: there are no runs here yet, because {why}. To list those of another folder: collectx "
-                    "status DIR"
+                    f"status: there are no runs here yet, because {why}. To start one: collectx run. To list those of "
+                    "another folder: collectx status DIR"
                 )
             raise ConfigError(f"status: there is no folder '{root}'. {listed}")
         raise ConfigError(f"status: there is no run in or below '{root}'. {listed}")
@@ -70,6 +70,7 @@ def _status(arguments: Arguments) -> int:
 
 def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     """Prints each run's status with its details, or only their first line; returns the exit status."""
+    root = absolute(root)
     jobs = [read_job(run) for run in runs]
     submitted = [job for job in jobs if job is not None]
     states: JobStates = LauncherError("squeue is not on PATH")
@@ -80,7 +81,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     rows, details = [], []
     stopped: list[tuple[int, int, Path]] = []
     for run, job in zip(runs, jobs, strict=True):
-        is_root = run.path == root.absolute()
+        is_root = run.path == root
         name = run.name_below(root)
         try:
             status, numbers = status_of(run, job, states), numbers_of(run)
@@ -103,8 +104,8 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     if stopped:
         which = "a point that its sweep stopped, such as the best of them" if len(runs) > 1 else "this point alone"
         details.append(f"To go on with {which}: collectx resume {shlex.quote(printing.typed(min(stopped)[-1]))}")
-    what = "run folder" if [run.path for run in runs] == [root.absolute()] else "folder"
-    printing.say("\n".join([*details, f"{what}: {root}"]))
+    what = "run folder" if [run.path for run in runs] == [root] else "folder"
+    printing.say("\n".join([*details, f"{what}: {printing.typed(root)}"]))
     return 0
 
 

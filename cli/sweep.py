@@ -48,7 +48,7 @@ from collectx.jobs.status import NamedRun
 from collectx.place import place_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
-from collectx.run.folder.layout import runs_below
+from collectx.run.folder.layout import absolute, runs_below
 from collectx.run.folder.saved_config import completed, config_text, saved_text
 from collectx.run.preflight import SHARED_PATHS, argument_problems
 from collectx.run.terminal import printing
@@ -342,7 +342,7 @@ class PointRunner:
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
-        root, folders = self._folder.absolute(), self._task.points
+        root, folders = absolute(self._folder), self._task.points
         if composed.problems:
             error = ConfigError(*[f"{problem} {_in_points([name])}" for problem in composed.problems])
             folders.append((name, root / name))
@@ -437,7 +437,7 @@ def run_folders(root: Path) -> list[tuple[str, Path]]:
     points are named after their folders if the `.hydra` of one cannot be read, or is newer than the result beside it:
     Hydra writes it even for a point whose folder is then refused."""
     folders = [run.path for run in runs_below(root, includes_root=False)]
-    paths = {folder: folder.relative_to(root.absolute()) for folder in folders}
+    paths = {folder: folder.relative_to(absolute(root)) for folder in folders}
     folders.sort(key=lambda folder: [(len(part), part) for part in paths[folder].parts])
     overrides = []
     for folder in folders:

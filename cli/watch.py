@@ -12,6 +12,7 @@ from collectx.errors import ConfigError
 from collectx.jobs.status import named_run, read_job, statuses
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status
+from collectx.run.folder import saved_config
 from collectx.run.folder.layout import runs_below
 from collectx.run.folder.result import exit_status
 from collectx.run.terminal import printing
@@ -33,6 +34,11 @@ def _watch(arguments: Arguments) -> int:
     followed = [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
     outcomes = watcher.watch()
+    if len(runs) > 1 and not watcher.is_detached:
+        points = [(run.name_below(root), run.path) for run in runs]
+        printing.print_sweep(
+            root, points, {each.folder: each.status for each in outcomes}, saved_config.objective_of(runs[0])
+        )
     return 130 if watcher.is_detached else exit_status(*(outcome.status for outcome in outcomes))
 
 

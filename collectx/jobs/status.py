@@ -190,7 +190,7 @@ def status_of_job(run_folder: RunFolder, job: str, states: JobStates) -> RunStat
         word = "" if state.word == "PENDING" else state.word
         return RunStatus(Status.QUEUED, ", ".join(filter(None, (_requeue_reason(run_folder), word, state.reason))))
     if result is not None:
-        run = _from_result(result)
+        run = _from_result(run_folder, result)
         # The trainer only knows which signal ended it.
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
             why = f"job {job} ended as {state.word}, because {_END_REASONS[state.word]}"
@@ -246,7 +246,7 @@ def status_of_process(run_folder: RunFolder) -> RunStatus:
     """Returns the status of a run that is not a job. Only the run's host knows whether its process is alive; on other
     hosts, a run counts as running while its worker jobs have not ended."""
     if (result := run_folder.read_result()) is not None:
-        return _from_result(result)
+        return _from_result(run_folder, result)
     if (host := run_folder.read_meta().get("host")) is None:
         if is_locked(run_folder):
             return RunStatus(Status.RUNNING, "it is starting")
@@ -296,12 +296,25 @@ def numbers_of(run_folder: RunFolder) -> dict[str, Any] | None:
     return {name: getattr(numbers, name) for name in ("frames", "frames_per_s", "mean_return", "taking_part")}
 
 
-def _from_result(result: Mapping[str, Any]) -> RunStatus:
-    reason = str(result.get("exit_reason", ""))
-    is_stopped = (result.get("rung") or {}).get("stopped")
-    return RunStatus(
-        Status.STOPPED if is_stopped else Status(result["status"]), "" if reason == ALL_DELIVERED else reason
-    )
+def _from_result(run_folder: RunFolder, result: Mapping[str, Any]) -> RunStatus:
+    reason, rung = str(result.get("exit_reason", "")), result.get("rung") or {}
+    if rung.get("stopped"):
+        return RunStatus(Status.STOPPED, reason)
+    status = Status(result["status"])
+    if status is Status.COMPLETED and rung.get("number") != rung.get("of"):
+        return RunStatus(Status.WAITING, reason)
+    if status is Status.COMPLETED and not rung and "(run.max_batches=" in reason and _is_in_rung(run_folder.path):
+        return RunStatus(Status.WAITING, "it has reached a rung, and waits for the other points of its sweep")
+    return RunStatus(status, "" if reason == ALL_DELIVERED else reason)
+
+
+def _is_in_rung(point: Path) -> bool:
+    """Whether a folder is in that of a sweep by halving which has not ended."""
+    try:
+        is_halving = "HalvingSweeper" in (point.parent / "multirun.yaml").read_text()
+    except OSError:
+        return False
+    return is_halving and not (point.parent / "optimization_results.yaml").exists()
 
 
 def _failed(run_folder: RunFolder, reason: str) -> RunStatus:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self
 
@@ -328,12 +327,14 @@ class WatchedRun:
         self.window = RateWindow(self.statistics, began_s)
 
     def view(self, now_s: float) -> View:
-        """Returns the view at `now_s`; of a run that has ended, with its duration in place of its age."""
+        """Returns the view at `now_s`; of a run that has ended, with its duration, and without current rates."""
         view = self.window.view(now_s)
+        if not self.status.has_ended:
+            return view
+        elapsed_s = view.elapsed_s
         with suppress(DamagedFileError, KeyError, TypeError):
-            if self.status.has_ended and (result := self.run_folder.read_result()) is not None:
-                return replace(view, elapsed_s=float(result["wall_s"]))
-        return view
+            elapsed_s = float((self.run_folder.read_result() or {})["wall_s"])
+        return View(view.numbers, elapsed_s, now_per_s=None, begin_s=view.begin_s)
 
     def update(self) -> None:
         """Reads the lines of batches that the run has added; skips those that are read with a damaged one."""
@@ -366,9 +367,9 @@ class WatchedRun:
         return 0.0
 
     def stage(self) -> str:
-        """Returns what the run does while it is not collecting; otherwise ""."""
+        """Returns what the run does while it is not collecting, or how it has ended; otherwise ""."""
         if self.status.has_ended:
-            return ""
+            return str(self.status.status)
         if self.statistics.age_s(0.0) > time.monotonic() - self.since_s:
             return STARTING
         return "waiting for evaluations" if self._awaiting == self.statistics.frames else ""

@@ -77,7 +77,7 @@ class Report:
         self._has_summary = bool(self.tables)
         if not self._has_summary:
             rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
-            self.tables.append(Table("", COLUMNS, rows))
+            self.tables.append(Table("", ("point" if len(runs) > 1 else "run", *COLUMNS[1:]), rows))
 
     def write(self, folder: Path) -> Path:
         """Writes the page and its figures to a folder, and returns the path of the page. Raises `ConfigError` if the
@@ -172,9 +172,10 @@ def _group_row(group: Group, objective: str) -> tuple[str, ...]:
     values, frames = group.values(objective), group.values("frames")
     ends = " to ".join(map(number_cell, interval(values))) if len(values) > 1 else "-"
     repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
+    stopped = ", stopped" * any(run.status.status is Status.STOPPED for run in group.counted)
     return (
         group.name,
-        f"{len(values)} of {len(group.runs)}{repeats}",
+        f"{len(values)} of {len(group.runs)}{stopped}{repeats}",
         number_cell(_centre_of(group, objective)),
         ends,
         " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
@@ -183,13 +184,15 @@ def _group_row(group: Group, objective: str) -> tuple[str, ...]:
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs."""
+    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs unless an event
+    tells the reason."""
     for run in runs:
+        detail = run.status.detail
         for at, text in run.messages:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
             yield when, f"{run.seconds(at):.1f}", run.name, text
-        if run.status.status is not Status.COMPLETED:
-            yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
+        if run.status.status is not Status.COMPLETED and not any(detail and detail in text for _, text in run.messages):
+            yield "", "", run.name, f"{run.status.status}: {detail}".rstrip(": ")
 
 
 def _origin(run_folder: RunFolder) -> dict[str, Any]:

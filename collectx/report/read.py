@@ -20,14 +20,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
-from collectx.errors import ConfigError, DamagedFileError
+from collectx.config.schema.run import OF_EVALUATION
+from collectx.errors import ConfigError
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
 from collectx.run.folder import snapshot
 from collectx.run.folder.batch_line import PartTotals
 from collectx.run.folder.events import format_event
 from collectx.run.folder.layout import runs_below
+from collectx.run.folder.result import WITHOUT_FAILURE
 from collectx.run.folder.saved_config import flat, read_config
 from collectx.run.statistics import better_return, bootstrap_interval
 
@@ -189,9 +190,9 @@ class Group:
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose results may be averaged: the completed ones; if `run.max_batches` ended some before others, as
-        `hydra/sweeper=halving` does, those with the most batches."""
-        completed = [run for run in self.runs if run.status.status is Status.COMPLETED]
+        """The runs whose results may be averaged: the completed ones, also those that a sweep stopped; if
+        `run.max_batches` ended some before others, as `hydra/sweeper=halving` does, those with the most batches."""
+        completed = [run for run in self.runs if run.status.status in WITHOUT_FAILURE]
         return tuple(run for run in completed if _limit(run) == max(map(_limit, completed)))
 
     @property
@@ -360,15 +361,10 @@ def _spans(run: Run, worker: int, entries: Iterable[tuple[float, PartTotals]]) -
                 begin_s = min(end_s, at_s + max(0.0, end_s - begin_s - measured_s))
         yield Span(worker, begin_s, end_s, shares)
         begin_s = end_s
-
-
-def objective_of(run: Run) -> str:
-    """Returns the first `sweep.objective` of a run, which Hydra saved; the default if it cannot be read."""
-    try:
-        name = read_config(run.run_folder.hydra / "config.yaml")["sweep"]["objective"]
-        return str(name[0] if isinstance(name, list) else name)
-    except (DamagedFileError, KeyError, TypeError):
-        return OBJECTIVES[0]
+    # The last entry is up to a second older than the last batch, or the worker's loss.
+    end_s = min((at_s for at_s in lost_s if begin_s is not None and at_s > begin_s), default=run._clock[1][-1])
+    if begin_s is not None and begin_s < end_s:
+        yield Span(worker, begin_s, end_s, shares)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:

@@ -40,6 +40,26 @@ def starts_over(run_folder: RunFolder) -> bool:
     return not run_folder.is_completed and not run_folder.has_checkpoint
 
 
+def check_ends(checkpoint: Checkpoint, cfg: RunConfig, minutes: float = 0.0) -> None:
+    """Raises `ConfigError` if a checkpoint is already past the end that `cfg` sets. `minutes` is how long the run had
+    taken by then, which only the state in the checkpoint tells."""
+    frames, batches = checkpoint.manifest["frames"], checkpoint.manifest["batches"]
+    # Of each end, by how much it may be exceeded: a run delivers whole batches.
+    ends = (
+        ("collector.total_frames", cfg.collector.total_frames, frames, "frames", cfg.collector.frames_per_batch),
+        ("run.max_batches", cfg.run.max_batches, batches, "batches", 1),
+        ("run.max_minutes", cfg.run.max_minutes, round(minutes, 2), "minutes", 0),
+    )
+    text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
+    problems = [
+        text.format(name, end, checkpoint.path, done, what, done)
+        for name, end, done, what, unit in ends
+        if end is not None and 0 <= end <= done - unit
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
 class ResumePoint:
     """The point that a run continues from: the newest checkpoint that is not damaged, and whose batches all have their
     lines in `metrics.jsonl`. Raises `ConfigError` if there is none.
@@ -78,28 +98,10 @@ class ResumePoint:
         self.batches: int = self._checkpoint.manifest["batches"]
         self.num_learners: int = self._checkpoint.manifest.get("num_learners", 1)
         self.collector: CollectorState = self.state["collector"]
-        self._check_ends(cfg)
+        check_ends(self._checkpoint, cfg, self.state["wall_s"] / 60)
         self.moved = saved_config.moved(run_folder, cfg)
         self.order = self._order(run_folder, cfg, lines, rank)
         self.empty_buffers: list[str] = []
-
-    def _check_ends(self, cfg: RunConfig) -> None:
-        """Raises `ConfigError` if the checkpoint is already past the end that `cfg` sets."""
-        path, frames = self._checkpoint.path, self._checkpoint.manifest["frames"]
-        # Of each end, by how much it may be exceeded: a run delivers whole batches.
-        ends = (
-            ("collector.total_frames", cfg.collector.total_frames, frames, "frames", cfg.collector.frames_per_batch),
-            ("run.max_batches", cfg.run.max_batches, self.batches, "batches", 1),
-            ("run.max_minutes", cfg.run.max_minutes, round(self.state["wall_s"] / 60, 2), "minutes", 0),
-        )
-        text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
-        problems = [
-            text.format(name, end, path, done, what, done)
-            for name, end, done, what, unit in ends
-            if end is not None and 0 <= end <= done - unit
-        ]
-        if problems:
-            raise ConfigError(*problems)
 
     def _order(
         self, run_folder: RunFolder, cfg: RunConfig, lines: Iterator[BatchLine], rank: int

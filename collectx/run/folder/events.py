@@ -259,9 +259,10 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         one = _evaluations(fields["frames"])
         if (limit_s := fields["timeout_s"]) is None:
             return f"training waits for {one}, because another one is due. To wait less, raise eval.every_batches."
-        return f"the run waits for {one}, at most {limit_s:g} s (eval.close_timeout_s). Ctrl-C ends the wait."
+        return f"the run waits for {one}, at most {limit_s:g} s (eval.close_timeout_s)."
     if name == "evaluations_left":
-        return f"the run ended before {_evaluations(fields['frames'])}, which `collectx resume` makes"
+        them = "it" if len(fields["frames"]) == 1 else "them"
+        return f"the run ended without {_evaluations(fields['frames'])}. To make {them}: collectx resume RUN_DIR"
     if name == "initialized":
         critic = ", and the critic," * fields.get("critic", False)
         rest = "".join(f"; {each}" for each in fields["left_out"])

@@ -57,12 +57,19 @@ _MAX_DEPTH = 4
 _RESUMED = "resumed"
 
 
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Returns an absolute path, without `..` unless that leads to another folder, as behind a symbolic link."""
+    path = Path(path).absolute()
+    short = Path(os.path.normpath(path))
+    return short if os.path.realpath(short) == os.path.realpath(path) else path
+
+
 class RunFolder(JobFiles):
     """The paths of one run folder, and methods that read or remove its files. Making the object does not touch the
     disk; `begin` makes the folders."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        super().__init__(Path(path).absolute())
+        super().__init__(absolute(path))
         self.hydra = self.path / ".hydra"
         self.snapshot = self.path / "snapshot"
         self.config = self.snapshot / "config.yaml"
@@ -150,7 +157,8 @@ class RunFolder(JobFiles):
 
     def name_below(self, root: Path) -> str:
         """Returns the path relative to `root`, or the name of `root` itself."""
-        return self.path.name if self.path == root.absolute() else str(self.path.relative_to(root.absolute()))
+        root = absolute(root)
+        return self.path.name if self.path == root else str(self.path.relative_to(root))
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
         """Makes the folders, and removes the files of an earlier run in them, and the incomplete files of a killed
@@ -396,7 +404,7 @@ def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = Tr
     `includes_root=False`, `root` itself does not count: a sweep folder may also contain a run. Skips folders that this
     user cannot read."""
     # `Path.is_dir` would raise for a folder that this user cannot read, and for a name that is too long.
-    runs, folders = [], [root.absolute()] if os.path.isdir(root) else []
+    runs, folders = [], [absolute(root)] if os.path.isdir(root) else []
     for depth in range(max_depth + 1):
         runs += [folder for folder in folders if (depth or includes_root) and os.path.isdir(folder / "snapshot")]
         inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))

@@ -23,12 +23,13 @@ from collectx.run.statistics import Statistics
 
 class Status(StrEnum):
     """The state of a run; in `result.json` one of the first three. STOPPED is a completed run that its sweep does not
-    continue."""
+    continue, WAITING one of which the sweep has not decided yet, or that it has yet to continue."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped"
+    WAITING = "waiting"
     QUEUED = "queued"
     RUNNING = "running"
     UNKNOWN = "unknown"
@@ -36,14 +37,14 @@ class Status(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        return self in (*ENDED, Status.STOPPED, Status.DAMAGED)
+        return self in (*ENDED, *WITHOUT_FAILURE, Status.DAMAGED)
 
 
 def exit_status(*statuses: Status) -> int:
     """Returns the exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
     if Status.INTERRUPTED in statuses:
         return 130
-    return int(any(status not in (Status.COMPLETED, Status.STOPPED) for status in statuses))
+    return int(any(status not in WITHOUT_FAILURE for status in statuses))
 
 
 def interruption(signum: int) -> str:
@@ -53,6 +54,7 @@ def interruption(signum: int) -> str:
 
 ALL_DELIVERED = "all frames delivered"
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
+WITHOUT_FAILURE = (Status.COMPLETED, Status.STOPPED, Status.WAITING)
 # The events of a lost worker after which the run continues.
 LOSSES = ("worker_restarted", "worker_dropped")
 

@@ -22,7 +22,7 @@ from collectx.config.interpolation import as_written, resolved
 from collectx.config.problem import YAML, Problem
 from collectx.config.registry import GROUPS, KEPT_GROUPS, field_of, marked, schemas
 from collectx.config.schema.fields import default_of
-from collectx.config.schema.run import SECTIONS, RunConfig
+from collectx.config.schema.run import OBJECTIVES, SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, locked, runs_below
@@ -282,6 +282,15 @@ def check_folder(run_folder: RunFolder) -> None:
         why = lacks if run_folder.path.is_dir() else "it is a file"
         raise ConfigError(f"'{run_folder.path}' is not a run folder: {why}. To list your runs: collectx status")
     snapshot.check_format(run_folder)
+
+
+def objective_of(run_folder: RunFolder) -> str:
+    """Returns the first `sweep.objective` of a run, which Hydra saved; the default if it cannot be read."""
+    try:
+        name = read_config(run_folder.hydra / "config.yaml")["sweep"]["objective"]
+        return str(name[0] if isinstance(name, list) else name)
+    except (DamagedFileError, KeyError, TypeError):
+        return OBJECTIVES[0]
 
 
 def run_config(run_folder: RunFolder) -> RunConfig:

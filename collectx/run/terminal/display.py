@@ -216,7 +216,7 @@ def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view:
     height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
     if height < _LEAST_HEIGHT or not console.encoding.startswith("utf"):
         return None
-    return charts(curve, min(width, _CHART[0]), height, view.begin_s, view.now_per_s)
+    return charts(curve, min(width, _CHART[0]), height, view.begin_s, view.now_per_s or view.numbers.frames_per_s)
 
 
 def _notebook() -> Console:
@@ -244,9 +244,10 @@ def format_line(view: View, stage: str = "") -> str:
     now = view.numbers
     if now.started is None:
         return f"[{clock(view.elapsed_s)}] {stage or STARTING}"
+    rate = now.frames_per_s if view.now_per_s is None else view.now_per_s
     parts = [
         f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
-        *([] if view.now_per_s is None else [f"{number(view.now_per_s)}/s"]),
+        *([] if rate is None else [f"{number(rate)}/s"]),
         f"return {number(now.mean_return)}",
         f"best {number(now.best_return)}",
     ]
@@ -308,8 +309,9 @@ def render_panel(
         "" if now.target_return is None else f"   target {now.target_return:g}",
     )
     speed = Text.assemble(
-        (number(view.now_per_s), "bold"),
-        f" frames/s now   {number(now.frames_per_s)} overall   version {now.version}   lag {now.lag:.1f}",
+        (number(now.frames_per_s if view.now_per_s is None else view.now_per_s), "bold"),
+        " frames/s overall" if view.now_per_s is None else f" frames/s now   {number(now.frames_per_s)} overall",
+        f"   version {now.version}   lag {now.lag:.1f}",
         f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
         f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from collectx.config.schema.run import OF_EVALUATION
 from collectx.errors import DamagedFileError, printable
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Status
@@ -36,7 +38,7 @@ _LESS_IS_BETTER = ("wall_s", "start_s")
 _SEED = re.compile(r"(?:^|,)seed=\d+(?=,|$)")
 _STYLES: dict[str, str] = {
     **{Status.COMPLETED: "green", Status.RUNNING: "green"},
-    **{Status.FAILED: "red", Status.INTERRUPTED: "yellow", Status.STOPPED: "yellow"},
+    **{Status.FAILED: "red", **dict.fromkeys((Status.INTERRUPTED, Status.STOPPED, Status.WAITING), "yellow")},
 }
 
 
@@ -132,25 +134,32 @@ def print_sweep(
     objective: str = "mean_return",
 ) -> None:
     """Prints a table of the points (name and run folder) ranked by `objective`, and the sweep folder. If seeds were
-    swept, the first table is not ranked, and a second one ranks the statistics over seeds. `statuses` contains the
-    statuses of run folders without a result; others are "not run"."""
+    swept, the first table is not ranked, and a second one ranks the statistics over seeds. Run folders without a result
+    that are not in `statuses` are "not run"."""
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for name, folder in points:
         try:
             result = RunFolder(folder).read_result()
-            status = (statuses or {}).get(folder, "not run") if result is None else str(result["status"])
-            rows.append((name, status, result))
+            status = (statuses or {}).get(folder) or (result or {"status": "not run"})["status"]
+            rows.append((name, str(status), result))
         except DamagedFileError:
             rows.append((name, Status.DAMAGED, None))
-    seeds = _over_seeds(rows, objective)
+    # Stopped points have had fewer frames.
+    seeds = [] if any(status == Status.STOPPED for _, status, _ in rows) else _over_seeds(rows, objective)
     if not seeds:
         rows.sort(key=lambda row: rank((row[2] or {}).get(objective), objective))
     print()
-    print_table([cells(*row) for row in rows])
+    # A column of its own, unless the table has it.
+    more = [objective] * (objective not in _NUMBERS and any(objective in (result or {}) for _, _, result in rows))
+    lines = [(*cells(*row), *(number_cell((row[2] or {}).get(name)) for name in more)) for row in rows]
+    print_table(lines, (*COLUMNS, *more))
     if seeds:
         print()
         print_table(seeds, ("point", "seeds", objective, *SPREAD[1:]))
     say(f"sweep folder: {root}")
+    if any(f"{OF_EVALUATION}{objective}" in (result or {}) for _, _, result in rows):
+        how = f"collectx report {shlex.quote(typed(root))} objective={OF_EVALUATION}{objective}"
+        note(f"{objective} is that of training. To rank by evaluations: {how}")
 
 
 def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:

@@ -261,6 +261,13 @@ _PLUGINS = {
     "hydra/sweeper/optuna": "hydra-optuna-sweeper",
 }
 # Hydra's error of this has neither a type of its own nor attributes.
+# What to write with `hydra/sweeper=halving` for options of Optuna's sweeper.
+_OF_HALVING = {
+    "n_trials": "write sweep.draws=N.",
+    "sampler.seed": "write sweep.seed=N.",
+    "n_jobs": "choose a hydra/launcher that runs several points at a time.",
+    "direction": "leave it out: less is better of wall_s and start_s, more of the others.",
+}
 _NOTHING_TO_DELETE = re.compile(r"Could not delete from config\. '(.+?)' does not exist")
 
 
@@ -310,6 +317,9 @@ def _unknown(key: str) -> str:
             f"{key} is not an option of the chosen hydra/launcher. To run collectx as a SLURM job, use launcher=slurm "
             f"launcher.{option}=VALUE. To sweep with submitit, add -m hydra/launcher=submitit_slurm."
         )
+    if (option := key.removeprefix("hydra.sweeper.")) != key:
+        instead = f" With hydra/sweeper=halving, {_OF_HALVING[option]}" if option in _OF_HALVING else ""
+        return f"{key} is not an option of the chosen hydra/sweeper. Optuna's is hydra/sweeper=optuna.{instead}"
     return f"{key} is not an option. To list all: collectx run --cfg all"
 
 

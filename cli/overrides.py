@@ -202,4 +202,6 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
         if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:
             return f"'{text}' is not an override. Did you mean {either(meant)}?"
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
+    if interval := re.fullmatch(r"(.*)interval\((.*?),\s*log\s*=\s*true\)", text, re.IGNORECASE):
+        return f"{text} cannot be read. A logarithmic interval is {interval[1]}tag(log,interval({interval[2]}))"
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

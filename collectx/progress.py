@@ -14,9 +14,9 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 STEPS, OTHERS, IMPORTS = 0, 1, 2
 # The counters as plain numbers, and their size in memory.
@@ -77,17 +77,43 @@ def counting_imports(began: Callable[[str], object] | None = None) -> Iterator[N
             sys.meta_path.remove(counter)
 
 
-def telling_imports() -> AbstractContextManager[None]:
-    """Returns a block that prints, on standard error, what it imports, after a second and then every 5 s."""
-    next_s = time.monotonic() + _SILENT_S
+@contextmanager
+def telling_imports() -> Iterator[None]:
+    """Prints, on standard error, what the block imports, after a second and then every 5 s; on a terminal, each second,
+    in one line."""
+    began_s = time.monotonic()
+    next_s = began_s + _SILENT_S
+    is_terminal = on_terminal(sys.stderr)
 
     def tell(name: str) -> None:
         nonlocal next_s
         if (now_s := time.monotonic()) >= next_s:
-            next_s = now_s + _TELL_S
-            print(f"collectx: starting (importing {name})", file=sys.stderr, flush=True)
+            next_s = now_s + (_SILENT_S if is_terminal else _TELL_S)
+            tell_briefly(f"collectx: starting (importing {name.partition('.')[0]})", sys.stderr)
 
-    return counting_imports(tell)
+    with counting_imports(tell):
+        yield
+    if is_terminal:
+        erase(sys.stderr)
+
+
+def on_terminal(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal that can erase a line."""
+    return stream.isatty() and os.environ.get("TERM") not in (None, "dumb")
+
+
+def tell_briefly(text: str, stream: IO[str]) -> None:
+    """Prints a line; on a terminal, what is printed next replaces it. Call `erase` before."""
+    if on_terminal(stream):
+        print(f"\x1b[K{text}", end="\r", file=stream, flush=True)
+    else:
+        print(text, file=stream, flush=True)
+
+
+def erase(stream: IO[str]) -> None:
+    """Erases the line of `tell_briefly`. Without it, does nothing, as the cursor is at the end of what was printed."""
+    if on_terminal(stream):
+        print("\x1b[K", end="", file=stream, flush=True)
 
 
 def cpu_s(pid: int) -> float:

@@ -644,7 +644,7 @@ def cells() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], Cell]]:
                     assert cell.words or text in ("yes", "no", "no effect", "note"), f"{page}: {text}"
                     for row in re.findall("`([^`]+)`", first):
                         for column in re.findall("`([^`]+)`", title):
-                            yield page.name, _with_value(row, column), _with_needs(column), cell
+                            yield page.name, _with_value(row, column), _with_needs(row, column), cell
 
 
 def _with_value(row: str, column: str) -> tuple[str, ...]:
@@ -657,10 +657,14 @@ def _with_value(row: str, column: str) -> tuple[str, ...]:
     return (*(need for need in needs if need.partition("=")[0] not in made), *choices, f"{last}={value}")
 
 
-def _with_needs(column: str) -> tuple[str, ...]:
-    """The words of a column, with the options that its choices need."""
+def _with_needs(row: str, column: str) -> tuple[str, ...]:
+    """The words of a column, with the options that its choices need, and env and policy that trainers and policies of
+    the column and of the row need."""
     words = tuple(column.split())
-    return (*(word for word in _needs(*words) if "." in word.partition("=")[0]), *words)
+    made = {word.partition("=")[0] for word in (*row.split(), *words)}
+    learning = [word for word in (*words, *row.split()) if word.startswith(("trainer=", "policy="))]
+    groups = [word for word in _needs(*learning) if word.partition("=")[0] in {"env", "policy"} - made]
+    return (*dict.fromkeys(groups), *(word for word in _needs(*words) if "." in word.partition("=")[0]), *words)
 
 
 def _is_of_machine(problems: Sequence[str]) -> bool:

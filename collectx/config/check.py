@@ -270,7 +270,11 @@ def _unknown_objectives(sweep: Any, env: Any, evaluation: Any) -> Iterator[Probl
     objective, metrics = vars(sweep).get("objective"), vars(env).get("metrics") or ()
     evaluated = ("mean_return", *metrics) if vars(evaluation).get("every_batches") else ()
     choices = (*OBJECTIVES, *metrics, *(f"{OF_EVALUATION}{name}" for name in evaluated))
-    if objective is not None and (violated := out_of_range(objective, {"choices": choices})):
+    names = objective if isinstance(objective, list) else [str(objective)]
+    if not evaluated and any(name.startswith(OF_EVALUATION) for name in names):
+        rule = "no run is evaluated while it trains"
+        yield Conflict("sweep.objective", rule, objective, "add, for example, eval.every_batches=10.")
+    elif objective is not None and (violated := out_of_range(objective, {"choices": choices})):
         yield Problem("sweep.objective", violated, objective)
 
 
@@ -405,8 +409,14 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
 
 def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
     """Returns how to write a value that YAML reads as another type: 100k, or one entry of a list."""
-    if language is not YAML or isinstance(value, list | tuple | Mapping):
+    if language is not YAML or isinstance(value, Mapping):
         return ""
+    is_list = any(typing.get_origin(each) is list for each in members(hint))
+    if isinstance(value, str) and value[:1] == "[" and is_list:
+        return f"leave out the quotes, with which it is a text: {path}={value}."
+    if (isinstance(value, list | tuple) or (isinstance(value, str) and value[:1] == "[")) and not is_list:
+        entries = str(value).strip("[()]").replace(" ", "").replace("'", "")
+        return f"to sweep over its entries: collectx run -m {path}={entries}." if "," in entries else ""
     example = _EXAMPLES.get(path.rpartition(".")[2])
     if example is not None and isinstance(value, bool) and str in members(hint):
         return f"write {path}={example}."

@@ -327,14 +327,13 @@ class WatchedRun:
         self.window = RateWindow(self.statistics, began_s)
 
     def view(self, now_s: float) -> View:
-        """Returns the view at `now_s`; of a run that has ended, with its duration, and without current rates."""
-        view = self.window.view(now_s)
+        """Returns the view at `now_s`; the summary of a run that has ended."""
         if not self.status.has_ended:
-            return view
-        elapsed_s = view.elapsed_s
+            return self.window.view(now_s)
+        elapsed_s = None
         with suppress(DamagedFileError, KeyError, TypeError):
             elapsed_s = float((self.run_folder.read_result() or {})["wall_s"])
-        return View(view.numbers, elapsed_s, now_per_s=None, begin_s=view.begin_s)
+        return self.window.summary(now_s, elapsed_s)
 
     def update(self) -> None:
         """Reads the lines of batches that the run has added; skips those that are read with a damaged one."""

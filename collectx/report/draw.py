@@ -22,6 +22,7 @@ from collectx.config.problem import counted
 from collectx.config.schema.run import OF_EVALUATION
 from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.report.read import (
+    FEW_SEEDS,
     Curve,
     Group,
     Run,
@@ -62,9 +63,11 @@ _STYLE: Any = {
     "legend.fontsize": 8.5,
     "svg.fonttype": "none",
 }
-_SIZE = (4.6, 3.0)  # of a figure, in inches
+_SIZE = (3.9, 2.8)  # of a figure, in inches
 _PNG_DPI = 200
 _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
+# The characters that fit in one line of a legend.
+_MAX_LABEL = 45
 _MAX_WORKERS = 16
 _MAX_SPANS = 120
 _MAX_UPDATES = 300
@@ -80,12 +83,14 @@ _Styles: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure; `name` becomes its file name, and `caption` says what it shows."""
+    """A figure; `name` becomes its file name, `caption` says what it shows, and `legend` what its lines are, in
+    sentences that other figures share."""
 
     name: str
     title: str
     caption: str
     figure: Figure
+    legend: Sequence[str] = ()
 
     @property
     def is_wide(self) -> bool:
@@ -108,6 +113,8 @@ class Plot:
         self.figure.set_layout_engine("none")
         element = text.getvalue().replace(_INK, "currentColor")
         element = element[element.index("<svg") :]
+        # The page makes dark colours lighter on its dark ground.
+        element = re.sub(r": #([0-9a-f]{6})(?=[;\"])", r": var(--c\1, #\1)", element)
         return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 role="img">', element)
 
 
@@ -189,10 +196,10 @@ def _curves(
             if "success" in value:
                 axes.set_ylim(-0.03, 1.03)
             _legend(figure, axes)
-            yield Plot(name, title, f"{what} {words}".strip(), figure)
+            yield Plot(name, title, what, figure, words)
 
 
-def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> str:
+def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> list[str]:
     """Draws the mean of each group with its interval, where all of its runs are that did not end early; beyond it, and
     for runs that ended early, each run. Returns the words that explain the lines."""
     curves = [group.curves(value, over) for group in groups]
@@ -220,17 +227,15 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
             axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label="episodes of one batch")
         has_rest = has_rest or len(going) > 1 <= len(rests)
     words = []
-    if has_mean:
-        several = sorted(count for count in counts if count > 1)
-        mean = "mean" if several[-1] < 4 else "interquartile mean"
-        seeds = " to ".join(map(str, dict.fromkeys((several[0], several[-1]))))
-        fewer = " (mean of fewer than four)" if several[0] < 4 <= several[-1] else ""
-        words.append(f"Line: {mean} of {seeds} seeds{fewer}. Band: 95 % bootstrap interval.")
+    if has_mean and min(count for count in counts if count > 1) < FEW_SEEDS:
+        words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
+    if has_mean and max(counts) >= FEW_SEEDS:
+        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95 % bootstrap interval.")
     if has_rest:
-        words.append("Thin lines: single seeds, where not all have values.")
+        words.append("Thin lines are single seeds, where not all have values.")
     if any(early for _, early in curves):
-        words.append("Cross: the end of a run that failed or was interrupted, which no mean contains.")
-    return " ".join(words)
+        words.append("A cross is the end of a run that failed or was interrupted, which no mean contains.")
+    return words
 
 
 def _beyond(curve: Curve, place: float) -> Curve:
@@ -250,7 +255,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     with _figure((_SIZE[0], max(1.6, row_height * len(known) + 0.8))) as (figure, axes):
         for row, (group, values) in enumerate(known):
             colour, middle = styles[group.name]["color"], centre(values)
-            axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.5, ms=4, mew=0)
+            axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.8, ms=4, mew=0)
             if len(values) > 1:
                 axes.plot(interval(values), [row, row], color=colour, lw=2.2)
                 axes.plot(middle, row, "|", color=colour, ms=13, mew=2.2)
@@ -259,8 +264,10 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)
         axes.set_xlabel(number)
-        words = "Dots: seeds at the end of their runs. Mark: interquartile mean. Line: its 95 % bootstrap interval."
-        yield Plot(f"seeds_{number}", f"{number} of each seed", words, figure)
+        words = "Dots: seeds at the end of their runs. Mark: interquartile mean. Line: its 95 % bootstrap interval"
+        if any(1 < len(values) < FEW_SEEDS for _, values in known):
+            words += " (of two or three seeds: mean, lowest to highest)"
+        yield Plot(f"seeds_{number}", f"{number} of each seed", f"{words}.", figure)
 
 
 def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[Plot]:
@@ -401,8 +408,11 @@ def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
 def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) >= min_labels:
-        inches = 0.07 * max(map(len, labels)) + 0.55  # of one entry
+        if max(map(len, labels)) > _MAX_LABEL:
+            labels = [label.replace(", ", ",\n") for label in labels]
+        rows = max(label.count("\n") for label in labels) + 1
+        inches = 0.062 * max(len(line) for label in labels for line in label.split("\n")) + 0.5  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
         # The first rows fit below the axes.
-        figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) - 2))
+        figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) * rows - 2))

@@ -20,7 +20,7 @@ from collectx import __version__
 from collectx.config.problem import counted
 from collectx.errors import ConfigError
 from collectx.report.draw import EVALUATED, RETURN, sections_of, timeline
-from collectx.report.read import Group, Run, centre, differences, groups_of, interval, read_rungs
+from collectx.report.read import FEW_SEEDS, Group, Run, centre, differences, groups_of, interval, read_rungs
 from collectx.run import Status
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
@@ -30,7 +30,7 @@ from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, 
 _MAX_CURVES = 10
 _MAX_TIMELINES = 6
 # The columns of runs: entries of `result.json`, their heads and formats; and the parts of a run's time.
-_MEASURES = (("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall_s", ".1f"))
+_MEASURES = (("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall (s)", ".1f"))
 _PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)", "evaluations (s)")
 _WAITS = ("learners wait for workers (s)", "for each other (s)")
 # How many runs that ended early are named in the results.
@@ -70,10 +70,13 @@ class Report:
             for env, groups in self._best.items():
                 rows = [_group_row(each, objective) for each in groups]
                 self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(SPREAD)))
-        lost = [run.end for run in runs if run.ended_early]
+        # The page of one run names it in its title.
+        lost = [run.end if len(runs) > 1 else run.end.partition(": ")[2] for run in runs if run.ended_early]
         self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
         if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
             self.notes.append("The rows differ in frames: compare their curves.")
+        if any(0 < len(group.counted) < FEW_SEEDS for group in self._groups) and len(self._groups) < len(runs):
+            self.notes.append(f"Fewer than {FEW_SEEDS} seeds allow no confidence interval: their rank may be chance.")
         self._has_summary = bool(self.tables)
         if not self._has_summary:
             rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
@@ -107,6 +110,7 @@ class Report:
             notes=self.notes,
             runs=self._run_rows(folder),
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
+            legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={
                 "Learning": (len(self._groups) - len(drawn), "configurations have no curve"),
                 "Timelines": (len(runs) - len(timed), "runs have no timeline"),
@@ -170,7 +174,7 @@ def _group_row(group: Group, objective: str) -> tuple[str, ...]:
     """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
     the seeds, and the spread as `collectx run` prints it."""
     values, frames = group.values(objective), group.values("frames")
-    ends = " to ".join(map(number_cell, interval(values))) if len(values) > 1 else "-"
+    ends = " to ".join(map(number_cell, interval(values))) if len(values) >= FEW_SEEDS else "-"
     repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
     stopped = ", stopped" * any(run.status.status is Status.STOPPED for run in group.counted)
     return (
@@ -184,8 +188,8 @@ def _group_row(group: Group, objective: str) -> tuple[str, ...]:
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs unless an event
-    tells the reason."""
+    """Yields (time, seconds since the start, run, message) of events, and of the ends of incomplete runs, unless an
+    event tells the reason."""
     for run in runs:
         detail = run.status.detail
         for at, text in run.messages:

@@ -344,7 +344,7 @@ class View:
     (frames per second) and `trainer_share` (of the time, in which the trainer did not wait for a batch) cover the last
     `RATE_WINDOW_S`; None while unknown. `learners` are the shares in which each of several learners waited for its
     workers, and for the others. A curve's zero is `begin_s` after the start.
-    The trainer waited for evaluations in the `evaluation_share` of the time."""
+    The trainer waited for evaluations in the `evaluation_share` of the time. See `RateWindow.summary`."""
 
     numbers: Statistics
     elapsed_s: float
@@ -354,6 +354,12 @@ class View:
     learners: tuple[tuple[float, float], ...] = ()
     begin_s: float = 0.0
     evaluation_share: float = 0.0
+    is_summary: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """The current frames per second; in a `summary`, those of the whole run."""
+        return self.numbers.frames_per_s if self.is_summary else self.now_per_s
 
     @property
     def left_s(self) -> float | None:
@@ -409,6 +415,23 @@ class RateWindow:
         if share is not None:
             share = max(0.0, share - evaluation_share)
         return View(now, elapsed_s, now_per_s, share, rates, learners, begin_s, evaluation_share)
+
+    def summary(self, now_s: float, elapsed_s: float | None = None) -> View:
+        """Returns the view of a run that has ended, with the speeds and shares of its whole time. `elapsed_s`: how long
+        it took; by default, until now."""
+        view = self.view(now_s)
+        now, frames = view.numbers, sum(totals.frames for totals in view.numbers.workers.values())
+        workers = tuple(
+            PartRates(worker, (now.frames_per_s or 0.0) * totals.frames / max(1, frames), totals.shares(), totals.lag)
+            for worker, totals in sorted(now.workers.items())
+        )
+        share, passed_s = _trainer_share(now, now), (now.last_s or 0.0) - (now.first_s or 0.0)
+        learners: tuple[tuple[float, float], ...] = ()
+        if share is not None and passed_s > 0:
+            share = max(0.0, share - now.evaluation_s / passed_s)
+            learners = tuple((min(1.0, own / passed_s), min(1.0, others / passed_s)) for own, others in now.learners)
+        elapsed_s = view.elapsed_s if elapsed_s is None else elapsed_s
+        return View(now, elapsed_s, None, share, workers, learners, view.begin_s, is_summary=True)
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:

@@ -270,11 +270,15 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"; not loaded{rest[1:]}" if rest else ""
         )
     if name == "evaluated":
-        low, high = fields["interval"] or (fields["mean_return"],) * 2
+        low, high = map(_short, fields["interval"] or (fields["mean_return"],) * 2)
         where = f"evaluated after {fields['frames']:,} frames"
-        means = "".join(f", {name} {value:.6g}" for name, value in fields.get("metrics", {}).items())
-        return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}){means}"
+        means = "".join(f", {name} {_short(value)}" for name, value in fields.get("metrics", {}).items())
+        return f"{where}: mean return {_short(fields['mean_return'])} (95 % CI {low} to {high}){means}"
     return None
+
+
+def _short(value: float) -> str:
+    return f"{value:,.1f}" if 1_000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _evaluations(frames: Sequence[int]) -> str:

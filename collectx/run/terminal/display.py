@@ -31,6 +31,7 @@ from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, frames_of_user, printable, summary_of, text_of, traceback_of
 from collectx.process import is_debugging
+from collectx.progress import erase, tell_briefly
 from collectx.run.folder.batch_line import TIMES
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
@@ -100,6 +101,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._live is not None:
+            erase(self._console.file)
             self._live.start()
             sys.breakpointhook = self._debug
         self._thread.start()
@@ -119,12 +121,15 @@ class Progress:
         self._rates.start_s, self._curve = start_s, curve
 
     def imports(self, name: str) -> None:
-        """Prints that the run is importing a module, at most every `PLAIN_S` seconds. For the imports before the `with`
-        block, as the fork server cannot be forked from a process with a second thread."""
+        """Prints that the run is importing a package, at most every `PLAIN_S` seconds, on a terminal every second. For
+        the imports before the `with` block, as the fork server cannot be forked from a process with a second
+        thread."""
         now_s = time.monotonic()
-        if now_s - self._printed_s >= PLAIN_S:
+        if now_s - self._printed_s >= (PLAIN_S if self._live is None else 1.0):
             self._printed_s = now_s
-            print_line(self._console, f"[{clock(now_s - self._rates.start_s)}] importing {name}")
+            tell_briefly(
+                f"[{clock(now_s - self._rates.start_s)}] importing {name.partition('.')[0]}", self._console.file
+            )
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
         """Handles `breakpoint()`: plain lines replace the live display, which would draw over the prompt."""
@@ -162,7 +167,7 @@ class Progress:
             print(f"collectx: {text}", file=sys.stderr)
 
     def _draw(self, is_last: bool = False) -> None:
-        view = self._rates.view(time.monotonic())
+        view = (self._rates.summary if is_last else self._rates.view)(time.monotonic())
         self._curve.add(view.numbers)
         stage = stage_of(self.count_ready() if view.numbers.started is None else None, self.stage())
         if is_last:
@@ -216,7 +221,7 @@ def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view:
     height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
     if height < _LEAST_HEIGHT or not console.encoding.startswith("utf"):
         return None
-    return charts(curve, min(width, _CHART[0]), height, view.begin_s, view.now_per_s or view.numbers.frames_per_s)
+    return charts(curve, min(width, _CHART[0]), height, view.begin_s, view.rate)
 
 
 def _notebook() -> Console:
@@ -244,10 +249,9 @@ def format_line(view: View, stage: str = "") -> str:
     now = view.numbers
     if now.started is None:
         return f"[{clock(view.elapsed_s)}] {stage or STARTING}"
-    rate = now.frames_per_s if view.now_per_s is None else view.now_per_s
     parts = [
         f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
-        *([] if rate is None else [f"{number(rate)}/s"]),
+        *([] if view.rate is None else [f"{number(view.rate)}/s"]),
         f"return {number(now.mean_return)}",
         f"best {number(now.best_return)}",
     ]
@@ -298,7 +302,9 @@ def render_panel(
         head.add_column(max_width=24)
     for _ in range(3):
         head.add_column(no_wrap=True)
-    bar = ProgressBar(total=max(1, now.expected_frames), completed=now.frames)
+    bar = ProgressBar(
+        total=max(1, now.expected_frames), completed=now.frames, complete_style="green", finished_style="green"
+    )
     left = stage or (_left(view) if view.left_s else "")
     head.add_row(*([bar] if has_total else []), _frames(now, " / "), f"elapsed {clock(view.elapsed_s)}", left)
     learning = Text.assemble(
@@ -309,8 +315,8 @@ def render_panel(
         "" if now.target_return is None else f"   target {now.target_return:g}",
     )
     speed = Text.assemble(
-        (number(now.frames_per_s if view.now_per_s is None else view.now_per_s), "bold"),
-        " frames/s overall" if view.now_per_s is None else f" frames/s now   {number(now.frames_per_s)} overall",
+        (number(view.rate), "bold"),
+        " frames/s overall" if view.is_summary else f" frames/s now   {number(now.frames_per_s)} overall",
         f"   version {now.version}   lag {now.lag:.1f}",
         f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
         f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
@@ -318,7 +324,7 @@ def render_panel(
     rows += [head, learning, speed, *([] if charts is None else [charts])]
     if view.workers or view.trainer_share is not None:
         rows.append(_table(view))
-    if waits := _trainer(view)[1:]:
+    if (waits := _trainer(view)[1:]) and not view.is_summary:
         rows.append(Text(" ".join(waits), "yellow"))
     if now.scalars:
         scalars = "   ".join(f"{name} {scalar(value)}" for name, value in now.scalars.items())
@@ -377,7 +383,7 @@ def _table(view: View) -> Table:
     if view.trainer_share is not None:
         columns = {"wait": f"{1 - view.trainer_share:.0%}", "lag": f"{view.numbers.lag:.1f}"}
         cells = (columns.get(name, "") for name in (*_SHARES, "lag"))
-        table.add_row("trainer", number(view.now_per_s), *cells, f"{view.trainer_share:.0%}")
+        table.add_row("trainer", number(view.rate), *cells, f"{view.trainer_share:.0%}")
     for rank, (workers, others) in enumerate(view.learners):
         cells = (f"{workers:.0%}" if name == "wait" else "" for name in (*_SHARES, "lag"))
         learns = f"{max(0.0, 1 - workers - others):.0%}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.run import OF_EVALUATION
 from collectx.errors import DamagedFileError, printable
+from collectx.progress import erase
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Status
 
@@ -62,6 +63,7 @@ def print_message(text: str, style: str = "") -> None:
     if sys.stderr.isatty():
         from rich.console import Console
 
+        erase(sys.stderr)
         print_line(Console(stderr=True), text, style)
     else:
         print(printable(text), file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ def old(stub, tmp_path):
         stub.status = lambda cfg: status
         stub.execute(composed(f"trainer.digest=true {line}"), tmp_path / "seed=0,a=1", [])
         files = RunFolder(tmp_path / "seed=0,a=1")
-        Checkpoints(files.checkpoints).write(2, {"frames": 1024}, {"state.pt": {}})
+        Checkpoints(files.checkpoints).write(2, {"frames": 1024, "batches": 2}, {"state.pt": {}})
         del stub.calls[:]
         return files
 

@@ -200,16 +200,16 @@ def test_where_a_run_comes_from(tmp_path):
         assert (origin["commit"], origin["command"], origin["torch"]) == (commit, "collectx run 3", "2.1")
 
 
-def test_the_row_of_a_group_has_an_interval_of_two_runs_or_more(tmp_path):
+def test_the_row_of_a_group_has_an_interval_of_four_runs_or_more(tmp_path):
     runs = [
-        Run(str(n), RunFolder(tmp_path), RunStatus(Status.COMPLETED), {"frames": value} if value is not None else {})
-        for n, value in enumerate((4.0, 8.0, None))
+        Run(str(n), RunFolder(tmp_path), RunStatus(Status.STOPPED), {"frames": value} if value is not None else {})
+        for n, value in enumerate((4.0, 4.0, 8.0, 8.0, None))
     ]
-    rows = [_group_row(Group("one", tuple(part)), "frames") for part in (runs, runs[1:], runs[2:])]
+    rows = [_group_row(Group("one", tuple(part)), "frames") for part in (runs, runs[1:], runs[4:])]
     assert [row[1:] for row in rows] == [
-        ("2 of 3", "6.000", "4.000 to 8.000", "4 to 8", "6.000", "2.828", "4.000", "8.000"),
-        ("1 of 2", "8.000", "-", "8", "8.000", "-", "8.000", "8.000"),
-        ("0 of 1", *"-------"),
+        ("4 of 5, stopped", "6.000", "4.000 to 8.000", "4 to 8", "6.000", "2.309", "4.000", "8.000"),
+        ("3 of 4, stopped", "6.667", "-", "4 to 8", "6.667", "2.309", "4.000", "8.000"),
+        ("0 of 1, stopped", *"-------"),
     ]
 
 
@@ -221,6 +221,8 @@ def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_pa
     assert last == ("", "", "a", "failed: no memory")
     run.status = RunStatus(Status.INTERRUPTED)
     assert list(_happened([run]))[1][3] == "interrupted"
+    run.status = RunStatus(Status.FAILED, "lost")
+    assert [row[3] for row in _happened([run])] == ["lost"]
 
 
 def made_run(folder, number, status, mean_return, **options):
@@ -302,8 +304,8 @@ def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_pat
     thin = [(0.8, [10, 20, 30], [9, 18, 27]), (0.8, [20, 30, 40], [2, 3, 4])]
     cross = (1.5, [30], [27])
     assert lines_of(plot) == sorted([*thin, cross, (1.6, [10, 20], [2, 4])])
-    for words in "Line: mean of 2 seeds.", "Thin lines: single seeds", "Cross: the end of a run that failed":
-        assert words in plot.caption
+    for text, words in zip(plot.legend, ("Of two or three", "Thin lines are", "A cross is the end"), strict=True):
+        assert text.startswith(words)
 
 
 def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
@@ -313,7 +315,7 @@ def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
     plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
     labels = [line.get_label() for line in plot.figure.axes[0].lines]
     assert labels == ["size=1 (2 seeds)", "size=2 (1 seed)"]
-    assert "Line: mean of 2 seeds." in plot.caption
+    assert plot.legend[0].startswith("Of two or three seeds, the line is the mean")
 
 
 @pytest.mark.parametrize(("number", "where"), [("mean_return", "above"), ("wall_s", "below")])
@@ -347,4 +349,5 @@ def test_what_ended_early_is_noted_with_the_results(tmp_path):
     assert Report(runs, "mean_return").notes == [
         *(f"run{n:02d}: failed: a reason" for n in range(5)),
         "2 more runs ended early.",
+        "Fewer than 4 seeds allow no confidence interval: their rank may be chance.",
     ]

@@ -97,7 +97,7 @@ def test_a_resumed_run_makes_the_evaluations_that_a_signal_left(tmp_path, wait_u
     assert command.wait(100) == 130
     (left,) = events(tmp_path / "run", "evaluations_left")
     assert left["batches"]
-    assert "which `collectx resume` makes" in (tmp_path / "said.txt").read_text()
+    assert "To make them: collectx resume RUN_DIR" in (tmp_path / "said.txt").read_text()
     end = count()
     (tmp_path / "own.py").write_text(SLOW.replace("0.2", "0"))
     forked("resume", "run", f"run.max_batches={end + 1}", cwd=tmp_path)

@@ -35,3 +35,12 @@ def test_each_module_can_be_imported_first():
     done = subprocess.run(command, cwd=PRODUCT.parent, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
     assert len(names) > 200
+
+
+@pytest.mark.parametrize("line", ["eval nowhere", "export nowhere format=onnx", "export nowhere format=memmap"])
+def test_a_folder_that_does_not_exist_is_refused_without_torch(line, tmp_path):
+    name, *words = line.split()
+    code = f"import sys; from collectx.cli.{name} import main; print(main({words}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2 False\n"
+    assert "there is no folder" in done.stderr

@@ -119,6 +119,10 @@ run 'env={id: Acrobot-v1}'
 run trainer=PPO trainer.lr=1 clip_range=0.1 run.dir=x
 run trainer.lr=1 collector.n_envs=4 total_timesteps=10
 run checkpoint.keep_best=true
+run -m hydra/sweeper=halving sweep.rungs=[512] 'trainer.learning_rate=interval(1e-4,1e-2,log=true)'
+run -m hydra/sweeper=halving sweep.rungs='"[512]"' sweep.objective=eval/mean_return seed=[0,1]
+run -m hydra/sweeper=halving hydra.sweeper.n_trials=4 seed=0,1
+run -m hydra/sweeper=halving hydra.sweeper.direction=maximize seed=0,1
 export finished format=ONNX
 eval finished/policy.pt
 logs finished/logs

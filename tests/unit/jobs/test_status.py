@@ -208,3 +208,27 @@ def test_numbers_are_those_of_the_result_or_of_the_batches(folder):
 def test_how_long_a_run_and_its_workers_may_take_to_end(tmp_path):
     run = NamedRun("a", tmp_path, composed("checkpoint.grace_s=7 collector.close_timeout_s=20"))
     assert (run.grace_s, run.workers_grace_s) == (27.0, 25.0)
+
+
+def test_a_point_between_two_rungs_waits(tmp_path):
+    point = RunFolder(tmp_path / "sweep" / "seed=0")
+    point.begin()
+    multirun = point.path.parent / "multirun.yaml"
+    rung = {"number": 1, "of": 2, "rank": 1, "num_ranked": 2}
+    reason = "1 batch delivered (run.max_batches=1)"
+    statuses = []
+    for sweeper, told in [
+        ("BasicSweeper", None),
+        ("HalvingSweeper", None),
+        ("HalvingSweeper", {**rung, "stopped": False}),
+        ("HalvingSweeper", {**rung, "stopped": True}),
+        ("HalvingSweeper", {**rung, "number": 2, "stopped": False}),
+    ]:
+        multirun.write_text(f"_target_: {sweeper}")
+        write_json(point.result, {"status": "completed", "exit_reason": reason} | ({"rung": told} if told else {}))
+        statuses.append(str(status_of_process(point).status))
+    assert statuses == ["completed", "waiting", "waiting", "stopped", "completed"]
+    # A point that was resumed after the sweep.
+    write_json(point.result, {"status": "completed", "exit_reason": reason})
+    (multirun.parent / "optimization_results.yaml").touch()
+    assert status_of_process(point).status == "completed"

@@ -8,7 +8,7 @@ import pytest
 
 from collectx.errors import ConfigError
 from collectx.run.folder import layout
-from collectx.run.folder.layout import RunFolder, holder, is_locked, locked
+from collectx.run.folder.layout import RunFolder, absolute, holder, is_locked, locked
 
 
 @pytest.fixture(params=[True, False], ids=["linux", "elsewhere"])
@@ -25,6 +25,14 @@ def forked(function):
     if (pid := os.fork()) == 0:
         os._exit(int(bool(function())))
     return bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def test_a_path_has_no_dots_unless_they_lead_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/away")
+    assert absolute("far//./away/../new") == tmp_path / "far" / "new"
+    assert absolute("link/../new") == tmp_path / "link" / ".." / "new"
 
 
 def locks(files):

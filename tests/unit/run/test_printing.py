@@ -77,6 +77,19 @@ def test_of_a_time_less_is_better(tmp_path, capsys):
     assert [row[0] for row in rows(capsys.readouterr().out)[1:]] == ["a=2", "a=1"]
 
 
+def test_evaluations_have_a_column_if_they_rank_and_are_named_if_they_do_not(tmp_path, capsys):
+    made = points(tmp_path, **{"a=1": 3.0, "a=2": 4.0})
+    for value, (_, folder) in enumerate(made):
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps({**result, "eval/mean_return": 2.0 - value}))
+    print_sweep(tmp_path, made, objective="eval/mean_return")
+    said = capsys.readouterr()
+    assert [(row[0], row[-1]) for row in rows(said.out)[1:]] == [("a=1", "2.000"), ("a=2", "1.000")]
+    assert said.err == ""
+    print_sweep(tmp_path, made)
+    assert f"collectx report {tmp_path} objective=eval/mean_return" in capsys.readouterr().err
+
+
 def test_over_seeds_mean_and_spread_are_ranked(tmp_path, capsys):
     values = {"a=1,seed=0": 1.0, "a=1,seed=1": 3.0, "a=2,seed=0": 10.0, "a=2,seed=1": None, "a=3,seed=0": None}
     print_sweep(tmp_path, points(tmp_path, **values, **{"a=3,seed=1": None}))

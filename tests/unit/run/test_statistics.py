@@ -218,6 +218,11 @@ def test_current_rates_are_those_of_the_last_seconds():
     assert [(each.worker, each.frames_per_s, each.lag) for each in seen[14].workers] == [(0, 5.0, 0), (1, 5.0, 0)]
     assert seen[14].workers[0].shares == (0.1, 0.2, 0.3, 0.4)
     assert seen[14].numbers.frames == 150
+    # The end has the figures of the whole run.
+    end = window.summary(130.5)
+    assert (end.elapsed_s, end.rate, end.trainer_share) == (40.5, 10.0, 0.75)
+    assert [each.frames_per_s for each in end.workers] == pytest.approx([10 * 80 / 150, 10 * 70 / 150])
+    assert window.summary(130.5, 7.0).elapsed_s == 7.0
     # A job that was restarted goes on from an earlier checkpoint.
     one.frames, one.rate = 40, None
     assert window.view(131.0).now_per_s is None

@@ -104,8 +104,9 @@ def _limit_exit(status: int) -> None:
     them before it calls exit handlers. Exit handlers may take any time."""
 
     def threads() -> list[str]:
-        others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-        return [thread.name for thread in others if not thread.daemon]
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        # joblib ends its own threads when Python exits, after its processes, which may take long on a busy machine.
+        return [each.name for each in others if not each.daemon and not type(each).__module__.startswith("joblib.")]
 
     def end() -> None:
         left = ", ".join(threads())

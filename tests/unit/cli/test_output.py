@@ -1,5 +1,6 @@
 """Where files cannot be written, subcommands say so, and name the option that chooses another place."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -42,3 +43,21 @@ def test_a_command_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
         2,
         "collectx: the working directory no longer exists. Change to another one with cd.\n",
     )
+
+
+def test_a_command_does_not_limit_threads_that_joblib_ends(monkeypatch):
+    def limits(module):
+        ended = threading.Event()
+        thread = type("Thread", (threading.Thread,), {"__module__": module})(target=ended.wait)
+        thread.start()
+        main._limit_exit(0)
+        timers = [each for each in threading.enumerate() if each.name == "collectx-exit"]
+        for timer in timers:
+            timer.cancel()
+            timer.join()
+        ended.set()
+        thread.join()
+        return bool(timers)
+
+    monkeypatch.setattr(main.atexit, "register", lambda function: None)
+    assert [limits(module) for module in ("mine", "joblib.externals.loky.process_executor")] == [True, False]

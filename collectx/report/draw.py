@@ -221,7 +221,7 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
         for curve in rests:
             axes.plot(*curve, lw=1.6 if len(going) == 1 else 0.8, label=next(labels), **style)
         for curve in early:
-            axes.plot(*curve, lw=0.8, label=next(labels), **style)
+            axes.plot(*curve, lw=0.8 if len(going) + len(early) > 1 else 1.6, label=next(labels), **style)
             axes.plot(curve[0][-1], curve[1][-1], "x", color=style["color"], ms=6)
         for curve in chain(*group.curves("batch_return", over)) if is_alone else ():
             axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label="episodes of one batch")

@@ -337,8 +337,7 @@ def _time(
     inner = cfg.collector.num_workers_per_collector
     envs = max(1, slots.rows // inner)
     place, num_processes = place_of(cfg), num_processes_of(cfg.collector)
-    is_here = place.is_local and not place.is_job
-    crowd = num_processes / min(num_processes, 1 if place.is_inline else cores.num_cores()) if is_here else 1
+    crowd = num_processes / min(num_processes, 1 if place.is_inline else cores.num_cores()) if place.is_here else 1
     step_s, part_act_s = (None if each is None else envs * each * crowd for each in (one_step_s, act_s))
     workers = 1 if slots.stacked else slots.num_workers
     parts: Section = {

@@ -114,7 +114,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     checked. Raises `ConfigError` if nothing is left to search, or the workers are not processes of this machine.
     `fixed` are options and groups that keep their value."""
     place = place_of(cfg)
-    if not place.is_local or place.is_job:
+    if not place.is_here:
         advice = "Use launcher=local. To measure a cluster node, run tune on that node, inside an allocation."
         raise ConfigError(
             f"tune cannot use launcher={cfg.launcher.kind}, because it measures on the machine where it runs. {advice}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collectx.config.schema.run import RunConfig
 from collectx.place.base import Place
 from collectx.place.local import Inline, Local
-from collectx.place.ray import RayCluster
+from collectx.place.ray import RayCluster, RayLearners
 from collectx.place.slurm.jobs import SlurmJob, SlurmLearners, SlurmParts, SlurmWorkerJobs
 
 _PLACES: dict[str, type[Place]] = {
@@ -16,9 +16,10 @@ _PLACES: dict[str, type[Place]] = {
     "submitit": SlurmWorkerJobs,
     "submitit_delayed": SlurmParts,
 }
+_PLACES_OF_LEARNERS: dict[str, type[Place]] = {"ray": RayLearners, "slurm": SlurmLearners}
 
 
 def place_of(cfg: RunConfig) -> Place:
     """Returns the place of a run's workers. Raises `Unset` if `cfg.launcher` failed its check."""
-    place = _PLACES[cfg.launcher.kind]
-    return (SlurmLearners if place is SlurmJob and cfg.trainer.num_learners > 1 else place)(cfg)
+    places = _PLACES | _PLACES_OF_LEARNERS if cfg.trainer.num_learners > 1 else _PLACES
+    return places[cfg.launcher.kind](cfg)

@@ -32,17 +32,23 @@ class Place:
     Attributes:
         is_local: whether every worker runs on the machine of the trainer.
         is_job: whether the trainer, too, runs in a scheduler's job, instead of the command's process.
+        learners_elsewhere: whether the other learners of a run may be on other machines.
         can_be_step: whether a command inside `salloc` starts the run with `srun` instead of `sbatch`.
         has_worker_jobs: whether the trainer submits a job for each worker.
         needs_workers: whether `collector=single`, which starts no workers, is refused.
         first_stage: what the display shows until the trainer's process can make its first env.
     """
 
-    is_local = is_job = can_be_step = has_worker_jobs = needs_workers = False
+    is_local = is_job = learners_elsewhere = can_be_step = has_worker_jobs = needs_workers = False
     first_stage = "importing torch"
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all processes of the run are on this machine."""
+        return self.is_local and not self.is_job and not self.learners_elsewhere
 
     # --- how batches travel ---
 
@@ -156,6 +162,11 @@ class Place:
         kind = self.cfg.launcher.kind
         raise LauncherError(f"launcher={kind} submits jobs, which only the command does. Use `collectx run`.")
 
+    def launcher_of_learners(self, num_threads: int, log_dir: Path) -> Launcher:
+        """Returns the launcher with which this process starts the other learners, numbered from 0, with this number of
+        torch threads. Raises as `launcher` does."""
+        raise LauncherError(f"launcher={self.cfg.launcher.kind} starts no learners.")
+
     # --- what does not fit ---
 
     def problems(self, acting: Callable[[], Sequence[str]] | None = None) -> Iterator[Problem]:
@@ -255,6 +266,8 @@ class Place:
     def notes(self) -> list[str]:
         """Returns notes on the backend that `backend=auto` chose for a network, and on options without effect."""
         options = self.cfg.backend
+        if self.network is None and self.learners_elsewhere:
+            return []  # the learners use the network of these options
         if self.network is None:
             chosen = {"interface": options.interface, "port": options.port}
             return [

@@ -36,6 +36,9 @@ class Local(Place):
             return MpiLauncher(*how)
         return LocalLauncher(*how, prints_errors=log_dir is not None or options.on_worker_failure != "raise")
 
+    def launcher_of_learners(self, num_threads: int, log_dir: Path) -> Launcher:
+        return LocalLauncher(num_threads, self.cfg.collector.start_timeout_s, log_dir=log_dir)
+
     def missing(self) -> list[str]:
         try:
             processes = self.processes()

@@ -1,9 +1,13 @@
-"""`launcher=ray`: workers are Ray actors, on any node of the cluster with the requested resources."""
+"""`launcher=ray`: workers are Ray actors, on any node of the cluster with the requested resources.
+
+With several learners, each one but the first is an actor, and its workers are processes of its node.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,14 @@ from collectx.config.problem import Conflict, Problem, counted, opt, use
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.place.base import Place
 from collectx.place.launcher import Launcher
+from collectx.place.local import Local
 
 
 class RayCluster(Place):
     needs_workers = True
     first_stage = "connecting to Ray"
+    # What an actor is, and the option that sets how many there are.
+    _role, _number = "worker", "collector.num_workers"
 
     @property
     def _launcher(self) -> RayLauncherConfig:
@@ -50,11 +57,15 @@ class RayCluster(Place):
     def _gpu_problems(self, acting: Sequence[str]) -> Iterator[Problem]:
         """Each worker's actor requests the GPU on which its policy acts."""
         yield from super()._gpu_problems(acting)
+        yield from self._request_problems(acting, self.cfg.collector.num_workers)
+
+    def _request_problems(self, acting: Sequence[str], number: int) -> Iterator[Problem]:
+        """`acting` are the devices of the actors' policies; `number` is the value of the option `_number`."""
         path, configs = "launcher.remote_configs", self._launcher.remote_configs
         per_worker = configs if isinstance(configs, list) else [configs] * len(acting)
         if len(per_worker) != len(acting):
-            rule = f"has {counted(len(configs), 'entry', 'entries')} for {opt(f'collector.num_workers={len(acting)}')}"
-            yield Problem(path, rule, advice="write one mapping for each worker, or one for all.")
+            rule = f"has {counted(len(configs), 'entry', 'entries')} for {opt(f'{self._number}={number}')}"
+            yield Problem(path, rule, advice=f"write one mapping for each {self._role}, or one for all.")
             return
         for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, per_worker), acting, strict=True)):
             kind, _, index = acts.partition(":")
@@ -66,7 +77,7 @@ class RayCluster(Place):
             other = "cuda" if num_gpus else "the CPU"
             yield Conflict(
                 path,
-                f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
+                f"the policy acts on {acts}, but its {self._role} asks Ray for num_gpus={num_gpus}: {reason}",
                 advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
             )
 
@@ -81,6 +92,45 @@ class RayCluster(Place):
         configs = self._launcher.remote_configs
         objected = objections(configs if isinstance(configs, list) else [configs])
         yield from (Conflict("launcher.remote_configs", text) for text in objected)
+
+
+class RayLearners(Local, RayCluster):
+    """`launcher=ray` with several learners: each one but the first is an actor with its workers beside it."""
+
+    learners_elsewhere = True
+    _role, _number = "learner but the first", "trainer.num_learners"
+
+    def _shares_cores(self) -> bool:
+        return True
+
+    def _requests(self) -> list[dict[str, Any]]:
+        """Returns what each actor requests: at least a core for the learner, and one for each thread of its workers."""
+        num_learners, configs = self.cfg.trainer.num_learners, self._launcher.remote_configs
+        each = configs if isinstance(configs, list) else [configs] * (num_learners - 1)
+        least = 1 + self.num_threads_beside() // num_learners
+        return [{**config, "num_cpus": max(least, config.get("num_cpus") or 0)} for config in each]
+
+    def job_needs(self) -> dict[str, Any]:
+        return {"cores_of_each_learner": min(each["num_cpus"] for each in self._requests())}
+
+    def cores_of_trainer(self, usable: int) -> int:
+        """All learners have equal numbers of threads, so that they compute equal weights."""
+        return (
+            int(self.job_needs()["cores_of_each_learner"]) - self.num_threads_beside() // self.cfg.trainer.num_learners
+        )
+
+    def gpu_of(self, rank: int) -> int:
+        return 0  # Ray shows each actor only its own
+
+    def launcher_of_learners(self, num_threads: int, log_dir: Path) -> Launcher:
+        from collectx.place.ray_actors import RayLearnersLauncher
+
+        options = replace(self._launcher, remote_configs=self._requests(), num_threads=num_threads)
+        return RayLearnersLauncher(options, self.cfg.collector.start_timeout_s, log_dir)
+
+    def _request_problems(self, acting: Sequence[str], number: int) -> Iterator[Problem]:
+        num_learners = self.cfg.trainer.num_learners
+        return super()._request_problems(acting[: num_learners - 1], num_learners)
 
 
 def _num_gpus(config: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""`launcher=ray`: workers are Ray actors. Imports ray.
+"""`launcher=ray`: workers, or learners, are Ray actors. Imports ray.
 
 Ray starts and ends workers (`collectx.place.ray_worker`); batches and weights travel over a network backend.
 
@@ -13,23 +13,26 @@ import functools
 import os
 import pickle
 import re
+import secrets
 import signal
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import ray
 
+from collectx import hydra_state
 from collectx.config.problem import YAML, counted, opt
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.place.ray_worker import WorkerActor
+from collectx.place.ray_worker import WorkerActor, run_learner
 from collectx.process import handling, limited
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.peer import Handle, Limit
@@ -130,29 +133,27 @@ def is_single_host(timeout_s: float) -> bool:
     return all(node["NodeManagerAddress"] == mine for node in _alive_nodes(timeout_s))
 
 
-def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
+def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float, role: str = "worker") -> None:
     """Checks that an otherwise idle cluster has room for the actors of `configs`, arguments of `ray.remote`. Ignores
-    placement options. `name` is the option that messages name. `timeout_s` is how long Ray may take to answer, by
-    `collector.start_timeout_s`. Raises `LauncherError` if one actor requests more than any node has, all actors
-    together request more than the cluster has, or Ray does not answer."""
+    placement options. Messages name the option `name`, and call an actor `role`. `timeout_s` is how long Ray may
+    take to answer, by `collector.start_timeout_s`. Raises `LauncherError` if one actor requests more than any node has,
+    all actors together request more than the cluster has, or Ray does not answer."""
     nodes = [node["Resources"] for node in _alive_nodes(timeout_s)]
+    advice = f"Ask for less, use fewer {role}s, or add nodes. (launcher.autoscaling=true waits for new nodes.)"
     requested = [_requested(config) for config in configs]
     for each in requested:
         if not any(_fits(each, node) for node in nodes):
             raise LauncherError(
-                f"{name} asks for {_format(each)} per worker, but no node of the Ray cluster has that. {_ADVICE} "
+                f"{name} asks for {_format(each)} per {role}, but no node of the Ray cluster has that. {advice} "
                 f"{describe_resources(timeout_s)}"
             )
     total = {name: sum(each.get(name, 0.0) for each in requested) for name in set().union(*requested)}
     capacity = {name: sum(node.get(name, 0.0) for node in nodes) for name in total}
     if not _fits(total, capacity):
         raise LauncherError(
-            f"{name} asks for {_format(total)} for {counted(len(requested), 'worker')} together, but the Ray cluster "
-            f"has less. {_ADVICE} {describe_resources(timeout_s)}"
+            f"{name} asks for {_format(total)} for {counted(len(requested), role)} together, but the Ray cluster "
+            f"has less. {advice} {describe_resources(timeout_s)}"
         )
-
-
-_ADVICE = "Ask for less, use fewer workers, or add nodes. (launcher.autoscaling=true waits for new nodes.)"
 
 
 def describe_resources(timeout_s: float) -> str:
@@ -195,8 +196,16 @@ class RayLauncher(Launcher):
     """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray. `cfg` is
     the launcher's options, read at every start: `remote_configs` grows when workers are added."""
 
-    def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
-        super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
+    _role = "worker"
+
+    def __init__(
+        self,
+        cfg: RayLauncherConfig,
+        num_workers: int,
+        start_timeout_s: float,
+        log: Callable[[int], Path] | None = None,
+    ):
+        super().__init__(log, join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
         self._start_timeout_s = start_timeout_s
         self._endpoint: Endpoint
@@ -205,7 +214,7 @@ class RayLauncher(Launcher):
         connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
-            check_resources("launcher.remote_configs", configs, start_timeout_s)
+            check_resources("launcher.remote_configs", configs, start_timeout_s, self._role)
 
     def announce(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -230,7 +239,9 @@ class RayLauncher(Launcher):
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
         waiting = self.waiting(worker, handle)
-        return f"worker {worker} (not yet started by Ray: {waiting})" if waiting else super().describe(worker, handle)
+        return (
+            f"{self.name(worker)} (not yet started by Ray: {waiting})" if waiting else super().describe(worker, handle)
+        )
 
     def waiting(self, worker: int, handle: Handle | None = None) -> str:
         if not self._is_waiting(handle):
@@ -246,6 +257,31 @@ class RayLauncher(Launcher):
     def _remote_config(self, worker: int) -> dict[str, Any]:
         configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
         return configs if isinstance(configs, dict) else configs[worker]
+
+
+class RayLearnersLauncher(RayLauncher):
+    """Starts an actor for each learner but the first one, whose process this is. Each writes to its log in the run
+    folder, which must be on a file system that all nodes share."""
+
+    _role = "learner"
+
+    def __init__(self, cfg: RayLauncherConfig, start_timeout_s: float, log_dir: Path):
+        super().__init__(
+            cfg, len(cfg.remote_configs), start_timeout_s, lambda index: log_dir / f"learner-{index + 1}.log"
+        )
+
+    def start(
+        self, worker: int, entry: Entry, num_replaced: int = 0, previous: AnyHandle | None = None
+    ) -> RemoteHandle:
+        assert self._log is not None
+        # The actor looks for this line.
+        line = f"{self.name(worker)} starts as a Ray actor ({secrets.token_hex(4)})\n"
+        with open(self._log(worker), "a") as file:
+            file.write(line)
+        ignore_warnings = sys.modules["collectx"].filter_warnings_subprocess
+        setup = (self._cfg.num_threads, None, str(self._log(worker)), ignore_warnings, ())
+        arguments = (setup, line, os.getcwd(), hydra_state.current(), entry)
+        return super().start(worker, (run_learner, arguments))
 
 
 def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:

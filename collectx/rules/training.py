@@ -53,7 +53,7 @@ def several_learners(cfg: RunConfig) -> Iterator[Problem]:
     if not place.is_local or place.has_ranks:
         rule = "with several learners, the workers of each must be processes of its machine"
         what = "backend" if place.is_local else "launcher"
-        advice = f"use launcher=local or launcher=slurm with backend=auto, or {one}."
+        advice = f"use launcher=local, slurm or ray with backend=auto, or {one}."
         yield Conflict(what, rule, getattr(cfg, what).kind, advice)
     if isinstance(cfg.trainer, RecordTrainerConfig):
         yield Conflict("trainer", "it writes one data set, which is one learner's", "record", f"use {one}.")

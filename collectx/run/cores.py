@@ -47,7 +47,7 @@ def shortage(num_processes: int) -> str | None:
 def note(cfg: RunConfig) -> str | None:
     """Returns a note if the processes of a run share too few cores of this machine; otherwise None."""
     place = place_of(cfg)
-    if not place.is_local or place.is_job:
+    if not place.is_here:
         return None
     counts = place.processes()
     # The evaluator yields to the others.

@@ -1,7 +1,8 @@
 """The learners of a run besides the first one (`trainer.num_learners`): processes with workers of their own.
 
     rank 0    the run's process: decides, writes the run folder, and ends the others
-    rank k    a process of this machine, which rank 0 starts, or another task of its SLURM job; logs/learner-<k>.log
+    rank k    a process of this machine or an actor of Ray, which rank 0 starts, or another task of its SLURM job; its
+              log is logs/learner-<k>.log
 
 Each of them connects to rank 0 by an authenticated connection (`collectx.transport.network.handshake`), with JSON:
 
@@ -23,6 +24,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -39,7 +41,6 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import RemoteFailure, RendezvousError, WorkerTimeout, set_worker, text_of, worker_of
 from collectx.place import place_of
 from collectx.place.launcher import Launcher
-from collectx.place.local_launcher import LocalLauncher
 from collectx.run import cores
 from collectx.run.context import RunContext
 from collectx.run.signals import Interrupted
@@ -49,7 +50,7 @@ from collectx.transport.connections import enable_keepalive, set_receive_timeout
 from collectx.transport.network.addresses import local_addresses, plain_address
 from collectx.transport.network.admission import filter_listeners
 from collectx.transport.network.handshake import Endpoint, Listener, connect, join_limit, new_secret, receive_hello
-from collectx.transport.peer import Handle, death_error, end_processes
+from collectx.transport.peer import Handle, death_error, end_processes, timeout_error
 from collectx.transport.tracebacks import request_stacks
 from collectx.worker.spec import Placement
 
@@ -72,7 +73,7 @@ class LearnerProcesses:
         run: gets the events of their workers, and its record the cause of an error.
         entry: what each process calls, with the configuration, the run folder, the rank and rank 0's endpoint.
         batches: the number of batches after which the run is resumed; None: it begins.
-        launcher: starts the processes, numbered from 0; None: they are processes of this machine.
+        launcher: starts the processes, numbered from 0; None: that of the run's place.
     """
 
     def __init__(self, run: RunContext, entry: Callable[..., None], batches: int | None, launcher: Launcher | None):
@@ -88,9 +89,8 @@ class LearnerProcesses:
         self._consequence: BaseException | None = None
         self._is_closing = False
         self._environment = dict(os.environ)
-        self._launcher = launcher or LocalLauncher(
-            cores.trainer_threads(run.cfg), run.cfg.collector.start_timeout_s, log_dir=run.folder.logs
-        )
+        num_threads = cores.trainer_threads(run.cfg)
+        self._launcher = launcher or place_of(run.cfg).launcher_of_learners(num_threads, run.folder.logs)
         self._handles: dict[int, Handle] = {}
         self._connections: dict[int, Connection] = {}
         run.record.cause_of = self.cause_of
@@ -110,8 +110,11 @@ class LearnerProcesses:
 
     def join(self, device: torch.device) -> Words:
         """Waits until all learners have made their policies, and makes their groups. Raises the error of a learner."""
+        began_s = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._cause is not None or self._ready.keys() == self._handles.keys())
+            while self._cause is None and self._ready.keys() != self._handles.keys():
+                self._changed.wait(_LOOK_S)
+                self._check_waiting(time.monotonic() - began_s)
         if self._cause is not None:
             raise self._cause
         self._listener.close()
@@ -123,6 +126,13 @@ class LearnerProcesses:
         for connection in self._connections.values():
             _send(connection, where)
         return _join(self._run.cfg, 0, self._store, self._address, where)
+
+    def _check_waiting(self, waited_s: float) -> None:
+        """Raises `WorkerTimeout` if a scheduler has not started a learner in time."""
+        for rank, handle in self._handles.items():
+            limit = self._launcher.join_timeout(rank - 1, handle)
+            if limit is not None and waited_s > limit[1] and self._launcher.waiting(rank - 1, handle):
+                raise timeout_error(self._name(rank), False, limit, "")
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Returns the error of the learner that failed first, if `error` is what this process noticed of it."""
@@ -171,7 +181,10 @@ class LearnerProcesses:
 
     def _admit(self, connection: Connection, address: str) -> None:
         """Takes the connection of a process that knows the secret, if it is a learner that is still missing."""
-        rank: Any = receive_hello(connection).get("learner")
+        hello = receive_hello(connection)
+        if hello.get("is_starting"):
+            return  # an actor of Ray says so, on a connection of its own
+        rank: Any = hello.get("learner")
         with self._changed:
             if rank not in range(1, self._options.num_learners) or rank in self._connections:
                 raise RendezvousError(f"learner {rank!r:.40} cannot join, because it has joined or does not exist.")

@@ -249,7 +249,7 @@ def machine_problems(cfg: RunConfig) -> list[str]:
     place = place_of(cfg)
     problems = place.missing()
     if not place.is_job:
-        of_last_learner = share_of(cfg, cfg.trainer.num_learners - 1)
+        of_last_learner = share_of(cfg, place.gpu_of(cfg.trainer.num_learners - 1))
         problems += [*also_evaluated(env_problems, cfg), *trainer_problems(of_last_learner)]
     text, is_refused = copies()
     return problems + [text] * is_refused

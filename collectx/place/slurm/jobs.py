@@ -158,7 +158,7 @@ class SlurmLearners(SlurmJob, Local):
     """`launcher=slurm` with several learners: each task of the job is a learner with its workers."""
 
     other_tasks = "learner", 1
-    survives_nodes = False
+    survives_nodes, learners_elsewhere = False, True
 
     @property
     def num_tasks(self) -> int:
@@ -177,10 +177,6 @@ class SlurmLearners(SlurmJob, Local):
 
     def _described_tasks(self) -> tuple[int, str]:
         return self.num_tasks, f"the job has {self.num_tasks} tasks, the learners"
-
-    def notes(self) -> list[str]:
-        # The learners use the network of the other options.
-        return super().notes() if self.network else []
 
 
 class SlurmWorkerJobs(SlurmPlace):

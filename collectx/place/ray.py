@@ -22,8 +22,8 @@ from collectx.place.local import Local
 class RayCluster(Place):
     needs_workers = True
     first_stage = "connecting to Ray"
-    # What an actor is, and the option that sets how many there are.
-    _role, _number = "worker", "collector.num_workers"
+    # What an actor is, what all of them are, and the option that sets how many there are.
+    _role, _actors, _number = "worker", "workers", "collector.num_workers"
 
     @property
     def _launcher(self) -> RayLauncherConfig:
@@ -65,7 +65,7 @@ class RayCluster(Place):
         per_worker = configs if isinstance(configs, list) else [configs] * len(acting)
         if len(per_worker) != len(acting):
             rule = f"has {counted(len(configs), 'entry', 'entries')} for {opt(f'{self._number}={number}')}"
-            yield Problem(path, rule, advice=f"write one mapping for each {self._role}, or one for all.")
+            yield Problem(path, rule, advice=f"write {len(acting)}, for the {self._actors}, or one mapping for all.")
             return
         for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, per_worker), acting, strict=True)):
             kind, _, index = acts.partition(":")
@@ -98,7 +98,7 @@ class RayLearners(Local, RayCluster):
     """`launcher=ray` with several learners: each one but the first is an actor with its workers beside it."""
 
     learners_elsewhere = True
-    _role, _number = "learner but the first", "trainer.num_learners"
+    _role, _actors, _number = "learner", "learners but the first", "trainer.num_learners"
 
     def _shares_cores(self) -> bool:
         return True

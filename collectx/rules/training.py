@@ -59,12 +59,16 @@ def several_learners(cfg: RunConfig) -> Iterator[Problem]:
         yield Conflict("trainer", "it writes one data set, which is one learner's", "record", f"use {one}.")
     is_async, inner = collector.schedule == "async", rows_per_env(collector)
     units = {"num_workers": 1, "frames_per_batch": inner * cfg.env.num_envs if is_async else 1}
+    shared = [getattr(collector, name) // each for name, each in units.items()]
+    fitting = [each for each in range(1, collector.num_workers + 1) if not any(count % each for count in shared)]
     for name, each in units.items():
         value, multiple = getattr(collector, name), each * num_learners
         if value > 0 and value % multiple:
             envs = f" x {inner} processes" * (inner > 1) + f" x env.num_envs={cfg.env.num_envs}" if each > 1 else ""
             below = value // multiple * multiple
             advice = either(f"collector.{name}={near}" for near in (below, below + multiple) if near)
+            if cfg.run.resume == "auto":
+                advice = f"{either(f'{path}={near}' for near in fitting[-2:])}: collector.{name} is fixed on resume"
             rule = f"is not a multiple of {path}={num_learners}{envs} ({value} / {multiple} = {value / multiple:.2f})"
             yield Problem(f"collector.{name}", rule, value, f"use {advice}.")
     uneven = {

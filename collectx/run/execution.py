@@ -25,6 +25,7 @@ from collectx import process
 from collectx.config.derived import env_option, num_processes_of, share_of
 from collectx.config.schema.policy import TrainablePolicyConfig
 from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.place import place_of
 from collectx.process import limited
@@ -423,7 +424,9 @@ class _Execution:
         statistics = self._record.statistics
         empty = {"empty_buffers": point.empty_buffers} if point.empty_buffers else {}
         counts = {"batches": statistics.batches, "frames": statistics.frames}
-        self._context.add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty)
+        is_new = point.state["trainer"] is None and isinstance(self._cfg.trainer, CustomTrainerConfig)
+        new = {"new_trainer": type(self._trainer).__name__} if is_new else {}
+        self._context.add_event("resumed", **counts, new_episodes=reasons, moved=point.moved, **empty, **new)
         point.load_generators()
 
     def _say_stopping(self) -> None:

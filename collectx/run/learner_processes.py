@@ -138,6 +138,8 @@ class LearnerProcesses:
         """Returns the error of the learner that failed first, if `error` is what this process noticed of it."""
         if not (isinstance(error, Interrupted) or is_of_collective(error)):
             return error
+        if self._run.record.errors:
+            return error  # the cause is known
         with self._changed:
             self._changed.wait_for(lambda: self._cause is not None, _PATIENCE_S)
             if self._cause is not None:

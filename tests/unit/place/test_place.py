@@ -33,6 +33,7 @@ PLACES = {
     "slurm": f"{REMOTE} launcher=slurm launcher.cpus_per_task=2",
     "slurm, single": f"{FEW} collector=single launcher=slurm",
     "slurm, learners": f"{WORKERS} env.num_envs=1 trainer.num_learners=3 launcher=slurm backend.port=7000",
+    "ray, learners": f"{WORKERS} env.num_envs=1 trainer.num_learners=3 launcher=ray backend.port=7000",
     "submitit": f"{REMOTE} launcher=submitit launcher.num_threads=4",
     "submitit_delayed": f"{REMOTE} launcher=submitit_delayed",
 }
@@ -41,7 +42,7 @@ PLACES = {
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """Has each library, and SLURM's commands, but no GPU of which it is asked."""
-    monkeypatch.setattr(registry, "why_not", lambda name: None)
+    monkeypatch.setattr(registry, "why_not", lambda *names: None)
     monkeypatch.setattr(commands, "is_here", lambda: True)
 
 

@@ -92,6 +92,7 @@ EVENTS = [
     ("resumed", RESUME),
     ("resumed", RESUME | {"new_episodes": {"1": "lost"}}),
     ("resumed", RESUME | {"new_episodes": {"0": "lost", "1": "not saved", "2": "lost", "3": "lost"}}),
+    ("resumed", RESUME | {"new_trainer": "Reinforce"}),
     ("evaluated", RESULT),
     ("evaluated", RESULT | {"interval": None, "metrics": {"success": 0.5, "speed": 1234567.8}}),
     ("evaluation_failed", {"message": "its process ended"}),

@@ -75,7 +75,8 @@ def compose_saved(
     content["defaults"] = ["_hydra", *choices, "_self_"]
     ConfigStore.instance().store(SNAPSHOT, content)
     composer = Composer(arguments.config_dir, SNAPSHOT)
-    checked = composer.check(overrides)
+    # Rules advise only what may change.
+    checked = composer.check((*overrides, "run.resume=auto") if is_resumed else overrides)
     composed = composer.examine(checked.overrides, checked.broken)
     if is_resumed:
         with suppress(Unset):  # an option that has failed its check

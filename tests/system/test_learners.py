@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from commands import collectx, forked, result, start
+from commands import collectx, forked, needs_ray, result, start
 
 from collectx.checkpoints import Checkpoints
 from collectx.run import RunFolder
@@ -15,6 +15,7 @@ from collectx.run import RunFolder
 TWO = ["trainer.num_learners=2", "collector.num_workers=2", "collector.frames_per_batch=256", "trainer.digest=true"]
 PPO = ["trainer=ppo", "collector=multi_sync", *TWO, "checkpoint.every_batches=4", "checkpoint.keep=2"]
 IMPALA = ["trainer=impala", "collector=multi_async", *TWO, "checkpoint.every_batches=4"]
+RAY = ["launcher=ray", "launcher.ray_init_config={address: local, num_cpus: 2}"]
 TESTS = str(Path(__file__).parents[1])
 
 
@@ -122,6 +123,26 @@ def test_a_run_that_was_ended_is_resumed_as_if_it_had_not_been(tmp_path, wait_un
     assert all((tmp_path / "uncut" / "checkpoints" / f"learner-1-{name}").is_dir() for name in names)
 
 
+@needs_ray
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+def test_learners_that_are_actors_of_ray_continue_as_local_ones_would(tmp_path, wait_until, end):
+    """SIGKILL ends learner 1, and SIGTERM the run."""
+    words = [*PPO, "collector.total_frames=6144"]
+    command = begin([*words, *RAY], tmp_path, wait_until)
+    there, began_s = psutil.Process(command.pid).children(recursive=True), time.time()
+    (learner(command, tmp_path) if end == signal.SIGKILL else command).send_signal(end)
+    said = (tmp_path / "said.txt").read_text
+    assert command.wait(100) == (1 if end == signal.SIGKILL else 130), said()
+    wait_until(lambda: not psutil.wait_procs(there, 0)[1], 10, f"the end of {there}")
+    assert (tmp_path / "run" / "result.json").stat().st_mtime - began_s < 5
+    if end == signal.SIGKILL:
+        assert "WorkerDied: learner 1 (Ray actor" in said()
+        assert "gloo" not in said()
+    collectx("resume", "run", cwd=tmp_path)
+    forked("run", *words, "hydra.run.dir=uncut", cwd=tmp_path)
+    assert_equal_runs(tmp_path / "run", tmp_path / "uncut")
+
+
 def test_an_async_run_is_reproduced_and_resumed(tmp_path):
     words = [*IMPALA, "collector.total_frames=4096"]
     collectx("run", *words, "run.max_batches=10", "hydra.run.dir=run", cwd=tmp_path)
@@ -141,6 +162,8 @@ def test_another_number_of_learners_continues_with_new_episodes(tmp_path):
         said = forked("resume", "run", *change, cwd=tmp_path).stdout
         assert f"new episodes: trainer.num_learners was {3 - number}, and is now {number}" in said
         assert result(tmp_path / "run")["frames"] == last * 256
+    refused = forked("resume", "run", "trainer.num_learners=3", cwd=tmp_path, status=2)
+    assert "Use trainer.num_learners=1 or trainer.num_learners=2: collector.num_workers is fixed" in refused.stderr
     # The part of the first checkpoint is removed with it, although one learner has written the next one.
     (part,) = (tmp_path / "run" / "checkpoints").glob("learner-*")
     assert part.name == "learner-1-000000008"
@@ -178,7 +201,9 @@ def test_a_custom_trainer_uses_distributed_data_parallel(tmp_path):
     collectx("run", *words, "hydra.run.dir=run", cwd=tmp_path)
     assert result(tmp_path / "run")["frames"] == 1024
     failed = forked("run", *words, "+trainer.kwargs={is_apart: true}", "hydra.run.dir=apart", cwd=tmp_path, status=1)
-    assert "after 1 batches, the weights of learner 1 differ from those of learner 0" in failed.stderr
+    assert failed.stderr.count("after 1 batches, the weights of learner 1 differ from those of learner 0") == 1
+    resumed = forked("resume", "run", "collector.total_frames=2048", cwd=tmp_path)
+    assert "Parallel has no state_dict, so it and the policy begin anew" in resumed.stdout
 
 
 def test_learners_that_take_different_numbers_of_batches_end_with_an_error(tmp_path):

@@ -167,3 +167,17 @@ def test_the_workers_of_a_lost_machine_start_again_on_another_or_the_run_says_wh
     machines.bash("second", "ray stop --force; ray start --address=first:6379")
     wait_for(lambda: len(joined("second")) == 2, "workers on the machine that has come back")
     stop()
+
+
+def test_learners_on_several_machines_need_a_run_folder_that_all_share(machines):
+    """Learners 1 and 2 each ask for all cores of a machine."""
+    shared = machines.folder / "shared"
+    words = "collectx run launcher=ray launcher.ray_init_config.address=auto trainer.num_learners=3 trainer.digest=true"
+    words += " collector.num_workers=3 collector.frames_per_batch=384 collector.total_frames=1536"
+    machines.bash("first", f"{words} hydra.run.dir={shared}/learners")
+    local = words.replace("launcher=ray launcher.ray_init_config.address=auto", "launcher=local")
+    machines.bash("first", f"{local} hydra.run.dir={shared}/local")
+    digests = {RunFolder(shared / name).read_result()["digest"] for name in ("learners", "local")}
+    assert len(digests) == 1
+    said = machines.bash("first", f"{words} hydra.run.dir=mine", status=1)
+    assert "second does not see the run folder /tmp/mine/mine. Choose a folder on a file system that all nodes" in said

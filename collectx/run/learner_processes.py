@@ -141,7 +141,8 @@ class LearnerProcesses:
         if self._run.record.errors:
             return error  # the cause is known
         with self._changed:
-            self._changed.wait_for(lambda: self._cause is not None, _PATIENCE_S)
+            # SLURM and Ray tell late that a process has ended, and `_handle_end` waits for them.
+            self._changed.wait_for(lambda: self._cause is not None, 2 * _PATIENCE_S)
             if self._cause is not None:
                 return self._cause
             seen = self._consequence if isinstance(error, Interrupted) and self._consequence is not None else error

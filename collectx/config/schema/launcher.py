@@ -197,7 +197,8 @@ class RayLauncherConfig(LauncherConfig):
         {"num_cpus": 1},
         """Arguments of ray.remote for the workers' actors, such as {num_cpus: 2, num_gpus: 0.5}, or a list with one
         mapping per worker; on the command line as '~launcher.remote_configs' '+launcher.remote_configs=[{num_cpus: 2},
-        {num_gpus: 1}]'.""",
+        {num_gpus: 1}]'. With several learners, those of the learners' actors, for each learner but the first; num_cpus
+        is at least 1 for a learner and 1 for each thread of its workers.""",
     )
     queue_timeout_s: float = option(
         180.0,

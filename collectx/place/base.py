@@ -112,7 +112,7 @@ class Place:
         return 1 + self.cfg.collector.num_workers if self.cfg.collector.has_workers else 1
 
     def job_needs(self) -> dict[str, Any]:
-        """Returns the tasks and cores of a job, or the cores of a learner on Ray, for `collectx plan`; empty otherwise."""
+        """Returns the tasks and cores of a job, or the cores of a learner on Ray, for `collectx plan`; or nothing."""
         return {}
 
     def processes(self) -> dict[str, int]:

@@ -68,7 +68,8 @@ class Checkpointer:
         self._ranking = evaluator if (options.keep_best or "").startswith(OF_EVALUATION) else None
         if self._ranking is not None:
             self._ranking.on_result = self._rank
-        self._last_batches = record.statistics.batches
+        # The batches of the last attempt, and of the last checkpoint that is complete, as far as known.
+        self._last_batches = self._written_batches = record.statistics.batches
         self._said_size = False
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
         self._due_s = time.monotonic() + self._every_s
@@ -106,26 +107,22 @@ class Checkpointer:
         batch, or if there is a checkpoint of this batch. If writing fails, for example on a full disk, the failure is
         reported and the run continues. With `wait_for_workers=False`, workers may still be filling slots; the
         checkpoint then contains no worker states. Raises `CollectxError` if the learners have different weights."""
-        statistics, is_alone = self._record.statistics, self._words.is_alone
-        # All learners know when they have tried, but not which parts are on the disk.
-        is_tried = self._last_batches == statistics.batches
-        is_done = self._checkpoints.folder(statistics.batches).exists() if is_alone else is_tried
-        if statistics.batches == 0 or is_done:
+        statistics = self._record.statistics
+        if statistics.batches in (0, self._written_batches):
             return
         if self._core.num_batches != statistics.batches:
             message = "the run was interrupted while a batch was being delivered"
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
         began_s, every_s, is_written = time.monotonic(), self._every_s, False
-        if not is_alone:
-            self._words.check_weights(self._core.transport.newest_weights(), statistics.batches)
+        self._words.check_weights(lambda: self._core.transport.newest_weights(), statistics.batches)
         buffers = getattr(self._trainer, "replay_buffers", {}) if self._options.replay_buffer else {}
         facts = {
             "batches": statistics.batches,
             "frames": statistics.frames,
             "policy_version": self._core.policy_version,
             "score": self._score(),
-            **({} if is_alone else {"num_learners": self._words.num_learners}),
+            "num_learners": self._words.num_learners,
         }
         unranked: list[int] = []
         try:
@@ -144,9 +141,7 @@ class Checkpointer:
                 open_ones = [] if self._ranking is None else self._ranking.state()
                 unranked = [each["batches"] for each in open_ones]
                 path = self._checkpoints.write(statistics.batches, facts, files, None)
-                is_written = True
-                if is_alone:
-                    self._remove_old(unranked)
+                is_written, self._written_batches = True, statistics.batches
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
                 self._tell_trainer()
@@ -162,22 +157,20 @@ class Checkpointer:
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
         self._due_s = time.monotonic() + max(every_s, cost_s / _MAX_SHARE)
-        if not is_alone:
-            self._complete(is_written, unranked)
+        self._complete(is_written, unranked)
 
     def _complete(self, is_written: bool, unranked: Sequence[int]) -> None:
         """Removes older checkpoints if all learners have written their parts of the newest one."""
         missing = [str(rank) for rank in self._words.not_written(is_written)]
+        if missing:
+            self._written_batches = 0
         if missing and is_written and self._words.rank == 0:
             message = f"the part of learner {' and '.join(missing)} is missing"
             batches = self._record.statistics.batches
             self._events("checkpoint_failed", batches=batches, type="CollectxError", message=message)
         if not missing and self._words.rank == 0:
-            self._remove_old(unranked)
-
-    def _remove_old(self, unranked: Sequence[int]) -> None:
-        self._checkpoints.remove_old(unranked)
-        self._folder.remove_old_parts()
+            self._checkpoints.remove_old(unranked)
+            self._folder.remove_old_parts()
 
     def _tell_trainer(self) -> None:
         """Calls the trainer's `checkpoint_written`. The checkpoint is complete, whatever that raises."""

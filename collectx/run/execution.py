@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from collectx import process
 from collectx.config.derived import env_option, num_processes_of, share_of
 from collectx.config.schema.policy import TrainablePolicyConfig
-from collectx.config.schema.run import RunConfig
+from collectx.config.schema.run import LoggerConfig, RunConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.place import place_of
@@ -107,31 +107,6 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         return result
 
 
-def run_learner(cfg: RunConfig, path: Path, rank: int, endpoint: Endpoint) -> None:
-    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. Rank 0, at the
-    endpoint, acts on signals and shows errors. Exits with status 1 if the run failed."""
-    from collectx.fork_server import start
-    from collectx.run.learner_processes import FirstLearner
-
-    start.reuse_imports()
-    start.warm_up()
-    run_folder, signals = RunFolder(path), Signals()
-    record = ResultBuilder(cfg, signals)
-    run = RunContext(cfg, run_folder, signals, record)
-    first = FirstLearner(run, rank, endpoint)
-    try:
-        point = None if first.batches is None else ResumePoint(run_folder, cfg, rank, first.batches)
-        if point is not None:
-            point.load_record(record)
-        _Execution(run, point, first).run_beside()
-    except BaseException as error:
-        record.end(error)
-    display.log_errors(record.errors, run_folder.log(f"learner-{rank}"))
-    first.end()
-    if record.errors:
-        sys.exit(1)
-
-
 def _begin(run_folder: RunFolder, is_job: bool, keep_run: bool, record: ResultBuilder) -> None:
     """Prepares the folder for the new run, and sets an earlier one aside."""
     try:
@@ -171,11 +146,12 @@ class _Execution:
     """A run whose folder is prepared: `run` takes the three steps `_prepare`, `_collect` and `_finish`. Errors of
     training go to `record`."""
 
-    def __init__(self, run: RunContext, point: ResumePoint | None, first: FirstLearner | None = None):
+    rank = 0
+
+    def __init__(self, run: RunContext, point: ResumePoint | None):
         self._context, self._place = run, place_of(run.cfg)
-        # With several learners: the others, or, in the process of another one, rank 0.
-        self._others: LearnerProcesses | None = None
-        self._first, self._rank = first, 0 if first is None else first.rank
+        # With several learners, the others.
+        self._learners: LearnerProcesses | FirstLearner | None = None
         self._show: Callable[[str], None] = printing.message
         self._run_folder, self._record, self._signals = run.folder, run.record, run.signals
         self._point = point
@@ -227,11 +203,6 @@ class _Execution:
                         self._point.rewind(run_folder)
                     self._collect(collector)
 
-    def run_beside(self) -> None:
-        """Executes the part of another learner than rank 0, which writes the run folder."""
-        with closing(self), self._prepare(None) as collector:
-            self._collect(collector)
-
     def _warm_up(self, progress: display.Progress, has_processes: bool) -> None:
         """Starts the fork server of local workers and of the evaluator. For workers, imports torch first, so that they
         share it."""
@@ -255,25 +226,25 @@ class _Execution:
         from collectx import collector, env, policy, trainer
         from collectx.env.infos import declare, shown, undeclared
         from collectx.env.wrappers import note_of
-        from collectx.run import learner_processes, logger_threads
+        from collectx.run import logger_threads
         from collectx.trainer.base import replay_overrides
 
-        cfg, is_first = self._cfg, self._rank == 0
-        share = share_of(cfg, self._place.gpu_of(self._rank))
+        cfg = self._cfg
+        share = share_of(cfg, self._place.gpu_of(self.rank))
         if problems := preflight.trainer_problems(share):
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(share.devices.storing_device or share.devices.device or "cpu")
         cores.limit_threads(cfg)
-        if is_first:
+        if self.rank == 0:
             snapshot.write_numerics(self._run_folder, device)
-            frames = None if self._point is None else self._record.statistics.frames
-            self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event)
+        frames = None if self._point is None else self._record.statistics.frames
+        self._make_loggers = logger_threads.factories(cfg, self._run_folder, frames, self._context.add_event)
         self._context.stage = "making an env to read its spaces"
         with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         has_videos = cfg.eval.video and cfg.eval.every_batches is not None
-        if is_first and (cfg.eval.env or has_videos):
+        if cfg.eval.env or has_videos:
             from collectx.run.after.evaluation import in_envs, with_video
 
             what = "making the env of evaluations (eval.env)"
@@ -290,10 +261,7 @@ class _Execution:
         if names:
             forms = [shown({name: spec.infos[name]}) for name in names]
             self._context.add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
-        if is_first and cfg.trainer.num_learners > 1:
-            batches = None if self._point is None else self._point.batches
-            self._others = learner_processes.LearnerProcesses(self._context, run_learner, batches, launcher)
-            launcher = None  # the workers are processes of this machine
+        launcher = self._meet(launcher)
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)
@@ -306,12 +274,13 @@ class _Execution:
 
             initial = InitialWeights(cfg.policy, module, cfg.trainer.kind)
             initial.load_policy()
-        if (others := self._first or self._others) is not None:
-            self._context.words = others.join(device)
+        placement = None
+        if self._learners is not None:
+            self._context.words, placement = self._learners.join(device, spec.num_envs)
         self._trainer = trainer.build(share.trainer, module, spec, cfg.seed, device)
         if initial is not None:
             initial.load_critic(self._trainer)
-            if is_first:
+            if self.rank == 0:
                 self._context.add_event("initialized", **initial.write(self._run_folder))
         process.restore_handlers("the policy or the trainer")
         if self._point is not None:
@@ -321,29 +290,36 @@ class _Execution:
             self._record.digest = None
         order: Sequence[tuple[int, ...]] = ()
         if cfg.collector.order_of is not None:
-            whole = cfg.trainer.num_learners, self._rank, cfg.collector.num_workers
+            whole = cfg.trainer.num_learners, self.rank, cfg.collector.num_workers
             batches = 0 if self._point is None else self._point.batches
             order = recorded_order(cfg.collector.order_of, *whole)[batches:]
         elif self._point is not None:
             order = self._point.order
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector
-        # A job of `collector=single` has no tasks for workers.
-        starter = None if self._place.is_inline else launcher
-        if self._first is not None:
-            starter = self._first.launcher(share)
         return collector.start_collector(
             share,
             module,
             spec,
             self._context.add_event,
             self._run_folder.logs,
-            starter,
+            launcher,
             overrides,
             recorded,
             resume,
-            None if others is None else learner_processes.placement_of(share, self._rank, spec.num_envs),
+            placement,
         )
+
+    def _meet(self, launcher: Launcher | None) -> Launcher | None:
+        """Starts the other learners, if there are any. Returns the launcher of the workers; None: that of the place."""
+        if self._cfg.trainer.num_learners > 1:
+            from collectx.run.learner_processes import LearnerProcesses
+
+            batches = None if self._point is None else self._point.batches
+            self._learners = LearnerProcesses(self._context, run_learner, batches, launcher)
+            return None  # the workers are processes of this machine
+        # A job of `collector=single` has no tasks for workers.
+        return None if self._place.is_inline else launcher
 
     def _examine(self, group: Env) -> None:
         """Says what a user should know about the env that shows its spaces."""
@@ -361,7 +337,7 @@ class _Execution:
 
         def give_up(error: BaseException) -> None:
             self._record.end(error)
-            if self._first is None:
+            if self.rank == 0:
                 _write_result(self._run_folder, self._record, self._signals)
             sys.stdout.flush()
             os._exit(1)
@@ -380,7 +356,7 @@ class _Execution:
 
         collector.join_trajectories(self._cfg.collector, say, "collector.")
         self._loggers = LoggerThreads(self._make_loggers, self._context.add_event, self._cfg.logger.close_timeout_s)
-        if self._cfg.eval.every_batches is not None and self._first is None:
+        if self._cfg.eval.every_batches is not None:
             from collectx.run.evaluator import Evaluator
 
             self._evaluator = Evaluator(self._context, collector.transport.newest_weights)
@@ -389,8 +365,7 @@ class _Execution:
         try:
             if self._point is not None:
                 self._resume(self._point, collector)
-            if self._first is None:
-                self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
+            self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
             self._record.end(None, self._train(collection))
         except BaseException as error:
             self._record.end(error)
@@ -472,7 +447,7 @@ class _Execution:
             if is_complete or (not self._record.errors and self._context.words.is_alone):
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
-            if self._first is None:
+            if self.rank == 0:
                 write_weights(self._run_folder.policy, self._policy, collector.transport.newest_weights())
                 checkpointer.write_final(self._run_folder.final_checkpoint)
 
@@ -487,7 +462,7 @@ class _Execution:
     def close(self) -> None:
         """Ends the evaluator and the loggers, after the workers are closed. Blocks until the loggers have written
         everything, at most `logger.close_timeout_s`."""
-        if self._others is not None and (error := self._others.close()) is not None:
+        if self._learners is not None and (error := self._learners.close()) is not None:
             self._record.end(error)
         if self._evaluator is not None:
             self._evaluator.close()
@@ -509,3 +484,45 @@ class _Execution:
     @property
     def _cfg(self) -> RunConfig:
         return self._context.cfg
+
+
+class _Beside(_Execution):
+    """The part of another learner than rank 0, which writes the run folder, evaluates and logs."""
+
+    def __init__(self, run: RunContext, point: ResumePoint | None, first: FirstLearner, rank: int):
+        super().__init__(run, point)
+        self._learners, self.rank, self._first = first, rank, first
+
+    def run_beside(self) -> None:
+        with closing(self), self._prepare(None) as collector:
+            self._collect(collector)
+
+    def _meet(self, launcher: Launcher | None) -> Launcher:
+        return self._first.launcher()
+
+
+def run_learner(cfg: RunConfig, path: Path, rank: int, endpoint: Endpoint) -> None:
+    """Runs the learner with this rank, above 0, in a process of its own, with its share of the workers. Rank 0, at the
+    endpoint, acts on signals and shows errors. Exits with status 1 if the run failed."""
+    from collectx.fork_server import start
+    from collectx.run.learner_processes import FirstLearner
+
+    start.reuse_imports()
+    start.warm_up()
+    run_folder, signals = RunFolder(path), Signals()
+    record = ResultBuilder(cfg, signals)
+    no_eval = dataclasses.replace(cfg.eval, every_batches=None, env={})
+    own = dataclasses.replace(cfg, eval=no_eval, logger=LoggerConfig())
+    run = RunContext(own, run_folder, signals, record)
+    first = FirstLearner(run, rank, endpoint)
+    try:
+        point = None if first.batches is None else ResumePoint(run_folder, cfg, rank, first.batches)
+        if point is not None:
+            point.load_record(record)
+        _Beside(run, point, first, rank).run_beside()
+    except BaseException as error:
+        record.end(error)
+    display.log_errors(record.errors, run_folder.log(f"learner-{rank}"))
+    if record.errors:
+        sys.exit(1)
+    first.tell_end()

@@ -108,8 +108,9 @@ class LearnerProcesses:
         self._thread = threading.Thread(target=self._watch, name="collectx-learners", daemon=True)
         self._thread.start()
 
-    def join(self, device: torch.device) -> Words:
-        """Waits until all learners have made their policies, and makes their groups. Raises the error of a learner."""
+    def join(self, device: torch.device, num_envs: int) -> tuple[Words, Placement]:
+        """Waits until all learners have made their policies, and makes their groups. Returns rank 0's words, and the
+        place of its workers, with `num_envs` envs each. Raises the error of a learner."""
         began_s = time.monotonic()
         with self._changed:
             while self._cause is None and self._ready.keys() != self._handles.keys():
@@ -125,7 +126,8 @@ class LearnerProcesses:
         where = {"address": self._address, "port": port, "places": places}
         for connection in self._connections.values():
             _send(connection, where)
-        return _join(self._run.cfg, 0, self._store, self._address, where)
+        words = _join(self._run.cfg, 0, self._store, self._address, where)
+        return words, _placement(self._run.cfg, 0, num_envs)
 
     def _check_waiting(self, waited_s: float) -> None:
         """Raises `WorkerTimeout` if a scheduler has not started a learner in time."""
@@ -273,22 +275,23 @@ class FirstLearner:
     """
 
     def __init__(self, run: RunContext, rank: int, endpoint: Endpoint):
-        self.rank, self._run = rank, run
+        self._rank, self._run = rank, run
         self._connection, self._address = connect(endpoint, *join_limit(run.cfg.collector.start_timeout_s))
         _send(self._connection, {"learner": rank})
         self.batches: int | None = _receive(self._connection)
         enable_keepalive(self._connection, run.cfg.collector.worker_timeout_s)
         self._lock = threading.Lock()
         self._has_ended = False
-        self._first_worker = rank * share_of(run.cfg).collector.num_workers
+        self._first_worker = _placement(run.cfg, rank, 0).worker_index
         run.log, run.record.cause_of = self._tell_event, self._tell_error
 
-    def join(self, device: torch.device) -> Words:
-        """Waits until the other learners have made their policies, and makes their groups."""
+    def join(self, device: torch.device, num_envs: int) -> tuple[Words, Placement]:
+        """Does the same as that of `LearnerProcesses`."""
         _send(self._connection, ["ready", socket.gethostname(), str(device)])
         where = _receive(self._connection)
         threading.Thread(target=self._watch, name="collectx-first-learner", daemon=True).start()
-        return _join(self._run.cfg, self.rank, self._run.folder.path / ".learners", self._address, where)
+        words = _join(self._run.cfg, self._rank, self._run.folder.path / ".learners", self._address, where)
+        return words, _placement(self._run.cfg, self._rank, num_envs)
 
     def _watch(self) -> None:
         """Waits for the end of rank 0, which says nothing more, and ends this process if it comes too early."""
@@ -298,17 +301,19 @@ class FirstLearner:
             print("collectx: learner 0 is gone, so this learner ends", flush=True)
             os._exit(1)
 
-    def end(self) -> None:
-        """Leaves the groups, and tells whether this learner has ended as it should."""
+    def close(self) -> BaseException | None:
+        """Leaves the groups."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self._has_ended = True
-        if not self._run.record.errors:
-            self._tell("end")
+        return None
 
-    def launcher(self, share: RunConfig) -> Launcher:
+    def tell_end(self) -> None:
+        self._tell("end")
+
+    def launcher(self) -> Launcher:
         """Returns a launcher that numbers the workers as those of the run."""
-        launcher = place_of(share).launcher(self._run.folder.logs)
+        launcher = place_of(share_of(self._run.cfg)).launcher(self._run.folder.logs)
         launcher.first_worker = self._first_worker
         return launcher
 
@@ -332,8 +337,9 @@ class FirstLearner:
         return error
 
 
-def placement_of(share: RunConfig, rank: int, num_envs: int) -> Placement:
+def _placement(cfg: RunConfig, rank: int, num_envs: int) -> Placement:
     """Returns the place of a learner's workers in the run, whose workers have `num_envs` envs each."""
+    share = share_of(cfg)
     num_processes = share.collector.num_workers * share.collector.num_workers_per_collector
     first = rank * num_processes
     return Placement(

@@ -100,6 +100,10 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             details += [f"{name}: {line}" for line in waiting_workers(run)]
             if (taking_part := (numbers or {}).get("taking_part")) is not None:
                 details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
+            if learners := (numbers or {}).get("learners"):
+                workers, others = (", ".join(f"{each:.1f}" for each in times) for times in zip(*learners, strict=True))
+                waits = f"they waited {workers} s for their workers, and {others} s for each other"
+                details.append(f"{name}: {len(learners)} learners; in the newest batches, {waits}")
     print_table(rows, ("run", *COLUMNS[1:], "job"))
     if stopped:
         which = "a point that its sweep stopped, such as the best of them" if len(runs) > 1 else "this point alone"

@@ -293,7 +293,9 @@ def numbers_of(run_folder: RunFolder) -> dict[str, Any] | None:
     numbers = MetricsTail(run_folder.metrics, -1)
     if not numbers.update():
         return None
-    return {name: getattr(numbers, name) for name in ("frames", "frames_per_s", "mean_return", "taking_part")}
+    return {
+        name: getattr(numbers, name) for name in ("frames", "frames_per_s", "mean_return", "taking_part", "learners")
+    }
 
 
 def _from_result(run_folder: RunFolder, result: Mapping[str, Any]) -> RunStatus:

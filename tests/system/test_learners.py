@@ -129,6 +129,7 @@ def test_learners_that_are_actors_of_ray_continue_as_local_ones_would(tmp_path, 
     """SIGKILL ends learner 1, and SIGTERM the run."""
     words = [*PPO, "collector.total_frames=6144"]
     command = begin([*words, *RAY], tmp_path, wait_until)
+    assert "2 learners; in the newest batches, they waited" in forked("status", "run", cwd=tmp_path).stdout
     there, began_s = psutil.Process(command.pid).children(recursive=True), time.time()
     (learner(command, tmp_path) if end == signal.SIGKILL else command).send_signal(end)
     said = (tmp_path / "said.txt").read_text

@@ -200,7 +200,8 @@ def test_numbers_are_those_of_the_result_or_of_the_batches(folder):
     assert numbers_of(folder) is None
     line = {"batch": 0, "time": 0.0, "frames": 12, "frames_per_s": 3.0, "waited_s": 0.0, "version": 0, "lag": 0.0}
     folder.metrics.write_text(json.dumps(line | {"mean_return": 2.5}) + "\n")
-    assert numbers_of(folder) == {"frames": 12, "frames_per_s": None, "mean_return": 2.5, "taking_part": None}
+    numbers = {"frames": 12, "frames_per_s": None, "mean_return": 2.5, "taking_part": None, "learners": []}
+    assert numbers_of(folder) == numbers
     write_json(folder.result, {"status": "completed", "frames": 99})
     assert numbers_of(folder) == {"status": "completed", "frames": 99}
 

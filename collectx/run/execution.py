@@ -491,7 +491,8 @@ class _Beside(_Execution):
 
     def __init__(self, run: RunContext, point: ResumePoint | None, first: FirstLearner, rank: int):
         super().__init__(run, point)
-        self._learners, self.rank, self._first = first, rank, first
+        self._learners = self._first = first
+        self.rank = rank
 
     def run_beside(self) -> None:
         with closing(self), self._prepare(None) as collector:

@@ -278,6 +278,16 @@ def test_a_run_on_the_gpu_is_resumed_evaluated_and_exported(tmp_path):
 MASKED = ["env=gym", "env.entry_point=worlds.masked:MaskedEnv", "env.num_envs=2"]
 CHOICES, INFO = "env.kwargs={nvec: [3, 2, 4]}", "env.kwargs={where: info}"
 SERVER, ASYNC = ["collector=multi_sync", "inference=server"], ["collector=multi_async"]
+
+
+def test_two_learners_keep_equal_weights(tmp_path):
+    """On one GPU, gloo averages their gradients; on two, NCCL does. They compare weights at each checkpoint."""
+    device = "cuda:0" if torch.cuda.device_count() == 1 else DEVICE
+    words = [*PPO, f"devices.device={device}", "trainer.num_learners=2", "collector.total_frames=4096"]
+    collectx("run", *words, "hydra.run.dir=run", cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+
+
 PPO_HERE, DQN = ["policy=mlp", "trainer=ppo"], ["policy=q_mlp", "trainer=dqn", "trainer.warmup_frames=64"]
 ACTING = {
     "ppo": [*PPO_HERE, "collector=multi_sync"],

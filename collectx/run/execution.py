@@ -274,6 +274,8 @@ class _Execution:
 
             initial = InitialWeights(cfg.policy, module, cfg.trainer.kind)
             initial.load_policy()
+        if self._point is not None:
+            self._point.load_policy(module)
         placement = None
         if self._learners is not None:
             self._context.words, placement = self._learners.join(device, spec.num_envs)

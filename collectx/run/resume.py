@@ -139,6 +139,18 @@ class ResumePoint:
         if record.digest is not None:
             record.digest = self._digest
 
+    def load_policy(self, policy: Any) -> None:
+        """Gives a policy the weights that were published last, if the trainer, whose state would contain them, saved
+        none. Raises `ConfigError` if they are those of another network."""
+        from collectx.policy.flat_weights import FlatWeights
+
+        weights = self.collector["weights"]
+        if self.state["trainer"] is None and weights.numel():
+            try:
+                FlatWeights(policy).read(weights)
+            except ValueError as error:
+                raise ConfigError(f"cannot continue from {self._checkpoint.path}: {error}") from error
+
     def load_trainer(self, trainer: Trainer) -> None:
         """Restores the trainer and its replay buffers. Raises `ConfigError` if the trainer does not accept the state,
         or it defines `state_dict` but not `load_state_dict`."""

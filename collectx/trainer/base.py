@@ -69,8 +69,9 @@ class Trainer(Protocol):
     `exit_reason` of the run.
 
     Everything but `train` is optional. Checkpoints contain what `state_dict` returns before a batch is requested;
-    without it, they lack the trainer's state. On resume, collectx creates the trainer, calls `load_state_dict` of the
-    trainer and its buffers, then `train`.
+    without it, only the weights that it published last. On resume, collectx creates the trainer, calls
+    `load_state_dict` of the trainer and its buffers, then `train`; without a saved state, it gets the policy with those
+    weights.
 
     Attributes:
         shared_replay: a `collectx.ReplayBuffer`, or a picklable object whose `extend(batch)` writes to one. Async

@@ -204,7 +204,7 @@ def test_a_custom_trainer_uses_distributed_data_parallel(tmp_path):
     failed = forked("run", *words, "+trainer.kwargs={is_apart: true}", "hydra.run.dir=apart", cwd=tmp_path, status=1)
     assert failed.stderr.count("after 1 batches, the weights of learner 1 differ from those of learner 0") == 1
     resumed = forked("resume", "run", "collector.total_frames=2048", cwd=tmp_path)
-    assert "Parallel has no state_dict, so it and the policy begin anew" in resumed.stdout
+    assert "Parallel has no state_dict, so only the policy's published weights continue" in resumed.stdout
 
 
 def test_learners_that_take_different_numbers_of_batches_end_with_an_error(tmp_path):

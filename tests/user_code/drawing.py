@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -43,3 +44,16 @@ class DrawingTrainer:
         self.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["adam"])
         self._batches = state["batches"]
+
+
+class ForgetfulTrainer:
+    """The same without `state_dict`. `began` are the weights that each of them began with."""
+
+    began: ClassVar[list] = []
+
+    def __init__(self, policy, stop_at=0):
+        self.began.append({name: value.clone() for name, value in policy.state_dict().items()})
+        self._trainer = DrawingTrainer(policy, stop_at)
+
+    def train(self, collection):
+        self._trainer.train(collection)

@@ -253,7 +253,7 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         if empty := fields.get("empty_buffers"):
             begin += f"; the replay buffer {' and '.join(empty)} is empty, as the checkpoint does not contain it"
         if trainer := fields.get("new_trainer"):
-            begin += f"; {trainer} has no state_dict, so it and the policy begin anew"
+            begin += f"; {trainer} has no state_dict, so only the policy's published weights continue"
         batches = counted(fields["batches"], "batch", "batches")
         moved = "".join(f"; its data moved: {each}" for each in fields.get("moved", ()))
         return f"the run continues after {batches} ({fields['frames']:,} frames){begin}{moved}"

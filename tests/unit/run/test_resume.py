@@ -12,6 +12,7 @@ import pytest
 import torch
 from composed_overrides import composed
 from omegaconf import OmegaConf
+from user_code.drawing import ForgetfulTrainer
 
 from collectx.checkpoints import _describe
 from collectx.cli import reproduce, resume, run
@@ -58,6 +59,20 @@ def job(tmp_path, monkeypatch):
     yield start
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_a_trainer_without_a_state_continues_with_the_published_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ForgetfulTrainer, "began", [])
+    folder, words = tmp_path / "run", _INLINE.replace("DrawingTrainer", "ForgetfulTrainer").split()
+    assert run.main([*words, _STOPPED, f"hydra.run.dir={folder}"]) == 130
+    published = torch.load(RunFolder(folder).policy)
+    capsys.readouterr()
+    assert resume.main([str(folder), "trainer.kwargs.stop_at=0"]) == 0
+    said = capsys.readouterr().out
+    assert "; ForgetfulTrainer has no state_dict, so only the policy's published weights continue" in said
+    first, second = ForgetfulTrainer.began
+    torch.testing.assert_close(second, published, rtol=0, atol=0)
+    assert not all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.sample(1)

@@ -57,7 +57,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
-	$(call installed,.)
+	$(call installed,. --quiet)
 	touch $@
 
 run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers

@@ -69,7 +69,7 @@ Examples:
   collectx run                                     PPO on CartPole-v1 with two workers
   collectx run env=pendulum collector.num_workers=4 collector.frames_per_batch=1024 collector.total_frames=102400
   collectx run -m collector.num_workers=1,2 seed=0,1                          a sweep, one run after another
-  collectx run -m hydra/launcher=joblib hydra.launcher.n_jobs=2 seed=0,1      two runs at a time
+  collectx run -m launcher=slurm seed=0,1                                     a sweep whose runs are jobs of SLURM
   collectx reproduce outputs/2026-01-31/12-00-00-000000
 
 Exit status: 0 completed, 1 failed, 2 wrong configuration or usage, 130 interrupted.

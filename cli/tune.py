@@ -83,6 +83,11 @@ def _tune(arguments: Arguments) -> int:
         result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
     print()
     printing.print_table([_row(point, result) for point in result.points], _HEAD)
+    if len(result.points) < len(points):
+        printing.say(
+            f"{len(result.points)} of {counted(len(points), 'point')} were measured: the others are refused, or the "
+            "time was up. To measure more: a higher tune.minutes"
+        )
     changes = tune.changes(cfg, result.chosen.values)
     verdict = _verdict(result)
     for text in (verdict, *(f"this changes training: {text}" for text in changes)):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 imports.install()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Whether local worker processes suppress Python's warnings, which the trainer's process prints too. Read when a worker
 # starts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from collectx.user_objects import call, resolve
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
     """Returns `target(...)`, called with those of `policy`, `spec`, `seed` and `device` that it accepts, and with
     `kwargs`. First moves a policy that is a module to `device`, the device of the batches. Raises `ConfigError` if
-    `target` does not exist, or its result lacks the method `train`, or that is a generator or a coroutine."""
+    `target` does not exist, or its result lacks the method `train`, or that takes no argument or is a generator or a
+    coroutine."""
     target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):
         policy.to(device)
@@ -41,6 +43,11 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
             f"trainer.target={cfg.target} returned an object of type {type(trainer).__name__} without a method "
             "train(collection). Return a trainer that has one."
         )
+    if not _takes_collection(trainer.train):
+        raise ConfigError(
+            f"trainer.target={cfg.target}: its method train must take one argument, the batches. Write def train(self, "
+            "collection)."
+        )
     for is_kind, word in ((inspect.isgeneratorfunction, "yield"), (inspect.iscoroutinefunction, "async")):
         if is_kind(trainer.train):
             raise ConfigError(
@@ -48,3 +55,14 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
                 f"nothing. Write it without `{word}`."
             )
     return trainer
+
+
+def _takes_collection(train: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one positional argument; True if it does not say."""
+    with suppress(ValueError):
+        signature = inspect.signature(train)
+        try:
+            signature.bind(None)
+        except TypeError:
+            return False
+    return True

@@ -9,6 +9,7 @@ from unittest.mock import ANY
 import pytest
 from commands import forked, result
 
+from collectx import __version__
 from collectx.run.folder import snapshot
 
 KEPT = Path(__file__).parents[1] / "run_folders" / "format_2"
@@ -50,7 +51,9 @@ def test_a_folder_of_another_format_is_refused_and_stays_as_it_was(folder, facts
     before = content(folder)
     for words in (["reproduce", "run"], ["resume", "run", "run.max_batches=4"], ["eval", "run"]):
         said = forked(*words, cwd=folder.parent, status=2).stderr
-        assert "run has format 1, but collectx 0.1.0 reads format 3. Use the version that wrote it, 0.1.0" in said
+        assert (
+            f"run has format 1, but collectx {__version__} reads format 3. Use the version that wrote it, 0.1.0" in said
+        )
         assert "or start a new run" in said
     argv = json.loads((folder / "snapshot" / "meta.json").read_text())["argv"]
     said = forked(*argv[1:], "run.max_batches=4", "run.resume=auto", cwd=folder.parent, status=2).stderr
@@ -63,5 +66,5 @@ def test_a_folder_of_a_newer_format_is_refused(folder):
     change_meta(folder, format=99, packages={"collectx": "9.8"})
     for command in ("reproduce", "resume"):
         said = forked(command, "run", cwd=folder.parent, status=2).stderr
-        assert "has format 99, but collectx 0.1.0 reads format 3" in said
+        assert f"has format 99, but collectx {__version__} reads format 3" in said
         assert "Use the version that wrote it, 9.8" in said

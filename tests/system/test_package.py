@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 CONTAINERFILE = ROOT / "Containerfile"
@@ -40,7 +41,9 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     run("pip", "install", "--quiet", "--no-deps", "--target", "installed", files[0])
     installed = {"PYTHONPATH": str(tmp_path / "installed")}
     version = run("collectx", "--version", **installed).split()[1]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    released = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
+    assert Version(released) <= Version(version)
+    assert f"## {released}" in (ROOT / "CHANGELOG.md").read_text()
     assert str(tmp_path / "installed") in run("pip", "show", "--files", "collectx", **installed)
     assert "cartpole" in run("collectx", "list", "env", **installed)
     assert "completed" in run("collectx", "run", "debug=tiny", "env=counting", "trainer=meter", **installed)

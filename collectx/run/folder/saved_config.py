@@ -272,11 +272,10 @@ def check_folder(run_folder: RunFolder) -> None:
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
         if runs := runs_below(run_folder.path, max_depth=1, includes_root=False):
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
-        if os.path.isfile(run_folder.result):
-            reason = (run_folder.read_result() or {}).get("exit_reason")
+        if os.path.isfile(run_folder.result) and not (ended := run_folder.read_result() or {}).get("batches"):
             raise ConfigError(
-                f"the run in '{run_folder.path}' ended before it began: {reason}. Repeat its command with "
-                "run.overwrite=true."
+                f"the run in '{run_folder.path}' ended before it began: {ended.get('exit_reason')}. Repeat its command "
+                "with run.overwrite=true."
             )
         lacks = f"it does not contain {run_folder.config.relative_to(run_folder.path)}"
         why = lacks if run_folder.path.is_dir() else "it is a file"

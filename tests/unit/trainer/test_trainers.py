@@ -395,6 +395,9 @@ def test_custom(monkeypatch):
         build("builtins:dict")
     with pytest.raises(ConfigError, match="is a function of the collection, but it must make a trainer"):
         build(f"{__name__}:trains")
+    monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", lambda self: None)
+    with pytest.raises(ConfigError, match="its method train must take one argument, the batches"):
+        build("collectx.trainer.base:MeterTrainer")
     for method, word in (("generates", "yield"), ("awaits", "async")):
         monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", globals()[method])
         with pytest.raises(ConfigError, match=f"contains `{word}`, so a call of it trains nothing"):

@@ -207,6 +207,8 @@ class ResultBuilder:
             elif self.statistics.batches == self._max_batches:
                 delivered = counted(self._max_batches, "batch", "batches")
                 self._reason = f"{delivered} delivered (run.max_batches={self._max_batches})"
+            elif self.statistics.batches == 0:
+                self._reason = "the trainer returned without a batch; it gets them from a loop over its argument"
             else:
                 self._reason = f"the trainer ended the run after {frames} frames"
             if isinstance(reason, str):

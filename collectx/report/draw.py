@@ -370,7 +370,7 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
         more = f" {len(workers) - len(shown)} more workers are not shown." if len(workers) > len(shown) else ""
         words = (
             "Trainer: learning, and waiting for batches. Weights: each mark is a published version. Workers: shares of "
-            f"stepping envs, calling the policy, waiting and sending, each second.{more}"
+            f"stepping envs, calling the policy, waiting and sending.{more}"
         )
         yield Plot(name, f"Timeline of {run.name}", words, figure)
 

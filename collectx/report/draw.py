@@ -264,9 +264,14 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)
         axes.set_xlabel(number)
-        words = "Dots: seeds at the end of their runs. Mark: interquartile mean. Line: its 95 % bootstrap interval"
-        if any(1 < len(values) < FEW_SEEDS for _, values in known):
-            words += " (of two or three seeds: mean, lowest to highest)"
+        words = "Dots: seeds at the end of their runs. "
+        if all(len(values) < FEW_SEEDS for _, values in known):
+            words += "Mark: mean. Line: lowest to highest"
+        else:
+            words += "Mark: interquartile mean. Line: its 95 % bootstrap interval"
+            words += " (of two or three seeds: mean, lowest to highest)" * any(
+                1 < len(each) < FEW_SEEDS for _, each in known
+            )
         yield Plot(f"seeds_{number}", f"{number} of each seed", f"{words}.", figure)
 
 
@@ -370,7 +375,7 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
         more = f" {len(workers) - len(shown)} more workers are not shown." if len(workers) > len(shown) else ""
         words = (
             "Trainer: learning, and waiting for batches. Weights: each mark is a published version. Workers: shares of "
-            f"stepping envs, calling the policy, waiting and sending, each second.{more}"
+            f"stepping envs, calling the policy, waiting and sending.{more}"
         )
         yield Plot(name, f"Timeline of {run.name}", words, figure)
 

@@ -66,10 +66,13 @@ class Report:
         self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
         self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
         if len(self._groups) < len(runs):
-            head = "point", "seeds", f"{objective} (IQM)", "95 % CI", "frames", *SPREAD
             for env, groups in self._best.items():
-                rows = [_group_row(each, objective) for each in groups]
-                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(SPREAD)))
+                are_few = all(len(each.values(objective)) < FEW_SEEDS for each in groups)
+                heads = ("mean", "lowest to highest") if are_few else ("IQM", "95 % CI")
+                more = ("std",) if are_few else SPREAD
+                head = "point", "seeds", f"{objective} ({heads[0]})", heads[1], "frames", *more
+                rows = [_group_row(each, objective, are_few) for each in groups]
+                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(more)))
         # The page of one run names it in its title.
         lost = [run.end if len(runs) > 1 else run.end.partition(": ")[2] for run in runs if run.ended_early]
         self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
@@ -97,8 +100,8 @@ class Report:
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-        # A long name is broken at its options.
-        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,=/])|(?<=[a-z]\.)", name))
+        # A long name is broken at its options, whose values stay with them.
+        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,/])|(?<=[a-z]\.)", name))
         template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
         page = template.render(
             title=runs[0].name if len(runs) == 1 else root.name,
@@ -112,8 +115,8 @@ class Report:
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={
-                "Learning": (len(self._groups) - len(drawn), "configurations have no curve"),
-                "Timelines": (len(runs) - len(timed), "runs have no timeline"),
+                "configurations have no curve": len(self._groups) - len(drawn),
+                "runs have no timeline": len(runs) - len(timed),
             },
             happened=list(_happened(runs)),
             names=[run.name for run in runs],
@@ -170,11 +173,13 @@ def _centre_of(group: Group, number: str) -> float | None:
     return float(centre(values)) if len(values) else None
 
 
-def _group_row(group: Group, objective: str) -> tuple[str, ...]:
+def _group_row(group: Group, objective: str, are_few: bool) -> tuple[str, ...]:
     """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
-    the seeds, and the spread as `collectx run` prints it."""
+    the seeds, and the spread as `collectx run` prints it. In a table of groups that are all too small for an interval,
+    these are the mean, the lowest and the highest value, the frames and the standard deviation."""
     values, frames = group.values(objective), group.values("frames")
-    ends = " to ".join(map(number_cell, interval(values))) if len(values) >= FEW_SEEDS else "-"
+    ends = " to ".join(map(number_cell, interval(values))) if len(values) >= (2 if are_few else FEW_SEEDS) else "-"
+    spreads = spread(values.tolist())
     repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
     stopped = ", stopped" * any(run.status.status is Status.STOPPED for run in group.counted)
     return (
@@ -183,7 +188,7 @@ def _group_row(group: Group, objective: str) -> tuple[str, ...]:
         number_cell(_centre_of(group, objective)),
         ends,
         " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
-        *map(number_cell, spread(values.tolist())),
+        *map(number_cell, spreads[1:2] if are_few else spreads),
     )
 
 

@@ -207,14 +207,16 @@ class RunBatches(EnvMethods):
         self._events("metrics_missing", names=statistics.missing_metrics, num_episodes=statistics.num_episodes)
 
     def _worker_entries(self, info: BatchInfo, now_s: float) -> list[WorkerEntry]:
-        """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A batch of one worker of
-        each learner always names the workers and policy versions, which `collectx.run.resume.order_of` reads."""
+        """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old, or a quarter of the run,
+        so that a short run has several. A batch of one worker of each learner always names the workers and policy
+        versions, which `collectx.run.resume.order_of` reads."""
         entries = []
+        interval_s = min(_ENTRY_INTERVAL_S, (now_s - (self.statistics.first_s or 0.0)) / 4)
         for number, part in enumerate(info.parts):
             settings = info.settings[number] if info.settings else None
             entry = WorkerEntry(part.worker, part.report.policy_version, settings)
             written_s, before = self._written.get(part.worker) or (-math.inf, PartTotals())
-            if now_s - written_s >= _ENTRY_INTERVAL_S:
+            if now_s - written_s >= interval_s:
                 totals = copy(self.statistics.workers[part.worker])
                 self._written[part.worker] = now_s, totals
                 entry.totals = totals.since(before)

@@ -115,9 +115,9 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     assert last == "written to page/index.html. Open it in a browser."
     text = re.sub("(?<=[,=.]) ", "", Page(tmp_path / "page" / "index.html").text)
     rows = (
-        ("point seeds frames_per_s (IQM) 95 % CI frames", "mean std min max"),
-        ("num_workers=2 2 of 2 22.50 - 1,024", "22.50 3.536 20.00 25.00"),
-        ("num_workers=1 2 of 2 20.00 - 1,024", "20.00 14.14 10.00 30.00"),
+        ("point seeds frames_per_s (mean) lowest to highest frames", "std"),
+        ("num_workers=2 2 of 2 22.50 20.00 to 25.00 1,024", "3.536"),
+        ("num_workers=1 2 of 2 20.00 10.00 to 30.00 1,024", "14.14"),
     )
     note = "Fewer than 4 seeds allow no confidence interval: their rank may be chance."
     assert [" ".join(line.split()) for line in table] == ["", *(row for row, _ in rows), note]
@@ -206,11 +206,17 @@ def test_the_row_of_a_group_has_an_interval_of_four_runs_or_more(tmp_path):
         Run(str(n), RunFolder(tmp_path), RunStatus(Status.STOPPED), {"frames": value} if value is not None else {})
         for n, value in enumerate((4.0, 4.0, 8.0, 8.0, None))
     ]
-    rows = [_group_row(Group("one", tuple(part)), "frames") for part in (runs, runs[1:], runs[4:])]
+    rows = [_group_row(Group("one", tuple(part)), "frames", False) for part in (runs, runs[1:], runs[4:])]
     assert [row[1:] for row in rows] == [
         ("4 of 5, stopped", "6.000", "4.000 to 8.000", "4 to 8", "6.000", "2.309", "4.000", "8.000"),
         ("3 of 4, stopped", "6.667", "-", "4 to 8", "6.667", "2.309", "4.000", "8.000"),
         ("0 of 1, stopped", *"-------"),
+    ]
+    # Where all groups have fewer, they have their extremes.
+    rows = [_group_row(Group("one", tuple(part)), "frames", True) for part in (runs[1:], runs[3:])]
+    assert [row[1:] for row in rows] == [
+        ("3 of 4, stopped", "6.667", "4.000 to 8.000", "4 to 8", "2.309"),
+        ("1 of 2, stopped", "8.000", "-", "8", "-"),
     ]
 
 

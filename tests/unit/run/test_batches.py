@@ -154,14 +154,16 @@ def test_what_is_no_number_is_not_logged_and_said_so(folder, batch_info, value):
 
 
 def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, batch_info):
-    statistics, clock = Statistics(-1), (0.4 * index for index in count())
-    deliveries = [batch_info(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]
+    statistics, clock = Statistics(-1), (0.375 * index for index in count(10))
+    deliveries = [batch_info(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(18)]
     with closing(taken(FakeCollector(*deliveries), folder, statistics, clock=clock.__next__)) as collection:
         list(collection)
     entries = [line.workers[0] for line in folder.read_metrics()]
-    assert [(entry.worker, entry.policy_version) for entry in entries] == [(3, index) for index in range(7)]
-    sums = [entry.totals and (entry.totals.frames, entry.totals.total_return) for entry in entries[:4]]
-    assert sums == [(10, 0), None, None, (30, 6)]
+    assert [(entry.worker, entry.policy_version) for entry in entries] == [(3, index) for index in range(18)]
+    sums = {index: entry.totals.frames for index, entry in enumerate(entries) if entry.totals is not None}
+    # A run that ends within the first seconds has the times of most batches.
+    assert sums == {0: 10, 1: 10, 2: 10, 3: 10, 4: 10, 6: 20, 8: 20, 11: 30, 14: 30, 17: 30}
+    assert entries[17].totals.total_return == 15 + 16 + 17
     replay = MetricsTail(folder.metrics, -1)
     replay.update()
     assert replay.workers == statistics.workers

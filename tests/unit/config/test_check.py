@@ -101,6 +101,19 @@ WRONG_VALUES = [
     "seed=0",
     "seed=1.0",
     "run.max_batches=0",
+    "policy.target=net:Actor",
+    "seed=0..3",
+    "collector.num_workers=auto",
+    "trainer=custom trainer.target=a:B trainer.lr=0.1",
+    "env.name=CartPole-v1",
+    "env.max_episode_steps=100 env.render_mode=human",
+    "env=counting env.max_episode_steps=100",
+    "trainer.n_steps=2048",
+    "logger.project=x",
+    "wandb=true",
+    "tensorboard=true",
+    "run_dir=a name=b output_dir=c log_dir=d",
+    "render_mode=human",
 ]
 # Overrides -> the only message, from the source of what takes the arguments.
 WRONG_ARGUMENTS = {

@@ -109,7 +109,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             chosen[key] = text
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
-                problems += [_no_such_choice(key, choice, groups[key]) for choice in wrong]
+                problems += [no_such_choice(key, choice, groups[key]) for choice in wrong]
                 broken.add(key)
             elif override.value() is None:
                 # Hydra spells an optional group without a choice `~group`.
@@ -121,7 +121,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     return Checked(tuple(usable), tuple(problems), frozenset(broken), tuple(notes))
 
 
-def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
+def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
+    """Returns the message about a choice that the group `key`, with the choices `options`, does not have."""
     choice = choice.replace("\\:", ":")  # as Hydra prints it
     if choice.startswith("{"):
         names = ", ".join(options[:3])

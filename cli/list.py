@@ -1,4 +1,4 @@
-"""`collectx list [GROUP] [-v]`: every choice with the first line of its file; with `-v`, the keys of a group."""
+"""`collectx list [GROUP [CHOICE]] [-v]`: every choice with the first line of its file; the keys of a group or a choice."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from collectx.cli.arguments import Arguments, one_group, subcommand
+from omegaconf import OmegaConf
+
+from collectx.cli.arguments import Arguments, UsageError, one_group, subcommand
 from collectx.cli.compose import Composer
+from collectx.cli.overrides import no_such_choice
+from collectx.config.check import UNSET
 from collectx.config.json_schema import group_schema, loggers, run_schema
-from collectx.config.registry import GROUPS
+from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 
 # How `collectx list` orders groups.
 _ORDER = (*GROUPS, "logger", "experiment", "debug")
 _USAGE = """\
-collectx list [GROUP] [-v] [--config-dir DIR]: list the choices of every group, or of one group, with a line about
-each. For run, checkpoint, sweep and tune, which have no choices, list the keys.
+collectx list [GROUP [CHOICE]] [-v] [--config-dir DIR]: list the choices of every group, or of one group, with a line
+about each, or the keys of one choice. For run, checkpoint, sweep and tune, which have no choices, list the keys.
 
   -v, --verbose      also list the keys of each choice, with defaults and documentation
   --config-dir DIR   also list your own choices in DIR
@@ -32,9 +36,14 @@ Exit status: 0 listed, 2 wrong usage."""
 def show(arguments: Arguments) -> int:
     """Prints the choices of all groups, or of the one that `arguments` name; returns the exit status."""
     overrides = [word for word in arguments.words if "=" in word]
-    choices = find(Composer(arguments.config_dir, arguments.config_name), overrides)
+    composer = Composer(arguments.config_dir, arguments.config_name)
+    choices = find(composer, overrides)
+    words = [word for word in arguments.words if word not in overrides]
+    if len(words) == 2 and words[0] in (*GROUPS, "logger") and words[1] not in (*choices, *SECTIONS):
+        _show_choice(composer, overrides, *words, choices[words[0]])
+        return 0
     group = one_group(
-        [word for word in arguments.words if word not in overrides],
+        words,
         arguments.argv[1],
         [*dict.fromkeys([*choices, *SECTIONS, *COMMAND_SECTIONS])],
     )
@@ -54,6 +63,26 @@ def show(arguments: Arguments) -> int:
             for logger, schema in loggers().items():
                 _print_keys(f"logger.{logger}", {logger: schema["anyOf"][0]["properties"]})
     return 0
+
+
+def _show_choice(
+    composer: Composer, overrides: Sequence[str], group: str, choice: str, choices: Mapping[str, str]
+) -> None:
+    """Prints one of the choices of a group, and its keys with the values that its file sets. Raises `UsageError` if
+    there is no such choice."""
+    if choice not in choices:
+        raise UsageError(no_such_choice(group, choice, [*choices]))
+    print(f"{group}={choice}:  {choices[choice]}".rstrip(": "))
+    if group == "logger":
+        _print_keys(f"logger.{choice}", {choice: loggers()[choice]["anyOf"][0]["properties"]})
+        return
+    values: Any = OmegaConf.to_container(composer.load([*overrides, f"{group}={choice}"])[group], resolve=False)
+    schemas = {each["title"].partition("=")[2]: each["properties"] for each in group_schema(group)["anyOf"]}
+    kind = str(values.get("kind")) if KINDS[group] else next(iter(schemas))
+    if kind not in schemas:
+        raise UsageError(f"{group}={choice} has no known kind. To see what to change: collectx run {group}={choice}")
+    set_here = {key: {"default": value} for key, value in values.items() if value != UNSET}
+    _print_keys(group, {choice: {key: option | set_here.get(key, {}) for key, option in schemas[kind].items()}})
 
 
 def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:

@@ -33,7 +33,7 @@ SUBCOMMANDS = {
     "cancel": "stop a run or sweep after it saves a checkpoint: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
     "report": "write a page with the figures of runs: collectx report DIR... [out=DIR]",
-    "list": "list the choices of a group, and their keys: collectx list [GROUP] [-v]",
+    "list": "list the choices of a group, and their keys: collectx list [GROUP [CHOICE]] [-v]",
     "schema": "print a JSON schema for editors: collectx schema [GROUP]",
 }
 

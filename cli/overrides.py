@@ -109,7 +109,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             chosen[key] = text
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
-                problems += [_no_such_choice(key, choice, groups[key]) for choice in wrong]
+                problems += [no_such_choice(key, choice, groups[key]) for choice in wrong]
                 broken.add(key)
             elif override.value() is None:
                 # Hydra spells an optional group without a choice `~group`.
@@ -121,17 +121,22 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     return Checked(tuple(usable), tuple(problems), frozenset(broken), tuple(notes))
 
 
-def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
+def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
+    """Returns the message about a choice that the group `key`, with the choices `options`, does not have."""
     choice = choice.replace("\\:", ":")  # as Hydra prints it
     if choice.startswith("{"):
         names = ", ".join(options[:3])
         return f"{key}={choice} is not a name, such as {names}. Write its options one by one: {key}.NAME=VALUE"
     if ":" not in choice or key not in _CLASS_OPTIONS:
         more = f"To list all: collectx list {key}"
+        if os.path.isfile(file := f"conf/{key}/{choice}.yaml") and choice[:1] != "_":
+            return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
         if key == "devices" and choice == "gpu":
             return "devices=gpu is unknown. Did you mean devices=cuda?"
         if key == "env" and re.search(r"-v\d+$", choice):
             return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
+        if key == "policy" and choice.lower() in ("lstm", "gru", "rnn"):
+            return f"policy={choice} is unknown. To write a recurrent policy of your own: docs/tutorials/recurrent.md"
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
@@ -40,7 +40,9 @@ from collectx.cli.compose import (
 )
 from collectx.cli.overrides import Checked, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
+from collectx.config.check import members
 from collectx.config.problem import counted
+from collectx.config.registry import GROUPS, schemas
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
@@ -119,6 +121,8 @@ def prepare(
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
         text = f"{_text(swept)} has several values. To sweep over them, add -m. To pass a list, write key=[a,b]."
+        if len(swept) == 1 and (fraction := _with_decimal_comma(swept[0])):
+            text = f"{_text(swept)} has several values. Write {fraction}, or, to sweep over both, add -m."
         raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
@@ -230,6 +234,14 @@ def _wait_problems(point: Composed) -> list[str]:
 
 def _text(overrides: Sequence[Override]) -> str:
     return " ".join(str(override.input_line).lstrip("+") for override in overrides)
+
+
+def _with_decimal_comma(override: Override) -> str | None:
+    """Returns `gamma=0.99` for `gamma=0,99`; None for other overrides, and for options that take no fraction."""
+    word = re.fullmatch(r"(.+)=0,(\d+)", _text([override]))
+    name = override.key_or_group.rpartition(".")[2]
+    hints = (get_type_hints(cls).get(name) for group in GROUPS for cls in schemas(group).values())
+    return f"{word[1]}=0.{word[2]}" if word and any(float in members(hint) for hint in hints) else None
 
 
 def product(overrides: Sequence[Override]) -> list[list[str]]:

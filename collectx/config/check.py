@@ -30,7 +30,7 @@ from collectx.config.problem import (
 )
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import BITS, default_of, incomplete, section_of
-from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, RunConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, LoggerConfig, RunConfig
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)
@@ -195,12 +195,15 @@ def _is_checked(hint: Any) -> bool:
 
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
-# Numbers such as 100k, which YAML reads as texts.
+# Numbers such as 100k and ranges such as 0..3, which YAML reads as texts.
+_STEPS = re.compile(r"(\d+)\.\.(\d+)")
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
+# What `collectx tune` searches on every machine.
+_TUNED = ("collector.num_workers", "env.num_envs")
 # Example values for messages about missing options, by the last part of their names.
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
-# What other libraries call options.
+# What other libraries call options, in any section.
 _OTHER_NAMES = {
     "agent": "trainer=NAME",
     "algo": "trainer=NAME",
@@ -212,16 +215,31 @@ _OTHER_NAMES = {
     "env_id": "env.id",
     "gae_lambda": "trainer.gae_lambda",
     "lr": "trainer.learning_rate",
+    "max_episode_steps": "env.kwargs.max_episode_steps",
     "model": "policy=NAME",
     "n_envs": "env.num_envs",
     "n_epochs": "trainer.num_epochs",
+    "n_steps": "collector.frames_per_batch",
     "network": "policy=NAME",
     "num_minibatches": "trainer.minibatch_size",
-    "run.dir": "hydra.run.dir",
-    "sweep.dir": "hydra.sweep.dir",
+    "render_mode": "env.kwargs.render_mode",
     "total_timesteps": "collector.total_frames",
     "vf_coef": "trainer.critic_coeff",
 }
+# What users call options, with the section or without one, as they write them.
+_OTHER_PATHS = {
+    **{each.name: f"logger={each.name}" for each in dataclasses.fields(LoggerConfig) if each.default is None},
+    **dict.fromkeys(("log_dir", "name", "output_dir", "run.dir", "run_dir", "run_name"), "hydra.run.dir"),
+    "env.name": "env.id",
+    "logger.project": "logger.wandb.project",
+    "sweep.dir": "hydra.sweep.dir",
+}
+
+
+def _other_name(path: str) -> str:
+    """Returns the option that users mean by `path`, such as "trainer.lr", which is none; "" if none is known."""
+    return _OTHER_PATHS.get(path) or _OTHER_NAMES.get(path.rpartition(".")[2], "")
+
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,6 +440,10 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
         return f"write {path}={example}."
     if (number := _COUNT.fullmatch(str(value))) and {int, float} & {*members(hint)}:
         return f"write {path}={number[1]}{_ZEROS[number[2].lower()]}."
+    if (ends := _STEPS.fullmatch(str(value))) and int in members(hint):
+        return f"to sweep over them: collectx run -m '{path}=range({ends[1]},{int(ends[2]) + 1})'."
+    if value == "auto" and path in _TUNED:
+        return "to find the fastest: collectx tune."
     lists = [each for each in members(hint) if typing.get_origin(each) is list]
     with suppress(TypeError, ValueError, OverflowError):
         if lists and convert([value], lists[0]):
@@ -432,23 +454,27 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
 def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]) -> Problem:
     """Returns the problem that the section `path` of a group lacks the key `key`. `choice` is what lacks the key, such
     as "trainer=ppo"; `names` are the keys that it has."""
-    other = _OTHER_NAMES.get(f"{group}.{key}") or _OTHER_NAMES.get(key.rpartition(".")[2], "")
+    other = _other_name(f"{group}.{key}")
     is_own = other.startswith(f"{group}.")
-    if other and f"{group}.{key}" not in known_paths() and (not is_own or other.rpartition(".")[2] in names):
+    if other and f"{group}.{key}" not in known_paths() and (not is_own or other.split(".")[1] in names):
         other = f"{path}{other.removeprefix(group)}" if is_own else other
         return Unknown(f"{path}.{key}", f"is not an option. Did you mean {other}?")
     others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
     if others and nearest(key, names, 0.8) is None:
-        own = "leave it out."
+        remedies = [f"add {group}={others[0]}"] if len(others) == 1 and path == group else []
         if "kwargs" in names:
-            own = f"for an argument of your own class, write {path}.kwargs.{key}=VALUE. Otherwise, {own}"
-        return Unknown(f"{path}.{key}", f"is an option of {group}={either(others)}, not of {choice}", advice=own)
+            remedies.append(f"write {path}.kwargs.{key}=VALUE for an argument of your own class")
+        advice = f"{', '.join([*remedies, 'or leave it out' if remedies else 'leave it out'])}."
+        return Unknown(f"{path}.{key}", f"is an option of {group}={either(others)}, not of {choice}", advice=advice)
+    if {"kwargs", "target"} <= {*names} and nearest(key, names) is None:
+        rule = f"is not an option of {choice}. Did you mean {path}.kwargs.{key}, an argument of your own class?"
+        return Unknown(f"{path}.{key}", rule)
     return _unknown_in(path, key, names, f" of {choice}")
 
 
 def _unknown(path: str) -> Problem:
     """Returns the problem that there is no group or section with the key `path`."""
-    if (other := _OTHER_NAMES.get(path) or _OTHER_NAMES.get(path.rpartition(".")[2])) and path not in known_paths():
+    if (other := _other_name(path)) and path not in known_paths():
         return Unknown(path, f"is not an option. Did you mean {other}?")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]
@@ -485,7 +511,7 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     """Returns the problem that the section `path`, which has the keys `names`, lacks the key `key`."""
     how_to_list = f"To list all: collectx list {path.removeprefix('eval.').partition('.')[0]} -v"
     near = did_you_mean(key, names, f"{path}.", how_to_list)
-    if other := _OTHER_NAMES.get(f"{path}.{key}"):
+    if other := _OTHER_PATHS.get(f"{path}.{key}"):
         near = f". Did you mean {other}?"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")
 

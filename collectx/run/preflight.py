@@ -43,6 +43,8 @@ SHARED_PATHS: dict[str, Callable[[RunConfig], str | None]] = {
 _Call = tuple[Target, tuple[str, ...]]
 # Arguments of `gymnasium.make`.
 _MAKE = ("max_episode_steps", "disable_env_checker")
+# The arguments that collectx passes itself, by the option that names what is called; to a wrapper, it passes the env.
+_GIVEN = {"policy.target": ("spec",), "trainer.target": ("policy", "spec", "seed", "device")}
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
 
@@ -104,7 +106,9 @@ def _argument_problems(cfg: RunConfig, env_path: str = "env") -> list[str]:
         names = parameters(target.name) if target.kwargs else None
         for key in target.kwargs:
             if names is not None and key not in (*names, *extra, *HYDRA_KEYS):
-                hint = did_you_mean(str(key), [*names, *extra], prefix=f"{target.kwargs_key}.")
+                given = _GIVEN.get(target.key, names[:1] if target.key.endswith("]") else ())
+                settable = [each for each in (*names, *extra) if each not in given]
+                hint = did_you_mean(str(key), settable, prefix=f"{target.kwargs_key}.")
                 messages.append(f"{target.kwargs_key}.{key} is not an argument of {target.name}{hint}")
     return messages
 
@@ -142,6 +146,8 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
     """Returns a message if Gymnasium does not know the id of `path`. Ids that an import registers are checked when the
     env is made."""
     env_id = cfg.env.id if isinstance(cfg.env, GymEnvConfig | GymVectorEnvConfig) else None
+    if re.fullmatch(r"ALE/\w+", env_id or ""):
+        return [f"{path}.id={env_id} has no version. Did you mean {path}.id={env_id}-v5?"]
     if not env_id or ":" in env_id or env_id.startswith("ALE/"):
         return []
     import gymnasium

@@ -100,6 +100,10 @@ run hydra.launcher.partition=x
 run ~nothing
 run ~env.id
 run policy.hidden_sizes={a:1}
+run gamma=0,99
+run trainer.gamma=0,99
+run seed=0,10
+run policy=LSTM
 run seed=${oc.env:NOTHING}
 """,
     "mistakes": r"""
@@ -111,6 +115,8 @@ run conf/experiment/without.yaml
 run conf/env/mine.yaml
 run my/primary.yaml
 run --config=without
+run env=mine experiment=without
+run --config-dir empty env=mine
 run --config-dir conf experiment=without
 run --config-dir conf env=mine
 run --config-dir conf/env env=mine

@@ -45,6 +45,26 @@ def test_the_keys_of_a_group_with_defaults_and_documentation(capsys, show):
     assert [key for key in keys - {"trainer.kind"} if f" {key} " not in out] == []
 
 
+def test_the_keys_of_one_choice_have_the_values_of_its_file(capsys, tmp_path):
+    assert listing.main(["env", "cartpole"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("env=cartpole: CartPole-v1: balance")
+    assert 'env.id default "CartPole-v1". A registered id' in out
+    assert listing.main(["devices", "cuda"]) == 0
+    assert 'devices.device default "cuda".' in " ".join(capsys.readouterr().out.split())
+    assert listing.main(["logger", "csv"]) == 0
+    assert "\n  logger.csv.file\n" in capsys.readouterr().out
+    (tmp_path / "env").mkdir()
+    for name, base in {"mine": "gym", "vague": "nothing"}.items():
+        (tmp_path / "env" / f"{name}.yaml").write_text("kind: " + base + "\nentry_point: a:B\n")
+    assert listing.main(["env", "mine", "--config-dir", str(tmp_path)]) == 0
+    assert 'env.entry_point default "a:B".' in " ".join(capsys.readouterr().out.split())
+    assert listing.main(["env", "vague", "--config-dir", str(tmp_path)]) == 2
+    assert "env=vague has no known kind" in capsys.readouterr().err
+    assert listing.main(["trainer", "pp"]) == 2
+    assert "trainer=pp is unknown. Did you mean trainer=ppo?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("section", ["run", "checkpoint", "eval", *COMMAND_SECTIONS])
 def test_the_keys_of_what_has_no_choices(capsys, section):
     assert listing.main([section]) == 0

@@ -101,6 +101,19 @@ WRONG_VALUES = [
     "seed=0",
     "seed=1.0",
     "run.max_batches=0",
+    "policy.target=net:Actor",
+    "seed=0..3",
+    "collector.num_workers=auto",
+    "trainer=custom trainer.target=a:B trainer.lr=0.1",
+    "env.name=CartPole-v1",
+    "env.max_episode_steps=100 env.render_mode=human",
+    "env=counting env.max_episode_steps=100",
+    "trainer.n_steps=2048",
+    "logger.project=x",
+    "wandb=true",
+    "tensorboard=true",
+    "run_dir=a name=b output_dir=c log_dir=d",
+    "render_mode=human",
 ]
 # Overrides -> the only message, from the source of what takes the arguments.
 WRONG_ARGUMENTS = {
@@ -110,6 +123,9 @@ WRONG_ARGUMENTS = {
     "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "Did you mean env.wrappers[0].max_episode_steps?",
     "policy=custom policy.target=user_code.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes is not an "
     "argument of ",
+    # What collectx passes itself is not offered.
+    "env.wrappers=[{TimeLimit:{steps:1}}]": "TimeLimit. Valid names: max_episode_steps.",
+    "trainer=custom trainer.target=user_code.drawing:DrawingTrainer trainer.kwargs.learning=1": "Valid names: stop_at.",
     "env.kwargs={max_episode_steps:3,render_mode:null} env.wrappers=[{TimeLimit:{max_episode_steps:3}}]": None,
     "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=sync env.kwargs={max_episode_steps:3}": None,
     "env=gym env.id=Nowhere-v0 env.kwargs.x=1": None,

@@ -78,6 +78,7 @@ def registered(monkeypatch, known):
         ),
         ("env.id=module:Gone-v0", []),
         ("env.id=ALE/Gone-v0", []),
+        ("env.id=ALE/Pong", ["env.id=ALE/Pong has no version. Did you mean env.id=ALE/Pong-v5?"]),
         ("env.id=null env.entry_point=user_code.cartpoles:with_pid", []),
         ("env=counting", []),
         ("env=gym_vector env.id=Gone-v0", ["env.id=Gone-v0"]),

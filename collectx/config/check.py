@@ -241,7 +241,6 @@ def _other_name(path: str) -> str:
     return _OTHER_PATHS.get(path) or _OTHER_NAMES.get(path.rpartition(".")[2], "")
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Unresolved:
     """Stands for a value whose interpolation cannot be resolved, for this reason."""

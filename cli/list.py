@@ -1,4 +1,4 @@
-"""`collectx list [GROUP [CHOICE]] [-v]`: every choice with the first line of its file; the keys of a group or a choice."""
+"""`collectx list [GROUP [CHOICE]] [-v]`: choices with the first line of their files; keys of a group or of a choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show(arguments: Arguments) -> int:
     choices = find(composer, overrides)
     words = [word for word in arguments.words if word not in overrides]
     if len(words) == 2 and words[0] in (*GROUPS, "logger") and words[1] not in (*choices, *SECTIONS):
-        _show_choice(composer, overrides, *words, choices[words[0]])
+        _show_choice(composer, overrides, words[0], words[1], choices[words[0]])
         return 0
     group = one_group(
         words,

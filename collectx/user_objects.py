@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from collectx import progress
 from collectx.config.interpolation import escaped
-from collectx.config.problem import YAML, did_you_mean
+from collectx.config.problem import YAML, did_you_mean, nearest
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError, summary_of
@@ -63,6 +63,9 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             hint = did_you_mean(str(error.name), names, f"{named}:")
             raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
         missing = missing_advice if isinstance(error, ModuleNotFoundError) else ""
+        first = re.split("[.:]", name, maxsplit=1)[0]
+        if missing and error.name == first and (near := nearest(first, _modules_here())) is not None:
+            missing = f". Did you mean {where}={near}{name.removeprefix(first)}?"
         if found := re.search(r"; '(.+)' is not a package$", str(error)):
             rule = f"{found[1]} is a module, not a package, so it has no submodules"
             raise ConfigError(f"{where}={name} cannot be imported: {rule}. Write it as {found[1]}:NAME.") from error
@@ -71,6 +74,11 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     if not callable(target):
         raise ConfigError(f"{where}={name} is a value of type {type(target).__name__}. Name a class or a function.")
     return target
+
+
+def _modules_here() -> list[str]:
+    """Returns the names of the modules and packages in the working directory."""
+    return [each.name for each in pkgutil.iter_modules([os.getcwd()])]
 
 
 def named_call(item: Any) -> tuple[Any, Any]:

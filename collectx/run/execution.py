@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -442,6 +442,7 @@ class _Execution:
             if is_complete:
                 self._context.words.of_first(END)
                 self._context.words.is_end = True
+                self._say_unpublished(collector)
             if self._evaluator is not None and is_complete:
                 self._evaluator.wait()
             collection.close()
@@ -452,6 +453,14 @@ class _Execution:
             if self.rank == 0:
                 write_weights(self._run_folder.policy, self._policy, collector.transport.newest_weights())
                 checkpointer.write_final(self._run_folder.final_checkpoint)
+
+    def _say_unpublished(self, collector: CollectorCore) -> None:
+        """Says that a trainer of the user has published none of the weights that it could train."""
+        parameters: Callable[[], Iterable[Any]] = getattr(self._policy, "parameters", tuple)  # a function has none
+        can_learn = any(each.requires_grad for each in parameters())
+        is_users = isinstance(self._cfg.trainer, CustomTrainerConfig)
+        if is_users and can_learn and collector.policy_version == 0 and self._record.statistics.batches > 1:
+            self._context.add_event("never_published")
 
     def _close_envs(self, collector: CollectorCore) -> None:
         """Closes the envs of this process. An env that takes too long ends with the process."""

@@ -57,6 +57,14 @@ NAMES = [
 ]
 
 
+@pytest.mark.parametrize("rest", [":Gate", ".Gate", ".envs:Gate"])
+def test_a_module_of_the_working_directory_is_proposed_for_a_similar_name(rest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bandit.py").touch()
+    with pytest.raises(ConfigError, match=f"No module named 'bandid'. Did you mean env.entry_point=bandit{rest}?"):
+        user_objects.resolve(f"bandid{rest}", "env.entry_point")
+
+
 def test_whole_answers_about_import_paths(tmp_path, monkeypatch, expected):
     for name, text in {"sourced": SOURCE, "wrong": "x = (\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)

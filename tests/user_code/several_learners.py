@@ -35,6 +35,17 @@ class TooEarly:
             next(collection)
 
 
+class Publishing:
+    """Publishes the policy as it is."""
+
+    def __init__(self, policy):
+        self._policy = policy
+
+    def train(self, collection):
+        for _ in collection:
+            collection.publish(self._policy)
+
+
 class FailsInOne(gymnasium.Wrapper):
     """Fails in its step 20, in the worker of this index in the run."""
 

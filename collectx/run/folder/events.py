@@ -156,6 +156,8 @@ _MESSAGES = {
     "worker_waits": "worker {worker} waits for its start: {message}",
     "checkpoint_failed": "no checkpoint could be written: {message}",
     "logger_note": "{message}",
+    "never_published": "the trainer published no weights, so the workers acted with the initial ones. Call "
+    "collection.publish(policy) after each update.",
     "checkpoint_hook_failed": "the checkpoint is complete, but then {hook} raised {message}. The run continues.",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
     "not_finite": "the trainer logged {scalar}={value} in batch {batch}. Further such values are not reported.",

@@ -16,7 +16,6 @@ import shlex
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -455,13 +454,14 @@ def _print_table(result: Result) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Returns the text of an error: type, without its module if it is collectx's, message, where it was raised, and the
-    frames of a worker's error that are not collectx's. The trainer's log contains the full traceback."""
+    """Returns the text of an error: type, without its module if it is collectx's, message, where in the user's code it
+    was raised, and the frames of a worker's error that are not collectx's. The trainer's log contains the full
+    traceback."""
     name = type(error).__name__ if isinstance(error, CollectxError) else type_name(error)
     text = f"{name}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not any(_TRACEBACK in note for note in notes) and not isinstance(error, CollectxError):
-        frames = frames_of_user(error) or traceback.extract_tb(error.__traceback__)
+        frames = frames_of_user(error)
         notes += [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
     lines = [line for note in notes for line in _without_our_frames(note)]
     return "\n".join([text, *(f"  {line}" for line in lines)])

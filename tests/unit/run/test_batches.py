@@ -217,6 +217,21 @@ def test_iteration_goes_on_where_it_stopped(folder, batch_info):
         assert [int(batch["observation"][0]) for batch in collection] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        ("policy=mlp trainer.target=user_code.several_learners:TooEarly", True),
+        ("policy=random trainer.target=user_code.several_learners:TooEarly", False),  # nothing to publish
+        ("policy=mlp trainer.target=collectx.trainer.base:MeterTrainer run.max_batches=1", False),
+        ("policy=mlp trainer.target=user_code.several_learners:Publishing", False),
+    ],
+)
+def test_a_trainer_that_publishes_no_weights_is_said(words, is_said, tmp_path, capsys):
+    base = "collector=single env=cartpole collector.frames_per_batch=16 collector.total_frames=32 trainer=custom"
+    assert execute(composed(f"{base} {words}"), tmp_path / "run", []).status == "completed"
+    assert ("Call collection.publish(policy) after each update." in capsys.readouterr().out) is is_said
+
+
 def test_lines_are_taken_in_as_they_come_and_a_run_begun_anew_from_its_beginning(cfg, tmp_path):
     folder = RunFolder(tmp_path)
     execute(cfg, folder.path, [])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from composed_overrides import composed
 from rich.console import Console
 
@@ -344,6 +345,17 @@ def test_an_error_with_a_note_shows_the_line_that_raised_it():
         "  raised while Level() was making an env in this process, to learn its observation and action spaces",
     ]
     assert lines[2].startswith(f"  raised in {__file__}:")
+
+
+def test_an_error_outside_of_the_users_code_shows_its_notes_only():
+    """A line of torch or of collectx says nothing to the user; the trainer's log has it."""
+    try:
+        torch.nn.Linear(3, 2)(torch.zeros(2, 4))
+    except RuntimeError as raised:
+        raised.__traceback__ = raised.__traceback__.tb_next  # without the frame of this file
+        raised.add_note("raised when the policy was called once: observation [2, 4]")
+        lines = format_error(raised).splitlines()
+    assert lines[1:] == ["  raised when the policy was called once: observation [2, 4]"]
 
 
 def test_errors_of_collectx_are_named_without_their_module():

@@ -31,8 +31,8 @@ def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints which code a run of `cfg`, the configuration in `run_folder`, imports and executes, and where it comes
     from. Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
     began = run_folder.read_meta(run_folder.meta).get("cwd")
-    for key, value, origin in references(cfg, began):
-        printing.note(f"{key}={value} {origin}")
+    if named := "; ".join(f"{key}={value} {origin}" for key, value, origin in references(cfg, began)):
+        printing.note(named)
     owner = other_owner(run_folder)
     if owner is not None and not trusted:
         raise ConfigError(
@@ -96,7 +96,7 @@ def _origin(target: str, began: str | None) -> str:
         is_elsewhere = began not in (None, os.getcwd())
         advice = f". The run began in {began}: start from there, or add it to PYTHONPATH." if is_elsewhere else ""
         return f"names the package '{package}', which is not installed here{advice}"
-    return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
+    return f"is imported from {printing.typed(Path(spec.origin)) if spec.origin else list(spec.submodule_search_locations or ())}"
 
 
 def other_owner(run_folder: RunFolder) -> str | None:

@@ -33,7 +33,7 @@ def why_not_recorded(cfg: RunConfig) -> str | None:
 
 def surplus_note(total: int, frames: int, collected_frames: int | None = None, prefix: str = "") -> str | None:
     """Returns a warning if `total` (`total_frames`) is not a multiple of `frames` (`frames_per_batch`), and the batches
-    have over 5 % more than `total`; otherwise None. `collected_frames` are those of a batch, by default `frames`.
+    have over 5% more than `total`; otherwise None. `collected_frames` are those of a batch, by default `frames`.
     `prefix` stands before both keys in the message."""
     each = collected_frames or frames
     batches = -(-total // each)

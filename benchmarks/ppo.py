@@ -61,7 +61,7 @@ def main() -> None:
             f"{what}: {theirs} needs {median(ratios):.2f} times that of {ours} ({min(ratios):.2f} to {max(ratios):.2f})"
         )
     curves = {side: _curve(returns) for side, returns in returns_of.items()}
-    print("frames | " + " | ".join(f"mean return with {side} (95 % bootstrap interval)" for side in curves))
+    print("frames | " + " | ".join(f"mean return with {side} (95% bootstrap interval)" for side in curves))
     for point in range(_SMOOTH - 1, len(curves[ours]), _SMOOTH):
         cells = [
             f"{mid:.0f} ({low:.0f} to {high:.0f})" for mid, low, high in (curve[point] for curve in curves.values())
@@ -98,7 +98,7 @@ def _plot(path: str, title: str, curves: dict[str, Curve], frames_per_batch: int
         mid, low, high = zip(*curve, strict=True)
         axes.plot(frames, mid, label=side)
         axes.fill_between(frames, low, high, alpha=0.25)
-    axes.set(title=title, xlabel="frames", ylabel="mean return, 95 % bootstrap interval")
+    axes.set(title=title, xlabel="frames", ylabel="mean return, 95% bootstrap interval")
     axes.legend()
     figure.savefig(path, dpi=100)
 

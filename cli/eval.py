@@ -83,7 +83,7 @@ def _eval(arguments: Arguments) -> int:
     write_json(run_folder.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
     print("return  " + " ".join(f"{value:.6g}" for value in result.returns))
     print("length  " + " ".join(map(str, result.lengths)))
-    interval = "" if result.interval is None else " (95 % CI {:.6g} to {:.6g})".format(*result.interval)
+    interval = "" if result.interval is None else " (95% CI {:.6g} to {:.6g})".format(*result.interval)
     count = "1 episode" if len(result.returns) == 1 else f"{len(result.returns)} episodes"
     print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
     for name, value in result.metrics.items():

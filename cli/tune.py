@@ -179,7 +179,7 @@ def _verdict(result: tune.SearchResult) -> str:
     mean, low, high = (f"{each:.2f}" for each in result.gain)
     if low == "1.00" and result.chosen is result.best:
         low = f"{result.gain[1]:.4f}"  # a gain counts if all of the interval is above 1
-    interval = f"(95 % CI {low} to {high})"
+    interval = f"(95% CI {low} to {high})"
     if result.chosen is result.best:
         return f"{result.best} was {mean} times as fast as your settings {interval}, measured alternately"
     return f"keeping your settings: {result.best} was {mean} times as fast {interval}, which is within the noise"

@@ -42,7 +42,7 @@ Values = dict[str, Any]
 _MAX_REPEATS = 2
 # How often both sides are measured at the end.
 _MIN_TURNS, _MAX_TURNS = 3, 5
-# The two-sided 95 % quantiles of Student's t distribution, by the number of turns.
+# The two-sided 95% quantiles of Student's t distribution, by the number of turns.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
 # Overrides of a measured run.
@@ -90,7 +90,7 @@ class SearchResult:
         points: the points that were tried, the user's settings first.
         best: the fastest point.
         gain: how many times as fast `best` is as the user's settings, measured in turns: (mean, lower end, upper end of
-            the 95 % confidence interval). None if they are the same point, or one of them failed: its `status` says so.
+            the 95% confidence interval). None if they are the same point, or one of them failed: its `status` says so.
     """
 
     points: list[Point]

@@ -4,8 +4,8 @@
     python examples/her_post_traj.py --no-her
 
 Random actions almost never reach the goal, one of 4,096 states, so the rewards alone teach nothing: with `--no-her`
-success stays below 2 %. Hindsight adds copies of each trajectory whose goals are states that the agent did reach, and
-success exceeds 95 % in half a minute on two cores. To adapt it, change `BitFlip` and `reward`.
+success stays below 2%. Hindsight adds copies of each trajectory whose goals are states that the agent did reach, and
+success exceeds 95% in half a minute on two cores. To adapt it, change `BitFlip` and `reward`.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Each mutant is one changed expression or statement in one module of `TARGETS`. First, all tests of a tier run once, and
 each line of the product gets the tests that execute it, also in processes that they start (`line_coverage.py`). Then a
 mutant is killed if one of the tests that execute its statement fails, and passes without the change. What survives is
-tried with the next tier. The exit status is 1 if more than 15 % survive the first tier. Works in temporary folders
+tried with the next tier. The exit status is 1 if more than 15% survive the first tier. Works in temporary folders
 only, on as many mutants at a time as there are cores.
 """
 

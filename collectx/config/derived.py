@@ -32,12 +32,13 @@ def why_not_recorded(cfg: RunConfig) -> str | None:
 
 
 def surplus_note(total: int, frames: int, collected_frames: int | None = None, prefix: str = "") -> str | None:
-    """Returns a warning if `total` (`total_frames`) is not a multiple of `frames` (`frames_per_batch`); otherwise None.
-    `collected_frames` are those of a batch, by default `frames`. `prefix` stands before both keys in the message."""
-    if total <= 0 or total % frames == 0:
-        return None
+    """Returns a warning if `total` (`total_frames`) is not a multiple of `frames` (`frames_per_batch`), and the batches
+    have over 5% more than `total`; otherwise None. `collected_frames` are those of a batch, by default `frames`.
+    `prefix` stands before both keys in the message."""
     each = collected_frames or frames
     batches = -(-total // each)
+    if total <= 0 or total % frames == 0 or batches * each <= 1.05 * total:
+        return None
     collected = f"{batches} batches ({batches * each:,} frames) are"
     if batches == 1:
         collected = f"1 batch ({each:,} frames) is"

@@ -87,7 +87,7 @@ class Keywords:
             `MultiSyncCollector` with `cat_results=-1` also takes a list with the frames of each worker. For
             `MultiAsyncCollector`, a list means its sum.
         total_frames: the collector ends with the batch that reaches this number of frames; -1, None or infinity: never.
-            The constructor warns if it is not a multiple of `frames_per_batch`.
+            The constructor warns if whole batches have over 5% more.
         device: default of the three devices below. With workers, each of the four but `storing_device` may be a list
             with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices
             must equal its device.

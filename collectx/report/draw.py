@@ -230,7 +230,7 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     if has_mean and min(count for count in counts if count > 1) < FEW_SEEDS:
         words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
     if has_mean and max(counts) >= FEW_SEEDS:
-        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95 % bootstrap interval.")
+        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95% bootstrap interval.")
     if has_rest:
         words.append("Thin lines are single seeds, where not all have values.")
     if any(early for _, early in curves):
@@ -268,7 +268,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         if all(len(values) < FEW_SEEDS for _, values in known):
             words += "Mark: mean. Line: lowest to highest"
         else:
-            words += "Mark: interquartile mean. Line: its 95 % bootstrap interval"
+            words += "Mark: interquartile mean. Line: its 95% bootstrap interval"
             words += " (of two or three seeds: mean, lowest to highest)" * any(
                 1 < len(each) < FEW_SEEDS for _, each in known
             )
@@ -295,7 +295,7 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         axes.set_ylabel(f"share of seeds {'below' if is_less else 'above'}")
         axes.set_ylim(-0.03, 1.03)
         _legend(figure, axes)
-        words = "Share of the seeds with a better value, with its 95 % bootstrap interval. The higher line is better."
+        words = "Share of the seeds with a better value, with its 95% bootstrap interval. The higher line is better."
         yield Plot(f"profile_{number}", f"Performance profile of {number}", words, figure)
 
 
@@ -332,7 +332,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         _legend(figure, axes, min_labels=1)
         words = (
             "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
-            "Points: interquartile mean over the seeds (mean of fewer than four). Bars: 95 % bootstrap interval."
+            "Points: interquartile mean over the seeds (mean of fewer than four). Bars: 95% bootstrap interval."
         )
         yield Plot("scaling", "Scaling with workers", words, figure)
 

@@ -68,7 +68,7 @@ class Report:
         if len(self._groups) < len(runs):
             for env, groups in self._best.items():
                 are_few = all(len(each.values(objective)) < FEW_SEEDS for each in groups)
-                heads = ("mean", "lowest to highest") if are_few else ("IQM", "95 % CI")
+                heads = ("mean", "lowest to highest") if are_few else ("IQM", "95% CI")
                 more = ("std",) if are_few else SPREAD
                 head = "point", "seeds", f"{objective} ({heads[0]})", heads[1], "frames", *more
                 rows = [_group_row(each, objective, are_few) for each in groups]

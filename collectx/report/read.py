@@ -2,7 +2,7 @@
 and the interval of each group. Reads `halving.json` of their sweeps.
 
 The interval is that of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the
-interquartile mean over runs and its 95 % bootstrap percentile interval.
+interquartile mean over runs and its 95% bootstrap percentile interval.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def centre(values: np.ndarray) -> np.ndarray:
 
 
 def interval(values: np.ndarray, of: Callable[[np.ndarray], Any] = centre) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the 95 % bootstrap percentile interval of a statistic over axis 0: its lower and upper end. Of fewer than
+    """Returns the 95% bootstrap percentile interval of a statistic over axis 0: its lower and upper end. Of fewer than
     `FEW_SEEDS` values, which allow no interval, the lowest and the highest."""
     if len(values) < FEW_SEEDS:
         return values.min(axis=0), values.max(axis=0)

@@ -468,7 +468,7 @@ def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of the 95 % confidence interval of `centre(values)` over axis 0, by the percentile bootstrap."""
+    """Returns the ends of the 95% confidence interval of `centre(values)` over axis 0, by the percentile bootstrap."""
     import numpy as np
 
     draws = np.random.default_rng(0).integers(len(values), size=(num_draws, len(values)))

@@ -1,7 +1,7 @@
 """The actor-critic trainers, PPO and IMPALA: the training loop, the critic, batches as `[R, T]` tensors, the networks
 and their gradients, and the losses.
 
-`MlpNetworks` computes gradients without autograd, whose graph takes 40 % of a gradient step of two small networks. It
+`MlpNetworks` computes gradients without autograd, whose graph takes 40% of a gradient step of two small networks. It
 calls the kernels that autograd would call, in the same order, so the gradients are equal bit by bit.
 """
 

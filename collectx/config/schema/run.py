@@ -73,7 +73,7 @@ class CheckpointOptions(Section):
     every_min: float | None = option(
         10.0,
         """Minutes between checkpoints. `null`: do not save by time. The run also saves a checkpoint at its end, and
-        when a signal stops it. Checkpoints by time are postponed if they would take more than 1 % of the time.""",
+        when a signal stops it. Checkpoints by time are postponed if they would take more than 1% of the time.""",
         above=0,
     )
     keep: int = option(2, "Number of checkpoints to keep. Older ones are deleted.", minimum=1)

@@ -72,7 +72,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the mean return, by the percentile bootstrap; None for one episode."""
+        """The 95% confidence interval of the mean return, by the percentile bootstrap; None for one episode."""
         if len(self.returns) < 2:
             return None
         low, high = bootstrap_interval(np.array(self.returns), np.mean, _RESAMPLES)

@@ -19,6 +19,7 @@ from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal import printing
 
+_IMPORTED = "is imported from"
 # Launcher options that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("python", "setup"), "is executed"),
@@ -31,8 +32,10 @@ def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints which code a run of `cfg`, the configuration in `run_folder`, imports and executes, and where it comes
     from. Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
     began = run_folder.read_meta(run_folder.meta).get("cwd")
-    for key, value, origin in references(cfg, began):
-        printing.note(f"{key}={value} {origin}")
+    texts = [f"{key}={value} {origin}" for key, value, origin in references(cfg, began)]
+    found = [text for text in texts if _IMPORTED in text]
+    for text in filter(None, ("; ".join(found), *(text for text in texts if text not in found))):
+        printing.note(text)
     owner = other_owner(run_folder)
     if owner is not None and not trusted:
         raise ConfigError(
@@ -96,7 +99,8 @@ def _origin(target: str, began: str | None) -> str:
         is_elsewhere = began not in (None, os.getcwd())
         advice = f". The run began in {began}: start from there, or add it to PYTHONPATH." if is_elsewhere else ""
         return f"names the package '{package}', which is not installed here{advice}"
-    return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
+    found = printing.typed(Path(spec.origin)) if spec.origin else list(spec.submodule_search_locations or ())
+    return f"{_IMPORTED} {found}"
 
 
 def other_owner(run_folder: RunFolder) -> str | None:

@@ -277,7 +277,7 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         low, high = map(_short, fields["interval"] or (fields["mean_return"],) * 2)
         where = f"evaluated after {fields['frames']:,} frames"
         means = "".join(f", {name} {_short(value)}" for name, value in fields.get("metrics", {}).items())
-        return f"{where}: mean return {_short(fields['mean_return'])} (95 % CI {low} to {high}){means}"
+        return f"{where}: mean return {_short(fields['mean_return'])} (95% CI {low} to {high}){means}"
     return None
 
 

@@ -2,7 +2,7 @@
 the end the errors, a short table and the path of the run folder.
 
 A thread of the trainer's process reads `Statistics` and draws the progress; deliveries never wait for it. The thread
-shares the interpreter with the trainer, so it draws at most 4 times a second and spends at most 1 % of its time
+shares the interpreter with the trainer, so it draws at most 4 times a second and spends at most 1% of its time
 drawing.
 """
 

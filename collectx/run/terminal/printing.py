@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,8 @@ _HUGE = 1e15
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
 # The seed in the name of a point, such as `collector.num_workers=2,seed=1`.
+# What one copies: a command, up to the end of its line or sentence, or several options.
+_COMMAND = re.compile(r"\b(?:collectx [a-z]|pip install |chmod ).*?(?=[.;,)] |$)|[\w.]+=\S+(?: [\w.]+=\S+)+")
 _SEED = re.compile(r"(?:^|,)seed=\d+(?=,|$)")
 _STYLES: dict[str, str] = {
     **{Status.COMPLETED: "green", Status.RUNNING: "green"},
@@ -75,8 +78,24 @@ def say(text: str) -> None:
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Prints a text as it is: without markup, highlights or line breaks, which would make paths hard to copy."""
-    console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False)
+    """Prints a text without markup and highlights; on a terminal, long lines are broken between words."""
+    lines = printable(text).split("\n")
+    if console.is_terminal:
+        lines = [part for line in lines for part in _broken(line, console.width)]
+    console.print("\n".join(lines), style=style, soft_wrap=True, markup=False, highlight=False)
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """Breaks a line that is longer than `width` between words. A command is one word, and long words are left to the
+    terminal, so that both can be copied."""
+    if len(line) <= width:
+        return [line]
+    margin = " " * (len(line) - len(line.lstrip(" -")) or 2)
+    kept = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), line)
+    parts = textwrap.wrap(
+        kept, width, subsequent_indent=margin, expand_tabs=False, break_long_words=False, break_on_hyphens=False
+    )
+    return [part.replace("\0", " ") for part in parts]
 
 
 def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -365,6 +365,19 @@ def test_changed_sources_of_user_code_are_named(stub, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.ci
+def test_one_line_tells_which_files_of_this_folder_are_imported(stub, old, capsys, tmp_path, monkeypatch):
+    for name in ("some_env", "some_policy"):
+        (tmp_path / f"{name}.py").write_text("make = None")
+    monkeypatch.syspath_prepend(tmp_path)
+    old("env.entry_point=some_env:make env.id=null policy=custom policy.target=some_policy:make")
+    reproduce.main(["old"])
+    files = (
+        "env.entry_point=some_env:make is imported from some_env.py; policy.target=some_policy:make is imported from"
+    )
+    assert f"note: {files} some_policy.py\n" in capsys.readouterr().err
+
+
+@pytest.mark.ci
 def test_a_module_of_the_folder_in_which_the_run_began_is_missed_with_that_folder(stub, old, capsys):
     files = RunFolder(old("env.entry_point=not_here.envs:make env.id=null"))
     for cwd, advice in (

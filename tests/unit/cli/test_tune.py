@@ -61,7 +61,7 @@ def test_the_fastest_point_is_an_experiment_with_what_was_typed(measured, capsys
         ["collector.num_workers=4", "kept", "(chosen)"],
     ]
     assert [line[-2] for line in kept] == ["2,000", "4,000"]
-    assert "2.00 times as fast as your settings (95 % CI 2.00 to 2.00), measured alternately" in said.out
+    assert "2.00 times as fast as your settings (95% CI 2.00 to 2.00), measured alternately" in said.out
     assert "this changes training: more or fewer batches are in flight" in said.out
     first_words = ["collectx", "run", "experiment=fast", "--config-dir", "mine"]
     again = shlex.split(last.partition("run it: ")[2])

@@ -23,6 +23,7 @@ MANY = [f"k{number:02d}" for number in range(13)]
         (100, 50, None),
         (-1, 50, None),
         (0, 50, None),
+        (30_000, 1024, None),  # 2.4% more
         (
             101,
             50,

@@ -57,7 +57,7 @@ def test_the_weights_are_those_that_the_run_has_saved(run, evaluate):
         assert status == 0
         assert len(found["returns"]) == 3
         assert max(found["lengths"]) <= 11
-        assert f"mean return {found['mean_return']:.6g} (95 % CI " in text
+        assert f"mean return {found['mean_return']:.6g} (95% CI " in text
         returns.append(found["returns"])
     assert returns[0] != returns[1]
 
@@ -69,7 +69,7 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     assert status == 0
     low, high = first["interval"]
     assert low <= first["mean_return"] <= high
-    assert f"mean return {first['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}) of 4 episodes" in text
+    assert f"mean return {first['mean_return']:.6g} (95% CI {low:.6g} to {high:.6g}) of 4 episodes" in text
     assert (len(first["returns"]), first["returns"]) == (4, first["lengths"])
     assert evaluate(folder, "episodes=4")[2] == first
     one = evaluate(folder, "exploration_type=random", "eval.episodes=4")[2]

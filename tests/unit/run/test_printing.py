@@ -35,8 +35,28 @@ def test_messages_are_printed_as_they_are(monkeypatch, capsys, is_terminal):
         show(f"{path}\x1b[2J")
     err = capsys.readouterr().err
     assert err.count(rf"{path}\x1b[2J") == 3
-    assert err.count("collectx: ") == 2
+    assert err.count("collectx:") == 2
     assert ("\x1b[" in err) == is_terminal
+
+
+def test_a_terminal_breaks_long_lines_between_words_but_not_within_commands_and_paths(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "40")
+    command = "collectx resume /a/long/folder collector.total_frames=N"
+    text = f"  - 100 frames are no multiple of env.num_envs=8, so use 96.\nTo go on: {command}\n{50 * 'long'} path"
+    printing.note(text)
+    assert capsys.readouterr().err == f"note: {text}\n"  # a file
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    printing.print_message(text)
+    assert capsys.readouterr().err.split("\n") == [
+        "  - 100 frames are no multiple of",
+        "    env.num_envs=8, so use 96.",
+        "To go on:",
+        f"  {command}",
+        50 * "long",
+        "  path",
+        "",
+    ]
 
 
 def test_a_path_is_relative_to_the_current_folder_if_there_is_one(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -138,6 +138,7 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
     from collectx.config.check import unknown_option
+    from collectx.config.registry import GROUPS
 
     name, has_value, value = flag.partition("=")
     key = name.lstrip("-")
@@ -160,8 +161,9 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
         return f", and {problems[0]}"
     if not has_value:
         # The words after the flag include its value, if it has one.
+        groups = (*GROUPS, "logger", "experiment", "debug")
         value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
-        value = value if value[:1] not in ("", "-") else "true"
+        value = value if value[:1] not in ("", "-") else "NAME" if key in groups else "true"
     return f". Write options without dashes: {key}={value}"
 
 
@@ -213,9 +215,14 @@ def _print_list(problems: Sequence[str]) -> None:
         printing.print_message("\n".join([f"  - {first}", *(f"    {line}" for line in more)]))
 
 
-def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
+def one_group(
+    words: Sequence[str],
+    subcommand: str,
+    groups: Iterable[str],
+    choices: Mapping[str, Collection[str]] | None = None,
+) -> str | None:
     """Returns the only word, which names a group; None without words. Raises `UsageError` if there are several words,
-    or the word does not name one of `groups`."""
+    or the word does not name one of `groups`. `choices` are those of each group, for the message."""
     groups = list(groups)
     if unknown := [name for name in words if name not in groups]:
         group = unknown[0].partition(".")[0]
@@ -224,6 +231,9 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
                 f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {group} -v"
             )
         more = "To list all: collectx list"
+        if having := [group for group in groups if unknown[0] in (choices or {}).get(group, ())]:
+            which = either(f"collectx {subcommand} {group} {unknown[0]}" for group in having)
+            raise UsageError(f"{subcommand}: '{unknown[0]}' is a choice, not a group. To list its keys: {which}")
         raise UsageError(f"{subcommand}: there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}")
     if len(words) > 1:
         raise UsageError(

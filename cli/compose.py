@@ -30,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from collectx.cli.overrides import Checked, check_overrides, key_of, quoted
+from collectx.cli.overrides import Checked, check_overrides, key_of, of_file, quoted
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Missing, Problem, Unknown, did_you_mean, either, naming
@@ -284,6 +284,8 @@ def _explained(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{file_name} is not UTF-8 ({error.reason}). Save it with this encoding."
     if isinstance(error, MissingConfigException) and (path := error.missing_cfg_file) is not None:
         file, (group, _, name) = re.match(r"In '(.+?)': ", text), path.rpartition("/")
+        if file is None and path.endswith((".yaml", ".yml")):
+            return of_file(path)
         if file is None:
             return (
                 f"--config-name {path} cannot be used: there is no file '{path}.yaml'. Name the folder that contains "

@@ -46,6 +46,7 @@ def show(arguments: Arguments) -> int:
         words,
         arguments.argv[1],
         [*dict.fromkeys([*choices, *SECTIONS, *COMMAND_SECTIONS])],
+        choices,
     )
     if group is not None and group not in choices:
         print(f"{group}:", end="")

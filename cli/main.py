@@ -45,6 +45,7 @@ _OTHER_NAMES = {
     "test": "eval",
     "continue": "resume",
     "stop": "cancel",
+    "plot": "report",
 }
 
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.

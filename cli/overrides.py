@@ -74,7 +74,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             continue
         key = override.key_or_group
         if not key and text.endswith((".yaml", ".yml")):
-            problems.append(_of_file(text))
+            problems.append(of_file(text))
             continue
         if not key:
             problems.append(f"'{text}' has no key. Write key=value or group=choice, without spaces around the =.")
@@ -123,7 +123,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
 
 def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     """Returns the message about a choice that the group `key`, with the choices `options`, does not have."""
-    choice = choice.replace("\\:", ":")  # as Hydra prints it
+    # As the user wrote it; Hydra prints a bool as Python does.
+    choice = choice.lower() if choice in ("True", "False") else choice.replace("\\:", ":")
     if choice.startswith("{"):
         names = ", ".join(options[:3])
         return f"{key}={choice} is not a name, such as {names}. Write its options one by one: {key}.NAME=VALUE"
@@ -172,7 +173,7 @@ def _forced(override: Override, text: str) -> str:
     return text
 
 
-def _of_file(text: str) -> str:
+def of_file(text: str) -> str:
     """Returns how to use a file of the user that stands where an override is expected."""
     folder, name = os.path.split(os.path.splitext(text)[0])
     root, group = os.path.split(folder)
@@ -199,13 +200,17 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     if not text:
         return "an argument is empty (''). Leave it out, or write key=value."
     if text.endswith((".yaml", ".yml")):
-        return _of_file(text)
+        return of_file(text)
     if "=" not in text:
         key, _, value = text.partition(" ")
         if value and (key in groups or key in known_paths()):
             return f"'{text}' lacks the =. Write {key}={value}"
         if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:
             return f"'{text}' is not an override. Did you mean {either(meant)}?"
+        if text == "help":
+            return "'help' is not an override. To read the help, write the flag --help."
+        if text in groups:
+            return f"'{text}' has no value. Write {text}=NAME. Valid names: {', '.join(groups[text])}."
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     if interval := re.fullmatch(r"(.*)interval\((.*?),\s*log\s*=\s*true\)", text, re.IGNORECASE):
         return f"{text} cannot be read. A logarithmic interval is {interval[1]}tag(log,interval({interval[2]}))"

@@ -89,12 +89,17 @@ def telling_imports() -> Iterator[None]:
         nonlocal next_s
         if (now_s := time.monotonic()) >= next_s:
             next_s = now_s + (_SILENT_S if is_terminal else _TELL_S)
-            tell_briefly(f"collectx: starting (importing {name.partition('.')[0]})", sys.stderr)
+            tell_briefly(f"collectx: starting (importing {packages(name)})", sys.stderr)
 
     with counting_imports(tell):
         yield
     if is_terminal:
         erase(sys.stderr)
+
+
+def packages(module: str) -> str:
+    """Returns what is being imported, from the name of the current module."""
+    return f"Python packages, now {module.partition('.')[0]}"
 
 
 def on_terminal(stream: IO[str]) -> bool:

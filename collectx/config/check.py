@@ -153,7 +153,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAM
             limits = {"bits": BITS} | dict(limits)
         is_right = all(holds(number, limits[name]) for name, holds in _LIMITS.items() if name in limits)
         if not is_right:
-            has = "has an entry out of range: every entry " if isinstance(value, list) else ""
+            has = f"has the entry {language.show(number)}, but every entry " if isinstance(value, list) else ""
             return f"{has}{_range(limits, type(number) is int)}"
     return None
 
@@ -213,6 +213,7 @@ _OTHER_NAMES = {
     "clip_range": "trainer.clip_epsilon",
     "ent_coef": "trainer.entropy_coeff",
     "env_id": "env.id",
+    "frame_stack": "env.wrappers=[{FrameStackObservation:{stack_size:4}}]",
     "gae_lambda": "trainer.gae_lambda",
     "lr": "trainer.learning_rate",
     "max_episode_steps": "env.kwargs.max_episode_steps",
@@ -220,9 +221,11 @@ _OTHER_NAMES = {
     "n_envs": "env.num_envs",
     "n_epochs": "trainer.num_epochs",
     "n_steps": "collector.frames_per_batch",
+    "net_arch": "policy.hidden_sizes",
     "network": "policy=NAME",
     "num_minibatches": "trainer.minibatch_size",
     "render_mode": "env.kwargs.render_mode",
+    "total_steps": "collector.total_frames",
     "total_timesteps": "collector.total_frames",
     "vf_coef": "trainer.critic_coeff",
 }
@@ -230,8 +233,13 @@ _OTHER_NAMES = {
 _OTHER_PATHS = {
     **{each.name: f"logger={each.name}" for each in dataclasses.fields(LoggerConfig) if each.default is None},
     **dict.fromkeys(("log_dir", "name", "output_dir", "run.dir", "run_dir", "run_name"), "hydra.run.dir"),
+    **dict.fromkeys(("cuda", "gpu", "use_cuda", "use_gpu"), "devices=cuda"),
+    "best": "eval.weights=best",
+    "device": "devices=cpu or devices=cuda",
     "env.name": "env.id",
     "logger.project": "logger.wandb.project",
+    "policy.width": "policy.hidden_sizes",
+    "render": "eval.video",
     "sweep.dir": "hydra.sweep.dir",
 }
 
@@ -455,7 +463,7 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
     as "trainer=ppo"; `names` are the keys that it has."""
     other = _other_name(f"{group}.{key}")
     is_own = other.startswith(f"{group}.")
-    if other and f"{group}.{key}" not in known_paths() and (not is_own or other.split(".")[1] in names):
+    if other and f"{group}.{key}" not in known_paths() and (not is_own or re.split("[.=]", other)[1] in names):
         other = f"{path}{other.removeprefix(group)}" if is_own else other
         return Unknown(f"{path}.{key}", f"is not an option. Did you mean {other}?")
     others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]

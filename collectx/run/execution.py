@@ -29,7 +29,7 @@ from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.place import place_of
 from collectx.process import limited
-from collectx.progress import counting_imports
+from collectx.progress import counting_imports, packages
 from collectx.run import cores, preflight
 from collectx.run.context import RunContext
 from collectx.run.folder import saved_config, snapshot
@@ -212,7 +212,7 @@ class _Execution:
             from collectx.fork_server import start
 
             if has_processes:
-                with counting_imports(progress.imports):
+                with counting_imports(lambda name: progress.imports(packages(name))):
                     start.preload()
             with self._signals.hold():
                 start.warm_up()

@@ -119,16 +119,14 @@ class Progress:
         """Moves the zero of the elapsed time, and begins with the curve of the earlier batches."""
         self._rates.start_s, self._curve = start_s, curve
 
-    def imports(self, name: str) -> None:
-        """Prints that the run is importing a package, at most every `PLAIN_S` seconds, on a terminal every second. For
+    def imports(self, what: str) -> None:
+        """Prints what the run is importing, at most every `PLAIN_S` seconds, on a terminal every second. For
         the imports before the `with` block, as the fork server cannot be forked from a process with a second
         thread."""
         now_s = time.monotonic()
         if now_s - self._printed_s >= (PLAIN_S if self._live is None else 1.0):
             self._printed_s = now_s
-            tell_briefly(
-                f"[{clock(now_s - self._rates.start_s)}] importing {name.partition('.')[0]}", self._console.file
-            )
+            tell_briefly(f"[{clock(now_s - self._rates.start_s)}] importing {what}", self._console.file)
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
         """Handles `breakpoint()`: plain lines replace the live display, which would draw over the prompt."""

@@ -82,6 +82,11 @@ run --experimental-rerun x
 run --config-dir nothing
 run --seed 3
 run --seed=3
+run --debug
+run help
+run debug
+list cartpole
+plot run
 run --resume
 run --multirun=3
 run --cfg nothing
@@ -101,6 +106,9 @@ run ~nothing
 run ~env.id
 run policy.hidden_sizes={a:1}
 run gamma=0,99
+run debug=true
+run --config-name conf/env/mine.yaml
+run --config-name nothing.yaml
 run trainer.gamma=0,99
 run seed=0,10
 run policy=LSTM

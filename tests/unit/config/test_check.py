@@ -114,6 +114,10 @@ WRONG_VALUES = [
     "tensorboard=true",
     "run_dir=a name=b output_dir=c log_dir=d",
     "render_mode=human",
+    "gpu=0 device=cuda",
+    "render=true best=true",
+    "total_steps=1000 frame_stack=4",
+    "env.frame_stack=4 policy.width=64 policy.net_arch=64",
 ]
 # Overrides -> the only message, from the source of what takes the arguments.
 WRONG_ARGUMENTS = {

@@ -166,8 +166,11 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
-        # Without Gymnasium's advice, which names an extra of Gymnasium.
-        text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
+        text, commands = str(error), re.findall("`(pip install [^`]+)`", str(error))
+        if extra_advice(error):  # without Gymnasium's advice, which names an extra of Gymnasium
+            text = text.partition(", run ")[0]
+        elif commands:
+            text = f"{text.partition(',')[0].rstrip('.')}. Install it: {' && '.join(commands)}"
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError(f"cannot create {source}: {text}{extra_advice(error)}") from error
     except TypeError as error:

@@ -164,7 +164,7 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
             "policy",
             "trainer=sac needs a policy of squashed Gaussians",
             policy,
-            f"use policy=squashed_{network.replace('cnn', 'multi')}, and an env whose actions are a Box.",
+            f"use policy=squashed_{network.replace('cnn', 'multi')}, with an env whose actions are a Box.",
         )
     if trainer in ("ppo", "impala") and is_built_in and outputs:
         rule = f"trainer={trainer} needs a policy that computes action probabilities"

@@ -334,12 +334,12 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             return
         except Exception as error:
             if isinstance(error, RuntimeError):
-                reason = (
-                    "Leave out overrides that change the policy or the spaces of the env, or restore the code of the "
-                    "run."
-                )
+                # torch lists every weight.
+                _, *lines = text_of(error).splitlines()
+                first = next((each for each in lines if "size mismatch" in each), " ".join(lines[:1]) or text_of(error))
                 raise ConfigError(
-                    f"the weights in {run_folder.policy} do not fit the policy. {reason} {text_of(error)}"
+                    f"the weights in {run_folder.policy} do not fit the policy. Leave out overrides that change the "
+                    f"policy or the spaces of the env, or restore the code of the run ({first.strip().rstrip('.')})."
                 ) from error
             raise DamagedFileError(
                 f"{run_folder.policy} cannot be loaded: {summary_of(error)}. Restore it from a copy, or repeat the run."

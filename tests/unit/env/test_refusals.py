@@ -62,7 +62,10 @@ REFUSED = [
     ),
     (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
-    (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
+    (
+        missing("box2d is not installed, run `pip install swig`"),
+        "box2d is not installed. Install it: pip install swig$",
+    ),
     (
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="gymnasium.spaces:Discrete", kwargs={"n": 2}),
         "returned an object of type Discrete, which is not a TorchRL EnvBase",
@@ -183,6 +186,15 @@ def test_a_missing_package(package, extra, make, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"pip install 'collectx\[{extra}\]'$"):
         make()
+
+
+def test_a_missing_package_of_gymnasium_is_answered_with_its_commands(module):
+    module(
+        "import gymnasium\ndef Env():\n    raise gymnasium.error.DependencyNotInstalled("
+        "'Box2D is not installed, you can install it by run `pip install swig` followed by `pip install box2d`')\n"
+    )
+    with pytest.raises(ConfigError, match=r"Box2D is not installed\. Install it: pip install swig && pip install box2d$"):
+        build(gym(entry_point="user_module:Env"))
 
 
 FOREIGN = """

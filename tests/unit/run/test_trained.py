@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from user_code.torchrlenvs import Goals
 
 import collectx
+from collectx import env, policy
 from collectx.batch import Leaf
 from collectx.cli import export
 from collectx.env.base import EnvSpec
@@ -22,7 +23,7 @@ from collectx.policy.exploration import ExplorationType
 from collectx.policy.flat_weights import FlatWeights
 from collectx.run import RunFolder, execute
 from collectx.run.after import foreign_code
-from collectx.run.after.trained import LoadedPolicy
+from collectx.run.after.trained import LoadedPolicy, load_weights
 
 _SHORT = "collector=single collector.frames_per_batch=64 collector.total_frames=128 policy.hidden_sizes=[8]"
 _CUSTOM = "trainer=meter policy=custom collector=single collector.frames_per_batch=8 collector.total_frames=16"
@@ -36,6 +37,15 @@ def run(folder, line):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return run(tmp_path_factory.mktemp("trained") / "run", f"{_SHORT} seed=3")
+
+
+def test_weights_that_do_not_fit_are_told_by_the_first_difference(trained):
+    with pytest.raises(ConfigError, match=r"of the run \((Missing key|Unexpected key)") as error:
+        load_weights(RunFolder(trained), torch.nn.Linear(3, 2))
+    assert "\n" not in str(error.value)
+    wider = policy.build(composed("policy.hidden_sizes=[9]").policy, env.read_spec(composed("env=cartpole").env), 0)
+    with pytest.raises(ConfigError, match=r"\(size mismatch for body.0.weight: .*9, 4\]\)\)\.$"):
+        load_weights(RunFolder(trained), wider)
 
 
 def test_it_acts_as_the_trained_module(trained):

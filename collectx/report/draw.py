@@ -69,6 +69,8 @@ _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
 # The characters that fit in one line of a legend.
 _MAX_LABEL = 45
 _MAX_WORKERS = 16
+# Curves of fewer points show each of them.
+_FEW_POINTS = 6
 _MAX_SPANS = 120
 _MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
@@ -208,7 +210,8 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     has_mean = has_rest = False
     for group, (going, early) in zip(groups, curves, strict=True):
         style: dict[str, Any] = {**styles[group.name], "ms": 3}
-        style["marker"] = "o" if value.startswith(OF_EVALUATION) else ""
+        is_sparse = all(len(places) < _FEW_POINTS for places, _ in going + early)
+        style["marker"] = "o" if value.startswith(OF_EVALUATION) or is_sparse else ""
         name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
@@ -418,6 +421,9 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
         rows = max(label.count("\n") for label in labels) + 1
         inches = 0.062 * max(len(line) for label in labels for line in label.split("\n")) + 0.5  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        # A phone shows the left part of a wide figure first.
+        is_wide = figure.get_figwidth() > 2 * _SIZE[0]
+        where: Any = "outside lower left" if is_wide else "outside lower center"
+        figure.legend(handles, labels, loc=where, ncols=columns)
         # The first rows fit below the axes.
         figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) * rows - 2))

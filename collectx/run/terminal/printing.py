@@ -223,7 +223,7 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
         from rich import box
         from rich.console import Console
 
-        Console().print(table(rows, head, 2, box=box.SIMPLE))
+        Console().print(table(rows, head, 2, box=box.SIMPLE, show_edge=False))
         return
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

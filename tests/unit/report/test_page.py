@@ -61,7 +61,21 @@ def test_the_page_loads_nothing_and_has_no_script(written):
     assert page.loads
     assert [each for each in page.loads if not each.startswith(("#", "data:"))] == []
     assert "script" not in page.tags
-    assert re.findall(r"url\((?!#)|@import", (written / "index.html").read_text()) == []
+    text = (written / "index.html").read_text()
+    assert re.findall(r"url\((?!#)|@import", text) == []
+    sections = re.findall('href="#([a-z]*)">', text)
+    assert sections == [
+        "results",
+        "learning",
+        "seeds",
+        "losses",
+        "throughput",
+        "timelines",
+        "runs",
+        "events",
+        "configuration",
+    ]
+    assert [name for name in sections if text.count(f' id="{name}"') != 1] == []
 
 
 @pytest.mark.ci

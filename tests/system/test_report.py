@@ -136,7 +136,7 @@ def test_watch_draws_curves_in_a_terminal(tmp_path, wait_until, terminal):
         wait_for("return ", "frames/s ", "worker 0", "worker 1", "trainer", "critic_loss", "the run continues")
         wait_until(lambda: sum(0x2800 < ord(each) < 0x2900 for each in screen()) > 60, 60, "curves")
         press_ctrl_c()
-        wait_for("stopped watching; ")
+        wait_for("stopped watching;")
         assert run.poll() is None
     finally:
         run.terminate()

@@ -43,7 +43,9 @@ def starts_over(run_folder: RunFolder) -> bool:
 def check_ends(checkpoint: Checkpoint, cfg: RunConfig, minutes: float = 0.0) -> None:
     """Raises `ConfigError` if a checkpoint is already past the end that `cfg` sets. `minutes` is how long the run had
     taken by then, which only the state in the checkpoint tells."""
-    frames, batches = checkpoint.manifest["frames"], checkpoint.manifest["batches"]
+    frames, batches = checkpoint.manifest.get("frames"), checkpoint.manifest.get("batches")
+    if not isinstance(frames, int) or not isinstance(batches, int):
+        return  # `ResumePoint` refuses this checkpoint
     # Of each end, by how much it may be exceeded: a run delivers whole batches.
     ends = (
         ("collector.total_frames", cfg.collector.total_frames, frames, "frames", cfg.collector.frames_per_batch),
@@ -215,7 +217,10 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
 def _part(run_folder: RunFolder, first: Checkpoint, cfg: RunConfig, rank: int) -> tuple[Checkpoint, dict[str, Any]]:
     """Returns a learner's part of the checkpoint `first`, and its state. Learner 0 verifies all parts. If the number of
     learners has changed, a learner takes the part of an earlier one, and its workers begin new episodes."""
+    # None in checkpoints of one learner by earlier versions.
     before, batches = first.manifest.get("num_learners", 1), int(first.path.name)
+    if not isinstance(before, int) or before < 1:
+        raise DamagedFileError(f"{first.path} is not the checkpoint of a run: num_learners is {before!r}")
 
     def part(which: int, names: Collection[str] | None) -> Checkpoint:
         return Checkpoint(run_folder.checkpoints_of(which).folder(batches), names) if which else first

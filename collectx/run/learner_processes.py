@@ -122,7 +122,7 @@ class LearnerProcesses:
         with socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET) as free:
             free.bind((self._address, 0))
             port = free.getsockname()[1]
-        places = [_place_of(device), *(self._ready[rank] for rank in sorted(self._ready))]
+        places = [_host_and_device(device), *(self._ready[rank] for rank in sorted(self._ready))]
         where = {"address": self._address, "port": port, "places": places}
         for connection in self._connections.values():
             _send(connection, where)
@@ -287,7 +287,7 @@ class FirstLearner:
 
     def join(self, device: torch.device, num_envs: int) -> tuple[Words, Placement]:
         """Does the same as that of `LearnerProcesses`."""
-        _send(self._connection, ["ready", *_place_of(device)])
+        _send(self._connection, ["ready", *_host_and_device(device)])
         where = _receive(self._connection)
         threading.Thread(target=self._watch, name="collectx-first-learner", daemon=True).start()
         words = _join(self._run.cfg, self._rank, self._run.folder.path / ".learners", self._address, where)
@@ -364,7 +364,7 @@ def _receive(connection: Connection) -> Any:
     return json.loads(connection.recv_bytes())
 
 
-def _place_of(device: torch.device) -> list[str]:
+def _host_and_device(device: torch.device) -> list[str]:
     """Returns the host and the name of a learner's device. A GPU's name is its UUID: each process may see another
     one as cuda:0."""
     name = f"cuda {torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else str(device)

@@ -179,8 +179,13 @@ def print_sweep(
         print_table(seeds, ("point", "seeds", objective, *SPREAD[1:]))
     say(f"sweep folder: {root}")
     if any(f"{OF_EVALUATION}{objective}" in (result or {}) for _, _, result in rows):
-        how = f"collectx report {shlex.quote(typed(root))} objective={OF_EVALUATION}{objective}"
-        note(f"{objective} is that of training. To rank by evaluations: {how}")
+        note_evaluations(objective, [typed(root)])
+
+
+def note_evaluations(objective: str, words: Sequence[str]) -> None:
+    """Notes the command that ranks by evaluations what was ranked by `objective`; `words` are the folders to report."""
+    how = shlex.join([*words, f"objective={OF_EVALUATION}{objective}"])
+    note(f"{objective} is that of training. To rank by evaluations: collectx report {how}")
 
 
 def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:

@@ -28,7 +28,7 @@ SUBCOMMANDS = {
     "plan": "show what a run would start, allocate and request: collectx plan [overrides] [-m] [--json]",
     "tune": "find the fastest number of workers, envs and threads: collectx tune [overrides] [tune.minutes=5]",
     "doctor": "check this machine and the cluster: collectx doctor [--json]",
-    "status": "list runs with their status, also from SLURM: collectx status [DIR]",
+    "status": "list runs with their status, also from SLURM: collectx status [DIR...]",
     "watch": "follow a running run or sweep: collectx watch DIR",
     "cancel": "stop a run or sweep after it saves a checkpoint: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",

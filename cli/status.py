@@ -1,4 +1,4 @@
-"""`collectx status [DIR]`: the status of a run, or of runs and sweeps, from their folders and from SLURM."""
+"""`collectx status [DIR...]`: the status of a run, or of runs and sweeps, from their folders and from SLURM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, subcommand, synopsis
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.errors import ConfigError, DamagedFileError, LauncherError
 from collectx.jobs.status import (
     JobStates,
@@ -25,8 +25,8 @@ from collectx.run.terminal import printing
 from collectx.run.terminal.printing import COLUMNS, cells, print_table
 
 _USAGE = """\
-collectx status [DIR]: list the runs in and below DIR with their status; without DIR, the newest runs in outputs. The
-status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
+collectx status [DIR...]: list the runs in and below each DIR with their status; without DIR, the newest runs in
+outputs. The status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
 
   completed, failed, interrupted   the run has ended
   stopped, waiting                 its sweep ended it early, or will compare or continue it (hydra/sweeper=halving)
@@ -42,23 +42,21 @@ _NUM_NEWEST = 10
 
 
 def _status(arguments: Arguments) -> int:
-    if len(arguments.words) > 1:
-        raise ConfigError(f"status: name one folder, not {len(arguments.words)}. {synopsis(_USAGE)}")
-    if arguments.words and not arguments.words[0]:
+    if "" in arguments.words:
         raise ConfigError("status: the folder name is empty. For the current folder: collectx status .")
-    root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
-    runs = runs_below(root)
-    if not runs:
-        listed = f"To list the runs in '{_OUTPUTS}': collectx status"
-        if not os.path.exists(root):
-            if not arguments.words:
-                why = f"there is no folder '{root}'"
-                raise ConfigError(
-                    f"status: there are no runs here yet, because {why}. To start one: collectx run. To list those of "
-                    "another folder: collectx status DIR"
-                )
-            raise ConfigError(f"status: there is no folder '{root}'. {listed}")
-        raise ConfigError(f"status: there is no run in or below '{root}'. {listed}")
+    if not arguments.words and not os.path.exists(_OUTPUTS):
+        raise ConfigError(
+            f"status: there are no runs here yet, because there is no folder '{_OUTPUTS}'. To start one: collectx run. "
+            "To list those of another folder: collectx status DIR"
+        )
+    folders = [Path(word) for word in arguments.words] or [_OUTPUTS]
+    runs = list({run.path: run for folder in folders for run in runs_below(folder)}.values())
+    # Names that a shell's * expands to may include files of a sweep, beside its runs.
+    missing = [folder for folder in folders if not os.path.exists(folder)]
+    if missing or not runs:
+        what = f"folder '{missing[0]}'" if missing else f"run in or below '{folders[0]}'"
+        raise ConfigError(f"status: there is no {what}. To list the runs in '{_OUTPUTS}': collectx status")
+    root = Path(os.path.commonpath([absolute(folder) for folder in folders]))
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]

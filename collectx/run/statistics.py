@@ -405,31 +405,27 @@ class RateWindow:
             rate = min(rate, now.frames / passed_s)
         now_per_s = frames / passed_s if frames and passed_s > 0 else rate
         share = _trainer_share(now, since)
-        learners = tuple(_learner_shares(now, since))
         elapsed_s = now_s - self.start_s
         begin_s = 0.0
         if now.first_s is not None and now.last_s is not None:
             begin_s = max(0.0, elapsed_s - age_s - (now.last_s - now.first_s))
-        rates = tuple(_part_rates(now, since, passed_s))
+        workers = tuple(_part_rates(now, since, now_per_s))
+        learners = _learner_shares(now, since, 0.0 if since.last_s is None else (now.last_s or 0.0) - since.last_s)
         evaluation_share = min(1.0, (now.evaluation_s - since.evaluation_s) / passed_s) if passed_s > 0 else 0.0
         if share is not None:
             share = max(0.0, share - evaluation_share)
-        return View(now, elapsed_s, now_per_s, share, rates, learners, begin_s, evaluation_share)
+        return View(now, elapsed_s, now_per_s, share, workers, learners, begin_s, evaluation_share)
 
     def summary(self, now_s: float, elapsed_s: float | None = None) -> View:
         """Returns the view of a run that has ended, with the speeds and shares of its whole time. `elapsed_s`: how long
         it took; by default, until now."""
-        view = self.view(now_s)
-        now, frames = view.numbers, sum(totals.frames for totals in view.numbers.workers.values())
-        workers = tuple(
-            PartRates(worker, (now.frames_per_s or 0.0) * totals.frames / max(1, frames), totals.shares(), totals.lag)
-            for worker, totals in sorted(now.workers.items())
-        )
+        view, nothing = self.view(now_s), Statistics(-1)
+        now = view.numbers
         share, passed_s = _trainer_share(now, now), (now.last_s or 0.0) - (now.first_s or 0.0)
-        learners: tuple[tuple[float, float], ...] = ()
         if share is not None and passed_s > 0:
             share = max(0.0, share - now.evaluation_s / passed_s)
-            learners = tuple((min(1.0, own / passed_s), min(1.0, others / passed_s)) for own, others in now.learners)
+        workers = tuple(_part_rates(now, nothing, now.frames_per_s))
+        learners = _learner_shares(now, nothing, passed_s)
         elapsed_s = view.elapsed_s if elapsed_s is None else elapsed_s
         return View(now, elapsed_s, None, share, workers, learners, view.begin_s, is_summary=True)
 
@@ -446,25 +442,30 @@ def _trainer_share(now: Statistics, since: Statistics) -> float | None:
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 
 
-def _learner_shares(now: Statistics, since: Statistics) -> Iterator[tuple[float, float]]:
-    """Yields the shares of time in which each learner waited for its workers, and for the others, between two
-    samples."""
-    if since.last_s is None or now.last_s is None or since.last_s >= now.last_s or not since.learners:
-        return
-    passed_s = now.last_s - since.last_s
-    for after, before in zip(now.learners, since.learners, strict=True):
-        workers, others = (min(1.0, (each - earlier) / passed_s) for each, earlier in zip(after, before, strict=True))
-        yield workers, others
+def _learner_shares(now: Statistics, since: Statistics, passed_s: float) -> tuple[tuple[float, float], ...]:
+    """Returns the shares of `passed_s`, the seconds between two samples, in which each learner waited for its workers,
+    and for the others."""
+    if passed_s <= 0:
+        return ()
+    before = since.learners or [(0.0, 0.0)] * len(now.learners)
+    return tuple(
+        (min(1.0, (workers - workers_before) / passed_s), min(1.0, (others - others_before) / passed_s))
+        for (workers, others), (workers_before, others_before) in zip(now.learners, before, strict=True)
+    )
 
 
-def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator[PartRates]:
-    for worker, totals in sorted(now.workers.items()):
-        before, rate = since.workers.get(worker), 0.0
-        if before is None or before.frames == totals.frames:
-            before = PartTotals()  # no frames in the last seconds: shares since the start
-        elif passed_s > 0:
-            rate = (totals.frames - before.frames) / passed_s
-        yield PartRates(worker, rate, totals.since(before).shares(), totals.lag)
+def _part_rates(now: Statistics, since: Statistics, rate: float | None) -> Iterator[PartRates]:
+    """Yields each worker's share of `rate`, by its frames between two samples. A worker without frames in between has
+    the shares of time since the start; if no worker has, so are the shares of `rate`: `metrics.jsonl` has totals every
+    few seconds only."""
+    parts = {worker: totals.since(since.workers.get(worker, PartTotals())) for worker, totals in now.workers.items()}
+    if not any(part.frames for part in parts.values()):
+        parts = now.workers
+    frames = max(1, sum(part.frames for part in parts.values()))
+    for worker, part in sorted(parts.items()):
+        totals = now.workers[worker]
+        shares = (part if part.frames else totals).shares()
+        yield PartRates(worker, (rate or 0.0) * part.frames / frames, shares, totals.lag)
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:

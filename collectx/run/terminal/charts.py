@@ -23,15 +23,13 @@ def chart(
     height: int,
     style: str,
     low: float | None = None,
-    newest: float | None = None,
 ) -> Text:
-    """Returns the drawing of a curve with its title and newest value, and the limits of both axes.
+    """Returns the drawing of a curve with its title and the limits of both axes.
 
     Args:
         points: at least two pairs (time, value), with ascending times in seconds.
         width, height: the size of the whole chart, in characters; two rows contain text.
         low: the value at which the vertical axis begins; None: the minimum.
-        newest: the value beside the title; None: the last one.
     """
     times, values = np.array(points, float).T
     width, rows = width - _LABELS - 1, height - 2
@@ -45,7 +43,7 @@ def chart(
             cells[rows - 1 - dot // 4, place // 2] |= _DOTS[place % 2, 3 - dot % 4]
     labels = {0: number(float(high)), rows - 1: number(float(low))}
     text = Text(f"{'':{_LABELS}} ")
-    text.append(f"{title} {number(float(values[-1]) if newest is None else newest)}\n", "bold")
+    text.append(f"{title}\n", "bold")
     for row, line in enumerate(cells):
         text.append(f"{labels.get(row, ''):>{_LABELS}} ", "dim")
         text.append("".join(chr(0x2800 + cell) for cell in line) + "\n", style)
@@ -53,21 +51,15 @@ def chart(
     return text.append(f"{'':{_LABELS}} {begin}{end:>{width - len(begin)}}", "dim")
 
 
-def charts(
-    curve: Sequence[tuple[float, int, float]],
-    width: int,
-    height: int,
-    begin_s: float = 0.0,
-    now_per_s: float | None = None,
-) -> Table | None:
+def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int, begin_s: float = 0.0) -> Table | None:
     """Returns the drawing of mean return and frames per second beside each other; None before there is a curve. The
-    zero of the curve is `begin_s` on the axis of time. `now_per_s` is the current rate; None: that of the last part."""
+    zero of the curve is `begin_s` on the axis of time."""
     curve = [(begin_s + time, frames, value) for time, frames, value in curve]
     returns = [(time, value) for time, _, value in curve if value == value]
     size = width // 2 - 2, height
-    drawn = [chart("return", returns, *size, "green")] if len(returns) > 1 else []
+    drawn = [chart("mean return", returns, *size, "green")] if len(returns) > 1 else []
     if len(speeds := rates(curve)) > 1:
-        drawn.append(chart("frames/s", speeds, *size, "cyan", low=0.0, newest=now_per_s))
+        drawn.append(chart("frames/s", speeds, *size, "cyan", low=0.0))
     grid = Table.grid(padding=(0, 2))
     grid.add_row(*drawn)
     return grid if drawn else None

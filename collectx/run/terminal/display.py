@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -218,7 +219,7 @@ def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view:
     height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
     if height < _LEAST_HEIGHT or not console.encoding.startswith("utf"):
         return None
-    return charts(curve, min(width, _CHART[0]), height, view.begin_s, view.rate)
+    return charts(curve, min(width, _CHART[0]), height, view.begin_s)
 
 
 def _notebook() -> Console:
@@ -293,10 +294,10 @@ def render_panel(
     dim_foot = [_one_line(foot, "dim")] if foot else []
     if now.started is None:
         return Group(*rows, Text(f"{stage or STARTING}, elapsed {clock(view.elapsed_s)}", style="dim"), *dim_foot)
-    head = Table.grid(padding=(0, 2))
     has_total = now.expected_frames >= 0
+    head = Table.grid(padding=(0, 2), expand=has_total)
     if has_total:
-        head.add_column(max_width=24)
+        head.add_column(ratio=1)
     for _ in range(3):
         head.add_column(no_wrap=True)
     bar = ProgressBar(
@@ -318,7 +319,7 @@ def render_panel(
         f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
         f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
     )
-    rows += [head, learning, speed, *([] if charts is None else [charts])]
+    rows += [Constrain(head, _CHART[0]), learning, speed, *([] if charts is None else [charts])]
     if view.workers or view.trainer_share is not None:
         rows.append(_table(view))
     if (waits := _trainer(view)[1:]) and not view.is_summary:

@@ -121,6 +121,14 @@ def test_without_a_folder_the_newest_runs_of_outputs_are_shown(tmp_path, monkeyp
         out = capsys.readouterr().out
         assert out.count("  failed  ") == (11 if folder == "outputs/day" else 12)
         assert "second line" in out
+    # What a shell makes of outputs/day/*, with a file that is no run, and of a folder named twice.
+    (tmp_path / "outputs/day/notes.txt").touch()
+    days = [f"outputs/day/{name}" for name in (*range(9), "notes.txt")]
+    assert status.main([*days, "outputs/mine", "outputs"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert (names[1:11], names.count("mine")) == ([f"day/{number}" for number in range(9)] + ["mine"], 1)
+    assert status.main(["outputs/mine", "nowhere"]) == 2
+    assert "there is no folder 'nowhere'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("reason", "said"), [("all frames delivered", False), ("trainer.target_return=9 is", True)])

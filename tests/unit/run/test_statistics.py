@@ -247,7 +247,8 @@ def test_an_interval_holds_95_percent_of_the_draws():
 
 
 def test_a_second_reader_shows_the_same_rate_at_once(tmp_path, monkeypatch):
-    """One reads from the first line on, the other all lines at the end."""
+    """One reads from the first line on, the other all lines at the end. Only every seventh line has totals of the
+    workers; in between, too, the rates of the workers add up to the run's."""
     line = {"waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": None, "workers": []}
     began_s, metrics = 1e9, tmp_path / "metrics.jsonl"
     first = MetricsTail(metrics, -1)
@@ -258,11 +259,17 @@ def test_a_second_reader_shows_the_same_rate_at_once(tmp_path, monkeypatch):
             passed_s, frames_per_s = ((0.5, 80.0), (1.0, 80.0), (3.0, 20.0))[batch % 3]
             now_s = 3.0 * (batch // 3) + passed_s
             numbers = {"frames": 40 * (batch + 1), "frames_per_s": frames_per_s, "time": began_s + now_s}
-            file.write(json.dumps(line | numbers | {"batch": batch}) + "\n")
+            numbers |= {"batch": batch}
+            if batch % 7 == 0:
+                totals = {"policy_version": 0, "lag": 0, "frames": 140, **TIMES, "episodes": 0, "return": None}
+                numbers |= {"workers": [{"worker": worker} | totals for worker in range(2)]}
+            file.write(json.dumps(line | numbers) + "\n")
             file.flush()
             monkeypatch.setattr(statistics, "time", SimpleNamespace(time=lambda now_s=now_s: began_s + now_s))
             first.update()
             views.append(window.view(now_s))
+            rates = [worker.frames_per_s for worker in views[-1].workers]
+            assert sum(rates) == pytest.approx(views[-1].now_per_s or 0.0)
     second = MetricsTail(metrics, -1)
     second.update()
     view = RateWindow(second, 0.0).view(60.0)

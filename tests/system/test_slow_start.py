@@ -32,7 +32,7 @@ def test_a_start_takes_longer_than_its_limit_if_each_part_is_shorter(tmp_path, c
 @pytest.mark.parametrize(
     ("part", "where"),
     [
-        ("imports", "It was importing modules, or making its first env."),
+        pytest.param("imports", "It was importing modules, or making its first env.", marks=pytest.mark.nightly),
         ("makes", "It has made or reset envs 1 time, but has not stepped them yet."),
     ],
 )
@@ -57,8 +57,8 @@ if any("default_worker.py" in word for word in sys.orig_argv):
 """
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("seconds", [0.012, pytest.param(100, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [0.012, 100])
 def test_imports_of_rays_workers_may_take_longer_than_the_limit_of_a_start(tmp_path, monkeypatch, seconds):
     pytest.importorskip("ray")
     (tmp_path / "sitecustomize.py").write_text(_COLD.format(seconds))

@@ -57,7 +57,7 @@ def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int, b
     curve = [(begin_s + time, frames, value) for time, frames, value in curve]
     returns = [(time, value) for time, _, value in curve if value == value]
     size = width // 2 - 2, height
-    drawn = [chart("mean return", returns, *size, "green")] if len(returns) > 1 else []
+    drawn = [chart("return", returns, *size, "green")] if len(returns) > 1 else []
     if len(speeds := rates(curve)) > 1:
         drawn.append(chart("frames/s", speeds, *size, "cyan", low=0.0))
     grid = Table.grid(padding=(0, 2))

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 
 from collectx.process import open_closed, outlive_readers, unbind_threads
@@ -53,6 +53,18 @@ PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
 # Subcommands that step envs, or start processes that do.
 _STEPPING = ("run", "reproduce", "resume", "eval", "tune")
+
+# What a file of the working directory must not be called: Python's modules, and those that collectx imports.
+_TAKEN = sys.stdlib_module_names | {
+    "gymnasium",
+    "hydra",
+    "numpy",
+    "omegaconf",
+    "rich",
+    "submitit",
+    "tensordict",
+    "torch",
+}
 
 # How long a command waits for the threads that user code has left.
 _THREADS_S = 10.0
@@ -177,12 +189,24 @@ def _dispatch(argv: list[str]) -> int:
     # As `python -m` does, so that modules of the working directory can be imported, here and in the workers.
     try:
         sys.path.insert(0, os.getcwd())
+        _note_hidden_modules()
     except FileNotFoundError:
         print("collectx: the working directory no longer exists. Change to another one with cd.", file=sys.stderr)
         return 2
     with nullcontext() if name in PRINTING else telling_imports():
         subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)
+
+
+def _note_hidden_modules() -> None:
+    """Prints which files and packages of the working directory hide a module that collectx, or what it imports, needs."""
+    names: list[str] = []
+    with suppress(PermissionError):
+        names = os.listdir()
+    files = (name for name in names if name.endswith(".py") or os.path.isfile(os.path.join(name, "__init__.py")))
+    for name in sorted(file for file in files if file.removesuffix(".py") in _TAKEN):
+        text = f"{name} in this folder hides the module {name.removesuffix('.py')} of Python or of a package"
+        print(f"note: {text}. If the command fails, rename {name}.", file=sys.stderr)
 
 
 def help_text() -> str:

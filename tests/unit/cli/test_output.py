@@ -45,6 +45,21 @@ def test_a_command_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_files_that_hide_modules_of_python_or_packages_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("random.py", "torch.py", "env.py", "test.py", "wandb/run.py", "numpy/__init__.py", "queue/data.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(SystemExit):
+        main.main(["list"])
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.split()[1] for note in notes] == ["numpy", "random.py", "torch.py"]
+    assert notes[1] == (
+        "note: random.py in this folder hides the module random of Python or of a package. If the command fails, rename "
+        "random.py."
+    )
+
+
 def test_a_command_does_not_limit_threads_that_joblib_ends(monkeypatch):
     def limits(module):
         ended = threading.Event()

@@ -55,16 +55,7 @@ PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 _STEPPING = ("run", "reproduce", "resume", "eval", "tune")
 
 # What a file of the working directory must not be called: Python's modules, and those that collectx imports.
-_TAKEN = sys.stdlib_module_names | {
-    "gymnasium",
-    "hydra",
-    "numpy",
-    "omegaconf",
-    "rich",
-    "submitit",
-    "tensordict",
-    "torch",
-}
+_TAKEN = sys.stdlib_module_names | {"gymnasium", "hydra", "numpy", "omegaconf", "submitit", "tensordict", "torch"}
 
 # How long a command waits for the threads that user code has left.
 _THREADS_S = 10.0
@@ -199,7 +190,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _note_hidden_modules() -> None:
-    """Prints which files and packages of the working directory hide a module that collectx, or what it imports, needs."""
+    """Prints which files and packages of the working directory hide a module that collectx, or a package, imports."""
     names: list[str] = []
     with suppress(PermissionError):
         names = os.listdir()

@@ -27,7 +27,9 @@ def _logs(arguments: Arguments) -> int:
     run, *others = runs_of("logs", arguments.words[:1], _USAGE)
     if others:
         raise ConfigError(f"logs: '{arguments.words[0]}' is a sweep. Name one of its runs, such as {run.path}.")
-    if len(words := arguments.words[1:]) > 1:
+    if len(words := arguments.words[1:]) > 1 and "-".join(words) in roles(run):
+        raise ConfigError(f"logs: write the role as one word: {'-'.join(words)}.")
+    if len(words) > 1:
         raise ConfigError(
             f"logs: name one role, such as {words[0]}, not {len(words)} ({', '.join(words)}), or none to see all logs."
         )

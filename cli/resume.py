@@ -15,7 +15,7 @@ from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
 from collectx.run.folder.result import ALL_DELIVERED
-from collectx.run.resume import check_ends, starts_over
+from collectx.run.resume import check_ends, no_checkpoint, starts_over
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -35,6 +35,8 @@ def _resume(arguments: Arguments) -> int:
     why_no_sweep = "resume continues one run. To continue a sweep, repeat its command."
     run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
+        if not run_folder.has_checkpoint:
+            raise UsageError(f"resume: {no_checkpoint(run_folder)}")
         raise UsageError(
             f"resume continues the run in {run_folder.path}. Leave out {' and '.join(wrong)}, or use collectx run."
         )
@@ -44,10 +46,7 @@ def _resume(arguments: Arguments) -> int:
         )
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):
-        raise UsageError(
-            f"resume: {run_folder.path} contains no checkpoint to continue from. To start over, repeat the command "
-            "that started it, and add run.overwrite=true."
-        )
+        raise UsageError(f"resume: {no_checkpoint(run_folder)}")
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     result = run_folder.read_result() or {}
     is_over = result.get("exit_reason") == ALL_DELIVERED and not overrides

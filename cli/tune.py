@@ -53,7 +53,8 @@ def _tune(arguments: Arguments) -> int:
     file = _output(arguments)
     composer = Composer(arguments.config_dir, arguments.config_name)
     checked = composer.check(arguments.words)
-    prepared = run.prepare(composer, checked, arguments.is_multirun)
+    is_sweep = arguments.is_multirun or any(each.is_sweep_override() for each in parsed(checked.overrides))
+    prepared = None if is_sweep else run.prepare(composer, checked, is_multirun=False)
     if not isinstance(prepared, Composed):
         raise UsageError("tune searches one configuration. Leave out -m, and give each option one value.")
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)

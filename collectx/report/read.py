@@ -138,7 +138,9 @@ class Run:
         columns = (self.columns.get(name, ()) for name in ("mean_return", "num_episodes"))
         for mean, num_episodes in zip(*columns, strict=True):
             if np.isfinite(mean):
-                best, num_before = better_return(best, float(mean), num_before), num_episodes
+                best = better_return(best, float(mean), num_before)
+            if np.isfinite(num_episodes):  # unknown of a batch in which no episode ends
+                num_before = num_episodes
         return None if np.isnan(best) else best
 
     def parts_s(self) -> tuple[float | None, ...]:

@@ -40,6 +40,11 @@ def starts_over(run_folder: RunFolder) -> bool:
     return not run_folder.is_completed and not run_folder.has_checkpoint
 
 
+def no_checkpoint(run_folder: RunFolder) -> str:
+    advice = "To start over, repeat the command that started it, and add run.overwrite=true."
+    return f"{run_folder.path} contains no checkpoint to continue from. {advice}"
+
+
 def check_ends(checkpoint: Checkpoint, cfg: RunConfig, minutes: float = 0.0) -> None:
     """Raises `ConfigError` if a checkpoint is already past the end that `cfg` sets. `minutes` is how long the run had
     taken by then, which only the state in the checkpoint tells."""
@@ -94,8 +99,7 @@ class ResumePoint:
         else:
             found, self.damaged = load(Checkpoint(checkpoints.folder(batches), names=[STATE])), []
         if found is None:
-            missing = f"{run_folder.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
-            raise ConfigError(checkpoints.no_intact(self.damaged) if self.damaged else missing)
+            raise ConfigError(checkpoints.no_intact(self.damaged) if self.damaged else no_checkpoint(run_folder))
         self._checkpoint, self.state, self._digest, lines = found
         self.batches: int = self._checkpoint.manifest["batches"]
         self.num_learners: int = self._checkpoint.manifest.get("num_learners", 1)

@@ -71,7 +71,7 @@ def test_a_run_its_resume_and_what_is_made_of_it(tmp_path):
         forked("export", "run", f"format={format}", cwd=tmp_path)
     forked("report", "run", cwd=tmp_path)
     begun = [*words, "policy.init_from=run", "policy.init_weights=best", "run.max_batches=1", "hydra.run.dir=begun"]
-    assert "the policy, and the critic, begins with weights of" in forked("run", *begun, cwd=tmp_path).stdout
+    assert "the policy and the critic begin with weights of" in forked("run", *begun, cwd=tmp_path).stdout
     other = [*ERRAND, MULTI, "debug=tiny", "policy.init_from=run", "hydra.run.dir=other"]
     assert "policy.encode.others.mean does not exist here" in forked("run", *other, cwd=tmp_path, status=2).stderr
     (tmp_path / "script.py").write_text(SCRIPT)

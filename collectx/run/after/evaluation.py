@@ -151,10 +151,7 @@ def evaluate(
             longest = max((lengths[each] for each in range(episodes) if each not in ended), default=0)
             if time.monotonic() > next_s:
                 next_s += _SAY_S
-                others = (
-                    f"; the longest of the others has {longest:,} frames" if longest else "; no env has stepped yet"
-                )
-                say(f"{_count(ended, episodes)}{others}")
+                say(f"{_count(ended, episodes)}{f'; the longest of the others has {longest:,} frames' * bool(longest)}")
     returned, counts = [returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)]
     return Evaluation(returned, counts, counted.means())
 
@@ -181,7 +178,7 @@ def in_envs(
         if not _is_same(ours, theirs):
             raise ConfigError(
                 f"eval.env={shown_changes(cfg)} cannot be used, because the policy was made for other {name}: "
-                f"{ours} in training, {theirs} in evaluations. Keep the wrappers that define the space."
+                f"{ours} in training, {theirs} in evaluations. Keep the env and the wrappers that define the space."
             )
     return changed, found
 

@@ -268,11 +268,9 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         them = "it" if len(fields["frames"]) == 1 else "them"
         return f"the run ended without {_evaluations(fields['frames'])}. To make {them}: collectx resume RUN_DIR"
     if name == "initialized":
-        critic = ", and the critic," * fields.get("critic", False)
-        rest = "".join(f"; {each}" for each in fields["left_out"])
-        return f"the policy{critic} begins with weights of {fields['path']}" + (
-            f"; not loaded{rest[1:]}" if rest else ""
-        )
+        who = "the policy and the critic begin" if fields.get("critic") else "the policy begins"
+        rest = "; ".join(fields["left_out"])
+        return f"{who} with weights of {fields['path']}" + (f"; not loaded: {rest}" if rest else "")
     if name == "evaluated":
         low, high = map(_short, fields["interval"] or (fields["mean_return"],) * 2)
         where = f"evaluated after {fields['frames']:,} frames"

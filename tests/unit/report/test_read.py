@@ -269,6 +269,8 @@ def test_failed_runs_are_no_part_of_a_groups_numbers(sweep):
         ([np.nan, np.nan], [0, 0], None),
         ([np.nan, 9.0, 3.0, np.nan], [0, 5, RETURN_WINDOW - 1, RETURN_WINDOW - 1], 3.0),
         ([9.0, 3.0], [5, RETURN_WINDOW + 5], 3.0),
+        # No episode ends in the third batch.
+        ([9.0, 6.0, 6.0, 2.0], [5, RETURN_WINDOW, np.nan, 2 * RETURN_WINDOW], 6.0),
         ([9.0, 1.0, 4.0, 2.0], [5, RETURN_WINDOW, 2 * RETURN_WINDOW, 3 * RETURN_WINDOW], 4.0),
     ],
 )

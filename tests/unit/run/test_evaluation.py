@@ -178,7 +178,7 @@ def test_each_env_has_as_many_of_the_evaluated_episodes(num_envs, episodes, monk
     found, said = counted(num_envs, episodes)
     assert found.lengths == [3 + each % num_envs for each in range(episodes)]
     assert found.returns == [length * (length + 1) / 2 for length in found.lengths]
-    assert said == [f"{episodes} of {episodes} episodes have ended; no env has stepped yet"]
+    assert said == [f"{episodes} of {episodes} episodes have ended"]
 
 
 def test_what_only_training_needs_is_not_asked_of_evaluated_envs():
@@ -195,7 +195,7 @@ def test_what_is_said_of_long_episodes(monkeypatch):
         "0 of 3 episodes have ended; the longest of the others has 64 frames",
         "2 of 3 episodes have ended; the longest of the others has 28 frames",
         "2 of 3 episodes have ended; the longest of the others has 92 frames",
-        "3 of 3 episodes have ended; no env has stepped yet",
+        "3 of 3 episodes have ended",
     ]
     advice = "End episodes after N frames with collector.max_frames_per_traj=N, or raise the limit."
     for num_envs, shortest, limit, words in (

@@ -53,6 +53,8 @@ def _eval(arguments: Arguments) -> int:
     with contextlib.chdir(run_folder.path) if working_directory(run_folder) else contextlib.nullcontext():
         policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
         recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
+        if changed := [word for word in words if word.lstrip("+~").startswith("env")]:
+            printing.note(f"evaluates in another env than the run's: {' '.join(changed)}")
         if cfg.eval.env:
             printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
         if cfg.eval.video:

@@ -39,6 +39,10 @@ def show(arguments: Arguments) -> int:
     composer = Composer(arguments.config_dir, arguments.config_name)
     choices = find(composer, overrides)
     words = [word for word in arguments.words if word not in overrides]
+    if not words and len(overrides) == 1 and (chosen := overrides[0].split("="))[0] in choices:
+        words, overrides = chosen, []
+    if len(words) > 2:
+        raise UsageError(f"list: name a group, or a group and its choice, not {len(words)} words ({' '.join(words)}).")
     if len(words) == 2 and words[0] in (*GROUPS, "logger") and words[1] not in (*choices, *SECTIONS):
         _show_choice(composer, overrides, words[0], words[1], choices[words[0]])
         return 0

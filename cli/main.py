@@ -142,6 +142,8 @@ def _status(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"] and argv[1:] and argv[1] in SUBCOMMANDS:
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return 0 if argv else 2
@@ -156,7 +158,7 @@ def _dispatch(argv: list[str]) -> int:
 
         return completion.main(rest, SUBCOMMANDS)
     if name not in SUBCOMMANDS:
-        from collectx.config.problem import did_you_mean
+        from collectx.config.problem import did_you_mean, nearest
 
         if name.startswith("-"):
             from collectx.cli.arguments import names
@@ -169,8 +171,8 @@ def _dispatch(argv: list[str]) -> int:
         else:
             what = f"there is no subcommand '{name}'"
             near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
-            if name in _OTHER_NAMES:
-                near = f". Did you mean collectx {_OTHER_NAMES[name]}?"
+            if (other := nearest(name, _OTHER_NAMES, 0.8)) is not None:
+                near = f". Did you mean collectx {_OTHER_NAMES[other]}?"
         print(f"collectx: {what}{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests

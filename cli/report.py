@@ -33,6 +33,9 @@ def _report(arguments: Arguments) -> int:
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
     if not folders or not all(arguments.words):
         raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
+    for word, (key, equals, _) in zip(arguments.words, words, strict=True):
+        if equals and key not in _OPTIONS and not Path(word).exists():
+            raise ConfigError(f"report: there is no folder '{word}', and no option {key}{did_you_mean(key, _OPTIONS)}")
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:

@@ -147,10 +147,11 @@ def _reproduce(arguments: Arguments) -> int:
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
-    # A run that has not ended may have more batches than before.
-    return _compared(
-        old, path, results[0].folder, len(digests), reason, is_cut, [override.key_or_group for override in typed]
-    )
+    # A run that has not ended may have more batches than before, and the user may have asked for fewer.
+    keys, count = [override.key_or_group for override in typed], len(digests)
+    if {"run.max_batches", "collector.total_frames"}.intersection(keys):
+        count = min(count, len([*digests_of(results[0].folder)]))
+    return _compared(old, path, results[0].folder, count, reason, is_cut, keys)
 
 
 def _added(cfg: RunConfig, keys: Collection[str], compares: bool, num_batches: int | None) -> Iterator[str]:

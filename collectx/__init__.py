@@ -82,12 +82,17 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
+# Public modules, which `import collectx` does not import either.
+_PUBLIC = ("data", "loggers", "replay", "trainer")
+
 __all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
+    if name in _PUBLIC:
+        return importlib.import_module(f"collectx.{name}")
     from collectx.library.refused import REFUSED_NAMES
 
     why = f". {REFUSED_NAMES[name]}" if name in REFUSED_NAMES else ""

@@ -195,7 +195,7 @@ def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
         "frames": None if num_batches is None else num_batches * options.frames_per_batch,
         "batches": num_batches,
         "frames_of_a_batch": options.frames_per_batch,
-        "worker_frames_per_batch": f"{slots.rows} envs x {slots.steps} steps",
+        "worker_frames_per_batch": f"{counted(slots.rows, 'env')} x {counted(slots.steps, 'step')}",
         "backend": place.backend,
         "batch_bytes": parts * slots.layout().nbytes,
         "network_to_the_trainer_per_batch_bytes": parts * slots.layout().nbytes * is_network,

@@ -78,6 +78,8 @@ class ReplayBuffer:
         problems = [
             f"{name}={size!r} must be an int, at least 1." for name, size in sizes.items() if not _is_count(size)
         ]
+        if not isinstance(sampler, Sampler | None):
+            problems.append(f"sampler={sampler!r} must be a Sampler, such as PrioritizedSampler().")
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
             problems.append(f"scratch_dir={str(scratch_dir)!r} is not a folder. Create it, or use scratch_dir=None.")
         if problems:

@@ -389,6 +389,10 @@ class _Execution:
         except StopIteration:
             if not collection.is_exhausted:
                 raise
+        except AttributeError as error:
+            if error.obj is collection:
+                error.add_note("the policy and the spec are arguments of your trainer's constructor")
+            raise
         minutes = self._cfg.run.max_minutes
         return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason
 

@@ -276,9 +276,12 @@ def _check_rendering(make: Callable[[], Any]) -> None:
         finally:
             env.close()
     except Exception as error:
+        advice = advice_on_display(error)
+        if isinstance(error, TypeError) and "'render_mode'" in str(error):
+            advice = "give your env's constructor a parameter render_mode=None"
         raise ConfigError(
             f"eval.video=true cannot be used, because the env cannot render: {summary_of(error).rstrip('.')}."
-            + (f" {advice[0].upper()}{advice[1:]}." if (advice := advice_on_display(error)) else "")
+            + (f" {advice[0].upper()}{advice[1:]}." if advice else "")
         ) from error
     if np.ndim(frame) != 3:
         modes = env.metadata.get("render_modes")

@@ -149,7 +149,9 @@ def _fixed(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     changed = [f"seed (was {saved.get('seed')}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
-        names = (*after, *before) if group in KEPT_GROUPS else marked(group, "kept")
+        names = [*after, *before] if group in KEPT_GROUPS else [*marked(group, "kept")]
+        if "kind" in names and before.get("kind") != after.get("kind"):
+            names = ["kind"]  # the other options differ with it
         changed += [
             f"{group}.{name} (was {YAML.show(before.get(name))}, now {YAML.show(after.get(name))})"
             for name in dict.fromkeys(names)
@@ -202,7 +204,8 @@ def read_config(path: Path) -> dict[str, Any]:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict) or not content:
+    # OmegaConf reads a mere text as a key without a value.
+    if not isinstance(content, dict) or all(value is None for value in content.values()):
         raise DamagedFileError(f"{path} is damaged: it contains no configuration")
     return {str(key): value for key, value in content.items() if key != "hydra"}
 

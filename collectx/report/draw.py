@@ -70,6 +70,7 @@ _SIZE = (3.9, 2.8)  # of a figure, in inches
 _PNG_DPI = 200
 _POINTS = 72  # an inch, in an SVG
 _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
+_OPTION = re.compile(r", (?=[\w.]+=)")  # where the name of a group may be broken
 # The characters that fit in one line of a legend.
 _MAX_LABEL = 45
 _MAX_WORKERS = 16
@@ -295,7 +296,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     known = [(group, values) for group in groups if len(values := group.values(number))]
     if not any(len(values) > 1 for _, values in known):
         return
-    names = [group.name.replace(", ", ",\n") for group, _ in known]
+    names = [_OPTION.sub(",\n", group.name) for group, _ in known]
     row_height = 0.22 + 0.14 * max(name.count("\n") + 1 for name in names)
     with _figure((_SIZE[0], max(1.6, row_height * len(known) + 0.8))) as (figure, axes):
         for row, (group, values) in enumerate(known):
@@ -461,7 +462,7 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) >= min_labels:
         if max(map(len, labels)) > _MAX_LABEL:
-            labels = [label.replace(", ", ",\n") for label in labels]
+            labels = [_OPTION.sub(",\n", label) for label in labels]
         rows = max(label.count("\n") for label in labels) + 1
         inches = 0.062 * max(len(line) for label in labels for line in label.split("\n")) + 0.5  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))

@@ -63,4 +63,6 @@ for (const entry of document.querySelectorAll(".entry")) {
     toggle();
   });
 }
-if (buttons.size) document.querySelector(".legend").append(" Click on a name in a legend to hide it in all figures.");
+if (buttons.size)
+  document.querySelector(".legend").insertAdjacentHTML(
+    "beforeend", ' <span class="hint">Click on a name in a legend to hide it in all figures.</span>');

@@ -84,10 +84,10 @@ def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, s
     assert abs(shot - ground).max() > 0.6
 
 
-# Moves the pointer to the middle of the first figure, presses Enter on the second name of a legend, and says what came of
-# it as attributes of the page's root.
+# Moves the pointer to the middle of the first figure, presses Enter on the second name of a legend, and says what came
+# of it as attributes of the page's root.
 PRESS = """<script>
-const [figure] = document.querySelectorAll("svg"), box = figure.getBoundingClientRect(), root = document.documentElement;
+const root = document.documentElement, figure = root.querySelector("svg"), box = figure.getBoundingClientRect();
 const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
 figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
 root.dataset.tip = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");

@@ -50,17 +50,21 @@ class Table:
 class Report:
     """The report about some runs, at least one, ranked by the entry `objective` of `result.json`.
 
+    Args:
+        not_started: the names of the points of sweeps that have no run.
+
     Attributes:
         tables: the results, for the terminal and the page: the rungs of a sweep by halving, and a table of groups for
             each env. Without either, a table of the runs.
         notes: what readers of the tables must know, one sentence each.
     """
 
-    def __init__(self, runs: Sequence[Run], objective: str):
+    def __init__(self, runs: Sequence[Run], objective: str, not_started: Sequence[str] = ()):
         def key(group: Group) -> tuple[float, ...]:
             return -group.limit, rank(_centre_of(group, objective), objective)
 
         self._runs, self._objective, self._groups = runs, objective, groups_of(runs)
+        self._not_started = not_started
         self._envs = [*dict.fromkeys(group.env for group in self._groups)]
         self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
         self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
@@ -76,6 +80,9 @@ class Report:
         # The page of one run names it in its title.
         lost = [run.end if len(runs) > 1 else run.end.partition(": ")[2] for run in runs if run.ended_early]
         self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
+        if not_started:
+            points = counted(len(not_started), "point")
+            self.notes.append(f"{points} of the sweep did not start. Repeat its command if it has ended.")
         if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
             self.notes.append("The rows differ in frames: compare their curves.")
         if any(0 < len(group.counted) < FEW_SEEDS for group in self._groups) and len(self._groups) < len(runs):
@@ -83,6 +90,7 @@ class Report:
         self._has_summary = bool(self.tables)
         if not self._has_summary:
             rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
+            rows += [cells(name, "not started", None) for name in not_started]
             self.tables.append(Table("", ("point" if len(runs) > 1 else "run", *COLUMNS[1:]), rows))
 
     def write(self, folder: Path) -> Path:
@@ -113,6 +121,7 @@ class Report:
             tables=self.tables if self._has_summary else [],
             notes=self.notes,
             runs=self._run_rows(folder),
+            not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={

@@ -142,6 +142,22 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
 
 
 @pytest.mark.ci
+def test_points_that_did_not_start_are_named(sweep, tmp_path, capsys):
+    names = [f"collector.num_workers={workers},seed={seed}" for workers in (1, 2) for seed in (0, 1)]
+    for count in (2, 1):  # with a table of configurations, and without
+        folder = tmp_path / f"sweep{count}"
+        for name in names[:count]:
+            shutil.copytree(sweep / name, folder / name)
+        shutil.copy(sweep / "multirun.yaml", folder)
+        assert report.main([str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert f"\n{4 - count} points of the sweep did not start. Repeat its command" in out
+        assert out.count("not started") == (3 if count == 1 else 0)
+        text = re.sub("(?<=[,=.]) ", "", Page(folder / "report" / "index.html").text)
+        assert re.findall(r"(collector\.num_workers=\d,seed=\d) not started", text) == names[count:]
+
+
+@pytest.mark.ci
 def test_what_happened_is_said_and_escaped(sweep, tmp_path):
     folder = tmp_path / "<b>run"
     shutil.copytree(sweep / "collector.num_workers=2,seed=1", folder)

@@ -160,8 +160,8 @@ def _named_once(names: str, group: str) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Replaces the images of drawings by the drawings, and marks prompts and output, which are not copied. Long contents
-    lose their lowest levels."""
+    """Replaces the images of drawings by the drawings, and marks prompts and output, which are not copied. Long
+    contents lose their lowest levels."""
     levels = [[*page.toc]]
     while inner := [each for entry in levels[-1] for each in entry.children]:
         levels.append(inner)

@@ -1,10 +1,12 @@
 // What the page can do beyond showing itself: a curve tells its values under the pointer, and its name in a legend hides
 // or shows it in all figures. For `data-axes`, `data-of` and the classes, see `Plot.svg`.
-const shown = (value) => Number(value.toPrecision(5)).toLocaleString("en");
+const shown = (value) => value.toLocaleString("en", { maximumSignificantDigits: 5 });
 const tip = document.createElement("div");
 tip.id = "tip";
 tip.hidden = true;
 document.body.append(tip);
+// A finger leaves what it has touched; then the values stay until the next touch.
+document.addEventListener("pointerdown", () => (tip.hidden = true), true);
 
 function points(curve) {
   const places = [...curve.querySelectorAll("use")].map((each) => [+each.getAttribute("x"), +each.getAttribute("y")]);
@@ -38,7 +40,7 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
   };
   svg.addEventListener("pointermove", tell);
   svg.addEventListener("pointerdown", tell);
-  svg.addEventListener("pointerleave", () => (tip.hidden = true));
+  svg.addEventListener("pointerleave", (event) => (tip.hidden ||= event.pointerType === "mouse"));
 }
 
 const buttons = new Map();

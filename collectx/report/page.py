@@ -104,6 +104,7 @@ class Report:
         timed = sorted(chosen, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
         sections = sections_of(drawn, self._objective)
         sections["Timelines"] = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
+        small = [plot for plots in sections.values() for plot in plots if not (plot.is_wide or plot.is_large)]
         differing = differences(runs)
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
@@ -123,6 +124,8 @@ class Report:
             runs=self._run_rows(folder),
             not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
+            # Two rows of two, where rows of three would leave one alone.
+            enlarged=small[-4:] if len(small) % 3 == 1 and len(small) > 1 else [],
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={
                 "configurations have no curve": len(self._groups) - len(drawn),

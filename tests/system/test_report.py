@@ -84,13 +84,16 @@ def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, s
     assert abs(shot - ground).max() > 0.6
 
 
-# Moves the pointer to the middle of the first figure, presses Enter on the second name of a legend, and says what came
-# of it as attributes of the page's root.
+# Moves the pointer to the middle of two figures, presses Enter on the second name of a legend, and says what came of it
+# as attributes of the page's root.
 PRESS = """<script>
-const root = document.documentElement, figure = root.querySelector("svg"), box = figure.getBoundingClientRect();
-const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
-figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
-root.dataset.tip = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
+const root = document.documentElement;
+for (const name of ["Return against frames", "Actor loss"]) {
+  const figure = root.querySelector(`figure[aria-label="${name}"] svg`), box = figure.getBoundingClientRect();
+  const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
+  figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
+  root.dataset[name.split(" ")[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
+}
 const entries = [...document.querySelectorAll("[role=button]")];
 entries[1].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
 root.dataset.pressed = entries.map(each => each.dataset.of + " " + each.ariaPressed).join("; ");
@@ -104,8 +107,9 @@ root.dataset.figures = new Set(hidden.map(each => each.closest("svg"))).size;
 def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, browse, tmp_path):
     (tmp_path / "page.html").write_text(page.read_text().replace("</body>", f"{PRESS}</body>"))
     dom = browse(tmp_path / "page.html", "--dump-dom", "--window-size=1280,900").stdout
-    data = dict(re.findall(r'data-(tip|pressed|hidden|figures)="([^"]*)"', dom))
-    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["tip"])
+    data = dict(re.findall(r'data-(return|actor|pressed|hidden|figures)="([^"]*)"', dom))
+    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["return"])
+    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor loss: -?0\.0\d{4,}", data["actor"])
     assert data["pressed"] == "num_workers=1 true; num_workers=2 false"
     assert (data["hidden"], data["figures"]) == ("num_workers=2", "7")
 

@@ -65,6 +65,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "svg.fonttype": "none",
+    "path.simplify": False,  # the page tells the value of each point
 }
 _SIZE = (3.9, 2.8)  # of a figure, in inches
 _PNG_DPI = 200

@@ -1,9 +1,7 @@
 // What the page can do beyond showing itself: a curve tells its values under the pointer, and its name in a legend hides
 // or shows it in all figures. For `data-axes`, `data-of` and the classes, see `Plot.svg`.
 const shown = (value) => value.toLocaleString("en", { maximumSignificantDigits: 5 });
-const tip = document.createElement("div");
-tip.id = "tip";
-tip.hidden = true;
+const tip = Object.assign(document.createElement("div"), { id: "tip", hidden: true });
 document.body.append(tip);
 // A finger leaves what it has touched; then the values stay until the next touch.
 document.addEventListener("pointerdown", () => (tip.hidden = true), true);
@@ -47,8 +45,8 @@ const buttons = new Map();
 for (const entry of document.querySelectorAll(".entry")) {
   const name = entry.dataset.of;
   const toggle = () => {
-    const isOff = buttons.get(name).getAttribute("aria-pressed") === "true";
-    buttons.get(name).setAttribute("aria-pressed", !isOff);
+    const isOff = buttons.get(name).ariaPressed === "true";
+    buttons.get(name).ariaPressed = !isOff;
     for (const each of document.querySelectorAll("[data-of]"))
       if (each.dataset.of === name) each.classList.toggle("off", isOff);
   };
@@ -56,9 +54,8 @@ for (const entry of document.querySelectorAll(".entry")) {
   // By keyboard, the first figure that names it is enough.
   if (buttons.has(name) || !entry.querySelector("text")) continue;
   buttons.set(name, entry);
-  entry.closest("svg").setAttribute("role", "group");
-  for (const [key, value] of Object.entries({ role: "button", tabindex: 0, "aria-pressed": true }))
-    entry.setAttribute(key, value);
+  entry.closest("svg").role = "group";
+  Object.assign(entry, { role: "button", tabIndex: 0, ariaPressed: true });
   entry.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();

@@ -144,7 +144,8 @@ def _markdown(rows: list[list[str]]) -> str:
 
 def _ruled(rows: list[list[str]]) -> Iterator[list[str]]:
     yield rows[0]
-    yield ["---"] * len(rows[0])
+    # Numbers are aligned to the right.
+    yield ["--:" if all(re.match(r"-?\d", cell) for cell in cells) else "---" for cells in zip(*rows[1:], strict=True)]
     yield from rows[1:]
 
 
@@ -186,12 +187,13 @@ _NAMES, _COLUMN, _BAR, _LINE = 122, 110, 68, 28
 def _peers_plot(page: str) -> str:
     """The shares of collectx and of the fastest sampler of each other library, an env in each column.
 
-    `page` is the comparison, whose first table has collectx's shares, and how many times as fast as each sampler it is.
-    Its last column is left out: with observations this large, copies decide and not samplers.
+    `page` is the comparison, whose first table has collectx's shares, and whose second how many times as fast as each
+    sampler it is. The last column is left out: with observations this large, copies decide and not samplers.
     """
+    ours = re.search(r"^\| share of two bare loops \| (.*) \|$", page, re.MULTILINE)[1]
+    shares = [float(cell) for cell in ours.split(" | ")]
     table = page.partition("| collected by | ")[2].partition("\n\n")[0]
-    titles, _, ours, *others = (line.strip("| ").split(" | ") for line in table.splitlines())
-    shares = [float(re.search(r"\((.*)\)", cell)[1]) for cell in ours[1:]]
+    titles, _, *others = (line.strip("| ").split(" | ") for line in table.splitlines())
     rows = {"collectx": shares}
     for name, *ratios in others:
         library = name.partition(",")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
+from collectx.cli.sweep import not_started
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError
@@ -51,7 +52,8 @@ def _report(arguments: Arguments) -> int:
         raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
-    made = page.Report(runs, objective)
+    missing = [f"{folder}/{name}" if folders[1:] else name for folder in folders for name in not_started(folder)]
+    made = page.Report(runs, objective, missing)
     written = made.write(out)
     for table in made.tables:
         printing.say(f"\n{table.title}" if table.title else "")

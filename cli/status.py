@@ -30,6 +30,7 @@ outputs. The status of jobs comes from SLURM (squeue, then sacct if the cluster 
 
   completed, failed, interrupted   the run has ended
   stopped, waiting                 its sweep ended it early, or will compare or continue it (hydra/sweeper=halving)
+  not started                      a point of a sweep that has no run yet
   queued, running                  according to SLURM; without SLURM, its process runs on this host
   unknown                          cannot be determined from this host (the reason follows)
   damaged                          a file in its folder cannot be read
@@ -102,6 +103,10 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
                 workers, others = (", ".join(f"{each:.1f}" for each in times) for times in zip(*learners, strict=True))
                 waits = f"they waited {workers} s for their workers, and {others} s for each other"
                 details.append(f"{name}: {len(learners)} learners; in the newest batches, {waits}")
+    if (root / "multirun.yaml").is_file():
+        from collectx.cli.sweep import not_started  # imports Hydra
+
+        rows += [(*cells(name, "not started", None), "") for name in not_started(root)]
     print_table(rows, ("run", *COLUMNS[1:], "job"))
     if stopped:
         which = "a point that its sweep stopped, such as the best of them" if len(runs) > 1 else "this point alone"

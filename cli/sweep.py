@@ -23,6 +23,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn, JobStatus, run_job
+from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -442,6 +443,23 @@ def _folder_name(text: str) -> str:
         return safe
     cut = safe.encode()[: _NAME_LENGTH - 9].decode(errors="ignore")
     return f"{cut}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def not_started(folder: Path) -> list[str]:
+    """Returns the names of the points in `multirun.yaml` of which the folder has no run. Empty without such a file, if
+    the sweeper chooses the points as it goes, or if Hydra wrote no `.hydra` that tells the points apart."""
+    begun = set()
+    try:
+        hydra = OmegaConf.load(folder / "multirun.yaml").hydra
+        if not is_enumerated(hydra):
+            return []
+        params = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+        points = [last_of_each_key(words) for words in product(parsed([*params, *overrides_of(hydra)]))]
+        for run in runs_below(folder, includes_root=False):
+            begun.add(frozenset(map(str, OmegaConf.load(run.path / ".hydra" / "overrides.yaml"))))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError, HydraException, OmegaConfBaseException):
+        return []
+    return [name for words, name in zip(points, names(points), strict=True) if frozenset(words) not in begun]
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:

@@ -97,6 +97,8 @@ _SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.M
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
 # A page, and a section of it, in a docstring.
 _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
+# The maximum number of entries of a page's contents: little more than fits on a screen.
+_MAX_CONTENTS = 45
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONSOLE = re.compile(r'(<div class="language-console highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
 # Commands, flags, folders and options in a sentence.
@@ -158,11 +160,15 @@ def _named_once(names: str, group: str) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Replaces the images of drawings by the drawings, and marks prompts and output, which are not copied."""
-    if page.file.src_uri == "reference/configuration.md":  # the contents would list every option
-        for title in page.toc:
-            for section in title.children:
-                section.children = []
+    """Replaces the images of drawings by the drawings, and marks prompts and output, which are not copied. Long
+    contents lose their lowest levels."""
+    levels = [[*page.toc]]
+    while inner := [each for entry in levels[-1] for each in entry.children]:
+        levels.append(inner)
+    while sum(map(len, levels)) > _MAX_CONTENTS and len(levels) > 2:  # h1 and h2 remain
+        levels.pop()
+        for entry in levels[-1]:
+            entry.children = []
     return _CONSOLE.sub(_commands_only, _DRAWING.sub(_drawing, html))
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from collectx.config.problem import counted
-from collectx.config.schema.run import OF_EVALUATION
+from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.report.read import (
     FEW_SEEDS,
@@ -62,21 +65,24 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "svg.fonttype": "none",
+    "path.simplify": False,  # the page tells the value of each point
 }
 _SIZE = (3.9, 2.8)  # of a figure, in inches
 _PNG_DPI = 200
+_POINTS = 72  # an inch, in an SVG
 _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
+_OPTION = re.compile(r", (?=[\w.]+=)")  # where the name of a group may be broken
 # The characters that fit in one line of a legend.
 _MAX_LABEL = 45
 _MAX_WORKERS = 16
-# Curves of fewer points show each of them.
-_FEW_POINTS = 6
+# Fewer points are drawn without a line, which would promise more than they tell.
+_FEW_POINTS = 5
 _MAX_SPANS = 120
 _MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
 # How many seeds a performance profile needs.
 _MIN_PROFILE = 5
-_AXES = {"frames": "frames", "elapsed_s": "time since the workers were started (s)"}
+_AXES = {"frames": "frames", "elapsed_s": "time since the start (s)"}
 
 
 # The colour and the line of each group, by its name.
@@ -86,13 +92,14 @@ _Styles: TypeAlias = Mapping[str, Mapping[str, Any]]
 @dataclass(frozen=True)
 class Plot:
     """A figure; `name` becomes its file name, `caption` says what it shows, and `legend` what its lines are, in
-    sentences that other figures share."""
+    sentences that other figures share. A page shows the figure larger if `is_large`."""
 
     name: str
     title: str
     caption: str
     figure: Figure
     legend: Sequence[str] = ()
+    is_large: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -106,7 +113,11 @@ class Plot:
             self.figure.savefig(folder / f"{_SPECIAL.sub('_', self.name)}.png", dpi=_PNG_DPI)
 
     def svg(self) -> str:
-        """Returns the figure as an element of HTML, as wide as its container, in the colour of the text around it."""
+        """Returns the figure as an element of HTML, as wide as its container, in colour and font of the text around it.
+
+        `data-axes` has, for x and y, the label, the limits, and where these are in the figure. A group of the class
+        `curve` is a line, `part` what belongs to it, and `entry` its place in the legend; `data-of` names the line.
+        """
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with matplotlib.rc_context(_STYLE):
@@ -117,7 +128,17 @@ class Plot:
         element = element[element.index("<svg") :]
         # The page makes dark colours lighter on its dark ground.
         element = re.sub(r": #([0-9a-f]{6})(?=[;\"])", r": var(--c\1, #\1)", element)
-        return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 role="img">', element)
+        element = re.sub(r" font-family: [^;]*;", "", element)
+        element = re.sub(r'<g id="(curve|part|entry) ([^"]*)">', r'<g class="\1" data-of="\2">', element)
+        element = re.sub(r'<g id="[^"]*">', "<g>", element)
+        axes, size = self.figure.axes[0], self.figure.get_size_inches() * _POINTS
+        (left, bottom), (right, top) = axes.get_position().get_points() * size
+        data = (
+            (axes.get_xlabel(), axes.get_xlim(), (left, right)),
+            (axes.get_ylabel(), axes.get_ylim(), (size[1] - bottom, size[1] - top)),
+        )
+        attributes = f'role="img" data-axes="{escape(json.dumps(data))}"'
+        return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {attributes}>", element)
 
 
 @contextmanager
@@ -142,6 +163,20 @@ _SPEED = (
 )
 
 
+_WORDS = {"frames_per_s": "frames/s", "wall_s": "wall (s)", "start_s": "start (s)"}
+
+
+def in_words(number: str) -> str:
+    """Returns what readers call a number of `result.json`: `mean return`. A metric of the env keeps its name."""
+    name = number.removeprefix(OF_EVALUATION)
+    words = _WORDS.get(name) or (name.replace("_", " ") if name in OBJECTIVES else name)
+    return f"{words} of evaluations" if number.startswith(OF_EVALUATION) else words
+
+
+def _title(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"
+
+
 def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]]:
     """Returns the figures about groups of runs by the headings of a page, each of one env. A configuration has the same
     colour with each env."""
@@ -155,19 +190,22 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
         metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
         rates = [name for name in metrics if "success" in name]
         others = [name for name in metrics if name not in rates]
-        losses = sorted({name for run in runs for name in run.scalars}.difference(metrics))
+        scalars = sorted({name for run in runs for name in run.scalars}.difference(metrics))
+        losses = [(name, name.replace("_", " ")) for name in scalars]
         for heading, curves, numbers in (
             ("Learning", _LEARNING, ()),
             ("Seeds", (), (objective,)),
             ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
             ("Metrics", _of_metrics(others), ()),
-            ("Losses", [(f"scalars/{name}", "frames", name, name, name, "") for name in losses], ()),
+            ("Losses", [(f"scalars/{name}", "frames", name, _title(words), words, "") for name, words in losses], ()),
             ("Throughput", _SPEED, ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
             for number in numbers:
                 plots += [*by_seed(of_env, styles, number), *profile(of_env, styles, number)]
             plots += scaling(of_env) if heading == "Throughput" else ()
+            # Two of them share a row.
+            plots = [replace(each, is_large=heading == "Learning" and place < 2) for place, each in enumerate(plots)]
             if len(envs) > 1:
                 plots = [replace(plot, name=f"{plot.name}-{env}", title=f"{plot.title}, {env}") for plot in plots]
             sections.setdefault(heading, []).extend(plots)
@@ -209,25 +247,31 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
     has_mean = has_rest = False
     for group, (going, early) in zip(groups, curves, strict=True):
-        style: dict[str, Any] = {**styles[group.name], "ms": 3}
+        name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
+        style: dict[str, Any] = {**styles[group.name], "ms": 3, "gid": f"curve {name}"}
+        part = {"color": style["color"], "gid": f"part {name}"}
         is_sparse = all(len(places) < _FEW_POINTS for places, _ in going + early)
         style["marker"] = "o" if value.startswith(OF_EVALUATION) or is_sparse else ""
-        name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
+        style["ls"] = "" if is_sparse else style["ls"]
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
         rests = going
         if len(going) > 1 and (together := common(going)) is not None:
             places, values = together
             axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
-            axes.fill_between(places, *interval(values), color=style["color"], alpha=0.2, lw=0)
-            rests, has_mean = [part for each in going if len((part := _beyond(each, places[-1]))[0]) > 1], True
+            if is_sparse:
+                axes.vlines(places, *interval(values), alpha=0.4, lw=1.6, **part)
+            else:
+                axes.fill_between(places, *interval(values), alpha=0.2, lw=0, **part)
+            rests, has_mean = [rest for each in going if len((rest := _beyond(each, places[-1]))[0]) > 1], True
         for curve in rests:
             axes.plot(*curve, lw=1.6 if len(going) == 1 else 0.8, label=next(labels), **style)
         for curve in early:
             axes.plot(*curve, lw=0.8 if len(going) + len(early) > 1 else 1.6, label=next(labels), **style)
-            axes.plot(curve[0][-1], curve[1][-1], "x", color=style["color"], ms=6)
+            axes.plot(curve[0][-1], curve[1][-1], "x", ms=6, **part)
         for curve in chain(*group.curves("batch_return", over)) if is_alone else ():
-            axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label="episodes of one batch")
+            of_batch = "episodes of one batch"
+            axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label=of_batch, gid=f"curve {of_batch}")
         has_rest = has_rest or len(going) > 1 <= len(rests)
     words = []
     if has_mean and min(count for count in counts if count > 1) < FEW_SEEDS:
@@ -253,20 +297,20 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     known = [(group, values) for group in groups if len(values := group.values(number))]
     if not any(len(values) > 1 for _, values in known):
         return
-    names = [group.name.replace(", ", ",\n") for group, _ in known]
+    names = [_OPTION.sub(",\n", group.name) for group, _ in known]
     row_height = 0.22 + 0.14 * max(name.count("\n") + 1 for name in names)
     with _figure((_SIZE[0], max(1.6, row_height * len(known) + 0.8))) as (figure, axes):
         for row, (group, values) in enumerate(known):
-            colour, middle = styles[group.name]["color"], centre(values)
-            axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.8, ms=4, mew=0)
+            colour, curve, part = styles[group.name]["color"], f"curve {group.name}", f"part {group.name}"
+            axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.8, ms=4, mew=0, gid=curve)
             if len(values) > 1:
-                axes.plot(interval(values), [row, row], color=colour, lw=2.2)
-                axes.plot(middle, row, "|", color=colour, ms=13, mew=2.2)
+                axes.plot(interval(values), [row, row], color=colour, lw=2.2, gid=part)
+                axes.plot(centre(values), row, "|", color=colour, ms=13, mew=2.2, gid=curve)
         axes.set_yticks(range(len(known)), names)
         axes.set_ylim(len(known) - 0.4, -0.6)
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)
-        axes.set_xlabel(number)
+        axes.set_xlabel(in_words(number))
         words = "Dots: seeds at the end of their runs. "
         if all(len(values) < FEW_SEEDS for _, values in known):
             words += "Mark: mean. Line: lowest to highest"
@@ -275,7 +319,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
             words += " (of two or three seeds: mean, lowest to highest)" * any(
                 1 < len(each) < FEW_SEEDS for _, each in known
             )
-        yield Plot(f"seeds_{number}", f"{number} of each seed", f"{words}.", figure)
+        yield Plot(f"seeds_{number}", _title(f"{in_words(number)} of each seed"), f"{words}.", figure)
 
 
 def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[Plot]:
@@ -292,14 +336,15 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         for group, values in known:
             is_better = (np.less if is_less else np.greater).outer(values, places)
             ends = interval(is_better, partial(np.mean, axis=0))
-            axes.plot(places, is_better.mean(axis=0), lw=1.6, label=group.name, **styles[group.name])
-            axes.fill_between(places, *ends, color=styles[group.name]["color"], alpha=0.2, lw=0)
-        axes.set_xlabel(number)
+            curve, part = f"curve {group.name}", f"part {group.name}"
+            axes.plot(places, is_better.mean(axis=0), lw=1.6, label=group.name, gid=curve, **styles[group.name])
+            axes.fill_between(places, *ends, color=styles[group.name]["color"], alpha=0.2, lw=0, gid=part)
+        axes.set_xlabel(in_words(number))
         axes.set_ylabel(f"share of seeds {'below' if is_less else 'above'}")
         axes.set_ylim(-0.03, 1.03)
         _legend(figure, axes)
         words = "Share of the seeds with a better value, with its 95% bootstrap interval. The higher line is better."
-        yield Plot(f"profile_{number}", f"Performance profile of {number}", words, figure)
+        yield Plot(f"profile_{number}", f"Performance profile of {in_words(number)}", words, figure)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -323,7 +368,8 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
             bars = np.abs(np.array([interval(each) for each in values]).T - middle)
             ideal = middle[0] / numbers[0] * numbers
             colour, label = _COLOURS[index % len(_COLOURS)], name if len(several) > 1 else None
-            axes.errorbar(numbers, middle, bars, color=colour, marker="o", ms=4, lw=1.6, capsize=3, label=label)
+            style: dict[str, Any] = {"color": colour, "marker": "o", "ms": 4, "lw": 1.6, "capsize": 3, "label": label}
+            axes.errorbar(numbers, middle, bars, **style)[0].set_gid(f"curve {label or ''}")
             axes.plot(numbers, ideal, color=colour, lw=1, ls=":", label="ideal" if index == 0 else None)
             for place in zip(numbers, middle, middle / ideal, strict=True):
                 axes.annotate(f"{place[2]:.0%}", place[:2], (6, -11), textcoords="offset points", fontsize=8)
@@ -417,13 +463,17 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) >= min_labels:
         if max(map(len, labels)) > _MAX_LABEL:
-            labels = [label.replace(", ", ",\n") for label in labels]
+            labels = [_OPTION.sub(",\n", label) for label in labels]
         rows = max(label.count("\n") for label in labels) + 1
         inches = 0.062 * max(len(line) for label in labels for line in label.split("\n")) + 0.5  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
         # A phone shows the left part of a wide figure first.
         is_wide = figure.get_figwidth() > 2 * _SIZE[0]
         where: Any = "outside lower left" if is_wide else "outside lower center"
-        figure.legend(handles, labels, loc=where, ncols=columns)
+        legend = figure.legend(handles, labels, loc=where, ncols=columns)
+        for handle, *entry in zip(handles, legend.legend_handles, legend.get_texts(), strict=True):
+            if isinstance(handle, Artist) and (gid := handle.get_gid()):
+                for each in filter(None, entry):
+                    each.set_gid(gid.replace("curve", "entry", 1))
         # The first rows fit below the axes.
         figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) * rows - 2))

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from collectx import __version__
 from collectx.config.problem import counted
 from collectx.errors import ConfigError
-from collectx.report.draw import EVALUATED, RETURN, sections_of, timeline
+from collectx.report.draw import EVALUATED, RETURN, in_words, sections_of, timeline
 from collectx.report.read import FEW_SEEDS, Group, Run, centre, differences, groups_of, interval, read_rungs
 from collectx.run import Status
 from collectx.run.folder.files import write_atomically
@@ -29,8 +29,8 @@ from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, 
 # How many groups of an env have curves in a page, and how many runs a timeline.
 _MAX_CURVES = 10
 _MAX_TIMELINES = 6
-# The columns of runs: entries of `result.json`, their heads and formats; and the parts of a run's time.
-_MEASURES = (("frames", "frames", ",.0f"), ("frames_per_s", "frames/s", ",.0f"), ("wall_s", "wall (s)", ".1f"))
+# The columns of runs: entries of `result.json` and their formats; and the parts of a run's time.
+_MEASURES = {"frames": ",.0f", "frames_per_s": ",.0f", "wall_s": ".1f"}
 _PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)", "evaluations (s)")
 _WAITS = ("learners wait for workers (s)", "for each other (s)")
 # How many runs that ended early are named in the results.
@@ -50,17 +50,21 @@ class Table:
 class Report:
     """The report about some runs, at least one, ranked by the entry `objective` of `result.json`.
 
+    Args:
+        not_started: the names of the points of sweeps that have no run.
+
     Attributes:
         tables: the results, for the terminal and the page: the rungs of a sweep by halving, and a table of groups for
             each env. Without either, a table of the runs.
         notes: what readers of the tables must know, one sentence each.
     """
 
-    def __init__(self, runs: Sequence[Run], objective: str):
+    def __init__(self, runs: Sequence[Run], objective: str, not_started: Sequence[str] = ()):
         def key(group: Group) -> tuple[float, ...]:
             return -group.limit, rank(_centre_of(group, objective), objective)
 
         self._runs, self._objective, self._groups = runs, objective, groups_of(runs)
+        self._not_started = not_started
         self._envs = [*dict.fromkeys(group.env for group in self._groups)]
         self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
         self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
@@ -70,12 +74,15 @@ class Report:
                 are_few = all(len(each.values(objective)) < FEW_SEEDS for each in groups)
                 heads = ("mean", "lowest to highest") if are_few else ("IQM", "95% CI")
                 more = ("std",) if are_few else SPREAD
-                head = "point", "seeds", f"{objective} ({heads[0]})", heads[1], "frames", *more
+                head = "point", "seeds", f"{in_words(objective)} ({heads[0]})", heads[1], "frames", *more
                 rows = [_group_row(each, objective, are_few) for each in groups]
                 self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(more)))
         # The page of one run names it in its title.
         lost = [run.end if len(runs) > 1 else run.end.partition(": ")[2] for run in runs if run.ended_early]
         self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
+        if not_started:
+            points = counted(len(not_started), "point")
+            self.notes.append(f"{points} of the sweep did not start. Repeat its command if it has ended.")
         if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
             self.notes.append("The rows differ in frames: compare their curves.")
         if any(0 < len(group.counted) < FEW_SEEDS for group in self._groups) and len(self._groups) < len(runs):
@@ -83,6 +90,7 @@ class Report:
         self._has_summary = bool(self.tables)
         if not self._has_summary:
             rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
+            rows += [cells(name, "not started", None) for name in not_started]
             self.tables.append(Table("", ("point" if len(runs) > 1 else "run", *COLUMNS[1:]), rows))
 
     def write(self, folder: Path) -> Path:
@@ -96,23 +104,28 @@ class Report:
         timed = sorted(chosen, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
         sections = sections_of(drawn, self._objective)
         sections["Timelines"] = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
+        small = [plot for plots in sections.values() for plot in plots if not (plot.is_wide or plot.is_large)]
         differing = differences(runs)
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         # A long name is broken at its options, whose values stay with them.
         environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,/])|(?<=[a-z]\.)", name))
-        template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
-        page = template.render(
+        files = resources.files("collectx.report")
+        page = environment.from_string(files.joinpath("page.html.j2").read_text()).render(
+            script=files.joinpath("page.js").read_text(),
             title=runs[0].name if len(runs) == 1 else root.name,
             about=f"{counted(len(runs), 'run')} of {', '.join(filter(None, self._envs)) or 'an unknown env'}",
             version=__version__,
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
-            objective=self._objective,
+            objective=in_words(self._objective),
             tables=self.tables if self._has_summary else [],
             notes=self.notes,
             runs=self._run_rows(folder),
+            not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
+            # Two rows of two, where rows of three would leave one alone.
+            enlarged=small[-4:] if len(small) % 3 == 1 and len(small) > 1 else [],
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={
                 "configurations have no curve": len(self._groups) - len(drawn),
@@ -145,12 +158,13 @@ class Report:
         metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
         numbers = {RETURN: "return", EVALUATED: "evaluated", **{name: name for name in metrics if "success" in name}}
         columns = [
-            (head, [number_cell(run.number(name)) for run in runs])
-            for name, head in ({self._objective: self._objective} | numbers).items()
+            (head, [number_cell(run.number(name), _MEASURES.get(name)) for run in runs])
+            for name, head in ({self._objective: in_words(self._objective)} | numbers).items()
         ]
         columns.append(("best return", [number_cell(run.best_return()) for run in runs]))
-        for name, head, form in _MEASURES:
-            columns.append((head, [number_cell(run.number(name), form) for run in runs]))
+        for name, form in _MEASURES.items():
+            if name != self._objective:
+                columns.append((in_words(name), [number_cell(run.number(name), form) for run in runs]))
         for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
             columns.append((head, [number_cell(each, ".1f") for each in seconds]))
         for index, head in enumerate(_WAITS):

@@ -63,7 +63,7 @@ def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
     assert f"{' '.join(head.split())} mean std min max {' '.join(row.split())} {' '.join(spread)} " in text
     results = [json.loads(file.read_text())["mean_return"] for file in tmp_path.glob("sweep/*/result.json")]
     assert row.split()[:5] == ["all", "8", "of", "8", f"{sum(sorted(results)[2:6]) / 4:#.4g}"]
-    assert "Performance profile of mean_return" in text
+    assert "Performance profile of mean return" in text
 
 
 def texts_of(page):
@@ -82,6 +82,36 @@ def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, s
     # Half of the page is ground or panel, and its texts have the other brightness.
     assert abs(shot.mean() - ground.mean()) < 0.2
     assert abs(shot - ground).max() > 0.6
+
+
+# Moves the pointer to the middle of two figures, presses Enter on the second name of a legend, and says what came of it
+# as attributes of the page's root.
+PRESS = """<script>
+const root = document.documentElement;
+for (const name of ["Return against frames", "Actor loss"]) {
+  const figure = root.querySelector(`figure[aria-label="${name}"] svg`), box = figure.getBoundingClientRect();
+  const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
+  figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
+  root.dataset[name.split(" ")[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
+}
+const entries = [...document.querySelectorAll("[role=button]")];
+entries[1].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+root.dataset.pressed = entries.map(each => each.dataset.of + " " + each.ariaPressed).join("; ");
+const hidden = [...document.querySelectorAll(".curve")].filter(each => getComputedStyle(each).display === "none");
+root.dataset.hidden = [...new Set(hidden.map(each => each.dataset.of))].join("; ");
+root.dataset.figures = new Set(hidden.map(each => each.closest("svg"))).size;
+</script>"""
+
+
+@pytest.mark.xdist_group("page")
+def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, browse, tmp_path):
+    (tmp_path / "page.html").write_text(page.read_text().replace("</body>", f"{PRESS}</body>"))
+    dom = browse(tmp_path / "page.html", "--dump-dom", "--window-size=1280,900").stdout
+    data = dict(re.findall(r'data-(return|actor|pressed|hidden|figures)="([^"]*)"', dom))
+    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["return"])
+    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor loss: -?0\.0\d{4,}", data["actor"])
+    assert data["pressed"] == "num_workers=1 true; num_workers=2 false"
+    assert (data["hidden"], data["figures"]) == ("num_workers=2", "7")
 
 
 @pytest.fixture
@@ -204,7 +234,7 @@ def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
         *(f"{name}, pushing:Env" for name in learning),
         *(f"{name}, CartPole-v1" for name in learning[::2]),
     ]
-    assert titles["Losses"] == [f"{name}, {env}" for env in envs for name in ("actor_loss", "critic_loss", "entropy")]
+    assert titles["Losses"] == [f"{name}, {env}" for env in envs for name in ("Actor loss", "Critic loss", "Entropy")]
     assert titles["Throughput"] == [
         *("Throughput, pushing:Env", "Scaling with workers, pushing:Env"),
         "Throughput, CartPole-v1",

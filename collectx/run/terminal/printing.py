@@ -156,12 +156,12 @@ def print_sweep(
 ) -> None:
     """Prints a table of the points (name and run folder) ranked by `objective`, and the sweep folder. If seeds were
     swept, the first table is not ranked, and a second one ranks the statistics over seeds. Run folders without a result
-    that are not in `statuses` are "not run"."""
+    that are not in `statuses` are "not started"."""
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for name, folder in points:
         try:
             result = RunFolder(folder).read_result()
-            status = (statuses or {}).get(folder) or (result or {"status": "not run"})["status"]
+            status = (statuses or {}).get(folder) or (result or {"status": "not started"})["status"]
             rows.append((name, str(status), result))
         except DamagedFileError:
             rows.append((name, Status.DAMAGED, None))

@@ -166,7 +166,10 @@ def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     stub.status = lambda cfg: "interrupted"
     assert run.main([*SWEEP, "seed=1,0,2"]) == 130
     assert [cfg.seed for cfg, _, _ in stub.calls] == [0]
-    assert capsys.readouterr().out.count("not run") == 1
+    assert capsys.readouterr().out.count("not started") == 1
+    assert status.main(["sweep"]) == 0
+    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4])
+    assert listed == {"seed=0": "interrupted", "seed=1": "completed", "seed=2": "not"}
 
 
 @pytest.mark.ci

@@ -16,13 +16,13 @@ NUMBERS = {"frames": 12345, "frames_per_s": 1234.5, "mean_return": float("nan"),
 def test_a_table_has_a_row_of_each_run(monkeypatch, capsys, is_terminal):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    rows = [printing.cells("a\x1b[2J", Status.FAILED, NUMBERS), printing.cells("[b]", "not run", None)]
+    rows = [printing.cells("a\x1b[2J", Status.FAILED, NUMBERS), printing.cells("[b]", "not started", None)]
     printing.print_table([(*row, job) for row, job in zip(rows, ("7", ""), strict=True)], (*printing.COLUMNS, "job"))
     out = capsys.readouterr().out
     assert r"a\x1b[2J" in out
     assert "\x1b[2J" not in out
     assert ("\x1b[31mfailed" in out) == is_terminal  # in red
-    for part in ("frames/s", "12,345", "1,234", " - ", "[b]", "not run"):
+    for part in ("frames/s", "12,345", "1,234", " - ", "[b]", "not started"):
         assert part in out
 
 

@@ -1,0 +1,67 @@
+// What the page can do beyond showing itself: a curve tells its values under the pointer, and its name in a legend hides
+// or shows it in all figures. For `data-axes`, `data-of` and the classes, see `Plot.svg`.
+const shown = (value) => value.toLocaleString("en", { maximumSignificantDigits: 5 });
+const tip = Object.assign(document.createElement("div"), { id: "tip", hidden: true });
+document.body.append(tip);
+// A finger leaves what it has touched; then the values stay until the next touch.
+document.addEventListener("pointerdown", () => (tip.hidden = true), true);
+
+function points(curve) {
+  const places = [...curve.querySelectorAll("use")].map((each) => [+each.getAttribute("x"), +each.getAttribute("y")]);
+  for (const path of curve.querySelectorAll(":scope > path"))
+    for (const [, x, y] of path.getAttribute("d").matchAll(/(-?[\d.]+) (-?[\d.]+)/g)) places.push([+x, +y]);
+  return places;
+}
+
+for (const svg of document.querySelectorAll("svg[data-axes]")) {
+  const axes = JSON.parse(svg.dataset.axes);
+  const curves = [...svg.querySelectorAll(".curve")].map((curve) => [curve, points(curve)]);
+  const tell = (event) => {
+    const pointer = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    let nearest = Infinity, name, place;
+    for (const [curve, places] of curves)
+      for (const each of curve.classList.contains("off") ? [] : places) {
+        const distance = Math.hypot(each[0] - pointer.x, each[1] - pointer.y);
+        if (distance < nearest) [nearest, name, place] = [distance, curve.dataset.of, each];
+      }
+    tip.hidden = nearest > 40;
+    if (tip.hidden) return;
+    const values = axes.map(([label, [from, to], [begin, end]], i) =>
+      label && `${label}: ${shown(from + ((place[i] - begin) / (end - begin)) * (to - from))}`);
+    tip.textContent = [name, ...values].filter(Boolean).join("\n");
+    const { x, y } = new DOMPoint(...place).matrixTransform(svg.getScreenCTM());
+    const half = tip.offsetWidth / 2;
+    const middle = Math.min(Math.max(x, half), document.documentElement.clientWidth - half);
+    tip.style.left = `${middle + scrollX}px`;
+    tip.style.top = `${y + scrollY}px`;
+    tip.style.setProperty("--shift", `${x - middle}px`); // of the mark at the point
+  };
+  svg.addEventListener("pointermove", tell);
+  svg.addEventListener("pointerdown", tell);
+  svg.addEventListener("pointerleave", (event) => (tip.hidden ||= event.pointerType === "mouse"));
+}
+
+const buttons = new Map();
+for (const entry of document.querySelectorAll(".entry")) {
+  const name = entry.dataset.of;
+  const toggle = () => {
+    const isOff = buttons.get(name).ariaPressed === "true";
+    buttons.get(name).ariaPressed = !isOff;
+    for (const each of document.querySelectorAll("[data-of]"))
+      if (each.dataset.of === name) each.classList.toggle("off", isOff);
+  };
+  entry.addEventListener("click", toggle);
+  // By keyboard, the first figure that names it is enough.
+  if (buttons.has(name) || !entry.querySelector("text")) continue;
+  buttons.set(name, entry);
+  entry.closest("svg").role = "group";
+  Object.assign(entry, { role: "button", tabIndex: 0, ariaPressed: true });
+  entry.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    toggle();
+  });
+}
+if (buttons.size)
+  document.querySelector(".legend").insertAdjacentHTML(
+    "beforeend", ' <span class="hint">Click on a name in a legend to hide it in all figures.</span>');

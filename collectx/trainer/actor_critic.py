@@ -171,10 +171,10 @@ class ActorCriticTrainer(LearningTrainer):
         self._scale_rewards = RewardScale(cfg.gamma) if cfg.normalize_rewards else None
 
     def update(self, batch: Any, collection: BatchCollection) -> dict[str, float]:
-        losses = self.learn(self._transitions(batch))
+        losses, others = self.learn(self._transitions(batch))
         modules = {"policy": self.policy, "critic": self.critic}
         check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
-        return dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True))
+        return dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)) | others
 
     def _transitions(self, batch: TensorDict) -> Transitions:
         """Returns the transitions of a batch. First adds the batch to the statistics; otherwise the first batch would
@@ -189,8 +189,9 @@ class ActorCriticTrainer(LearningTrainer):
         return replace(transitions, reward=reward)
 
     @abstractmethod
-    def learn(self, batch: Transitions) -> torch.Tensor:
-        """Updates the networks with a batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
+    def learn(self, batch: Transitions) -> tuple[torch.Tensor, dict[str, float]]:
+        """Updates the networks with a batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`, and other
+        scalars about the update."""
 
     def step(self, d_log_prob: torch.Tensor, error: torch.Tensor, frames: float) -> None:
         """Takes one gradient step after `self._networks.evaluate`.
@@ -231,11 +232,16 @@ class ActorCriticTrainer(LearningTrainer):
 
 class PpoTrainer(ActorCriticTrainer):
     """`trainer.kind=ppo`: proximal policy optimisation (Schulman et al. 2017) with GAE, for sync collectors. Each batch
-    is used for `num_epochs` passes, after which the weights are published."""
+    is used for `num_epochs` passes, after which the weights are published.
+
+    Logs, beside the losses, how far the update went in its last epoch: `approx_kl`, an estimate of the KL divergence of
+    the new policy from the old one (Schulman 2020, "Approximating KL Divergence"), and `clip_fraction`, the share of
+    frames whose ratio was clipped. `explained_variance` is the share of the variance of the returns that the critic
+    explained before the update; it is left out where all returns are equal."""
 
     _cfg: PpoTrainerConfig
 
-    def learn(self, batch: Transitions) -> torch.Tensor:
+    def learn(self, batch: Transitions) -> tuple[torch.Tensor, dict[str, float]]:
         cfg = self._cfg
         with torch.no_grad():
             value = self.critic(flat(batch.observation)).view(batch.reward.shape)
@@ -249,8 +255,9 @@ class PpoTrainer(ActorCriticTrainer):
         # Minibatches of equal size: a small last one would have a noisy gradient. All learners have as many.
         num_minibatches = max(1, min(round(sum(counts) / len(counts) / cfg.minibatch_size), *counts))
         sizes = [sum(len(range(i, count, num_minibatches)) for count in counts) for i in range(num_minibatches)]
-        losses = []
-        for _ in range(cfg.num_epochs):
+        losses, last = [], []
+        explained_variance = 1 - advantage.var() / target.var()
+        for epoch in range(cfg.num_epochs):
             order = self.order(frames).to(self.device)
             # One gather per epoch. Observations are gathered for each minibatch, as they may be large.
             parts = [tensor[order] for tensor in (action, old_log_prob, advantage, target)]
@@ -261,15 +268,25 @@ class PpoTrainer(ActorCriticTrainer):
                 if cfg.normalize_advantage:
                     mean, deviation = self._learners.mean_std(gain)
                     gain = (gain - mean) / (deviation + 1e-8)
-                ratio = (log_prob - old).exp()
-                objective, bound = ratio * gain, ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon) * gain
+                log_ratio = log_prob - old
+                ratio = log_ratio.exp()
+                clipped = ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon)
+                objective, bound = ratio * gain, clipped * gain
+                if epoch == cfg.num_epochs - 1:
+                    last.append(
+                        torch.stack(((log_ratio.expm1() - log_ratio).mean(), (ratio != clipped).float().mean()))
+                    )
                 actor_loss = -torch.minimum(objective, bound).mean()
                 error = value - value_target
                 # Frames with a clipped ratio have no gradient.
                 share = size / len(counts)
                 self.step(torch.where(objective <= bound, gain * (-1 / share), 0.0) * ratio, error, share)
                 losses.append(torch.stack((actor_loss, error.square().mean(), entropy.mean())))
-        return torch.stack(losses)
+        update = torch.cat((torch.stack(last).mean(0), explained_variance.unsqueeze(0))).tolist()
+        scalars = dict(zip(("approx_kl", "clip_fraction", "explained_variance"), update, strict=True))
+        if not explained_variance.isfinite():
+            del scalars["explained_variance"]
+        return torch.stack(losses), scalars
 
     def order(self, frames: int) -> torch.Tensor:
         """Returns the order in which an epoch visits the frames of a batch, `[frames]` int64."""
@@ -283,7 +300,7 @@ class ImpalaTrainer(ActorCriticTrainer):
 
     _cfg: ImpalaTrainerConfig
 
-    def learn(self, batch: Transitions) -> torch.Tensor:
+    def learn(self, batch: Transitions) -> tuple[torch.Tensor, dict[str, float]]:
         cfg = self._cfg
         observation = flat(batch.observation)
         log_prob, entropy, value = self._networks.evaluate(observation, flat([batch.action])[0])
@@ -302,7 +319,7 @@ class ImpalaTrainer(ActorCriticTrainer):
         error = (value - target).flatten()
         frames = sum(count for (count,) in self._learners.gather([len(error)])) / self._learners.num_learners
         self.step(advantage.flatten() * (-1 / frames), error, frames)
-        return torch.stack((-(log_prob * advantage).mean(), error.square().mean(), entropy.mean())).unsqueeze(0)
+        return torch.stack((-(log_prob * advantage).mean(), error.square().mean(), entropy.mean())).unsqueeze(0), {}
 
 
 class Critic(nn.Module):

@@ -50,7 +50,7 @@ DETAILS_EVERY = 10
 # Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel.
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
-_MOST_LINES = 10
+_MOST_LINES = 11
 STARTING = "starting the workers"
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)

@@ -110,7 +110,8 @@ def test_a_rewarded_action_becomes_more_likely(name):
     assert preference(name, module, observation) > before + 0.05
     assert collection.version == len(collection.scalars) == 5
     logged = {"epsilon", "loss", "value"} if "dqn" in name else {"actor_loss", "critic_loss", "entropy"}
-    assert set(collection.scalars[-1]) == logged
+    about_the_update = {"approx_kl", "clip_fraction", "explained_variance"} if "ppo" in name else set()
+    assert set(collection.scalars[-1]) == logged | about_the_update
 
 
 def rows(batch):
@@ -154,7 +155,8 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
     learner, expected, critic, collection, batch = trained("ppo", **fields, anneal=False)
     observation, action, old, reward = rows(batch)
     advantage = reward - critic([observation]).detach()
-    generator, logged = torch.Generator().manual_seed(0), []
+    generator, logged, update = torch.Generator().manual_seed(0), [], []
+    explained = 1 - (advantage.var() / reward.var()).item()
 
     def loss(index):
         x = [observation[index]]
@@ -166,6 +168,8 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
         actor_loss = -torch.minimum(ratio * gain, ratio.clamp(0.95, 1.05) * gain).mean()
         critic_loss = ((critic(x) - reward[index]) ** 2).mean()
         logged.append([actor_loss.item(), critic_loss.item(), entropy.mean().item()])
+        clip_fraction = ((ratio < 0.95) | (ratio > 1.05)).double().mean()
+        update.append([(ratio - 1 - ratio.log()).mean().item(), clip_fraction.item()])
         return actor_loss + 0.3 * critic_loss - 0.1 * entropy.mean()
 
     parts = {64: 1, 24: 3, 200: 1}[minibatch_size]
@@ -173,6 +177,8 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
     minibatches = [part for order in orders for part in order.tensor_split(parts)]
     assert_learned(learner, "ppo", [expected, critic], [partial(loss, part) for part in minibatches])
     means = dict(zip(("actor_loss", "critic_loss", "entropy"), torch.tensor(logged).mean(0).tolist(), strict=True))
+    last_epoch = torch.tensor(update[-parts:]).mean(0).tolist()
+    means |= dict(zip(("approx_kl", "clip_fraction"), last_epoch, strict=True)) | {"explained_variance": explained}
     assert collection.scalars == [pytest.approx(means, rel=1e-3, abs=1e-6)]
 
 

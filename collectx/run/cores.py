@@ -39,7 +39,7 @@ def shortage(num_processes: int) -> str | None:
     if num_processes <= 2 * usable:
         return None
     return (
-        "use fewer workers (collector.num_workers=N, or collector=single), or ask for more cores "
+        "fewer workers may be as fast (collector.num_workers=N, or collector=single), or ask for more cores "
         "(launcher.cpus_per_task, the container's limit); `collectx tune` finds the fastest number."
     )
 

@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
+from collectx.config import other_names
 from collectx.config.check import known_paths
 from collectx.config.problem import did_you_mean, either
 from collectx.config.registry import GROUPS
@@ -132,12 +133,11 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         more = f"To list all: collectx list {key}"
         if os.path.isfile(file := f"conf/{key}/{choice}.yaml") and choice[:1] != "_":
             return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
-        if key == "devices" and choice == "gpu":
-            return "devices=gpu is unknown. Did you mean devices=cuda?"
         if key == "env" and re.search(r"-v\d+$", choice):
             return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
-        if key == "policy" and choice.lower() in ("lstm", "gru", "rnn"):
-            return f"policy={choice} is unknown. To write a recurrent policy of your own: docs/tutorials/recurrent.md"
+        own = ("To write ", f"{key}=") if key in ("policy", "trainer") else (f"{key}=",)
+        if meant := [each for each in other_names.meant(choice) if each.startswith(own)]:
+            return f"{key}={choice} is unknown. {other_names.hint(meant)}"
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

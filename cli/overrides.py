@@ -27,7 +27,7 @@ class Checked:
         overrides: those that Hydra can compose, in the form that accepts any key.
         problems: a message for each other override.
         broken: the groups with a wrong choice, whose keys cannot be checked.
-        notes: a message for each choice that a later one of the same group replaces.
+        notes: a message for each choice or value that a later one of the same group or option replaces.
     """
 
     overrides: tuple[str, ...]
@@ -104,10 +104,12 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
                 continue
             text = f"{key}={','.join(names)}"
             override = parser.parse_override(text)
-        if key in groups and override.package is None and not override.is_delete():
+        is_plain = override.package is None and not override.is_delete()
+        if is_plain:
             if chosen.get(key, text) != text:
                 notes.append(f"{chosen[key]} has no effect, because {text} comes after it.")
             chosen[key] = text
+        if is_plain and key in groups:
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
                 problems += [no_such_choice(key, choice, groups[key]) for choice in wrong]

@@ -254,13 +254,14 @@ def test_whole_overrides(expected):
     expected("overrides", "\n".join(each.rstrip() for each in text))
 
 
-def test_of_two_choices_of_a_group_the_first_has_no_effect():
+def test_of_two_values_the_first_has_no_effect():
     """Hydra's own command line does the same, so a script may append to its defaults."""
     groups = Composer().choices([])
-    checked = overrides.check_overrides(["env=pendulum", "env=cartpole", "env=cartpole", "seed=1", "seed=2"], groups)
-    assert (checked.problems, checked.notes) == (
-        (),
-        ("env=pendulum has no effect, because env=cartpole comes after it.",),
+    words = ["env=pendulum", "env=cartpole", "env=cartpole", "seed=1", "+seed=2", "~logger", "logger=csv", "seed=2"]
+    assert overrides.check_overrides(words, groups).notes == (
+        "env=pendulum has no effect, because env=cartpole comes after it.",
+        "seed=1 has no effect, because +seed=2 comes after it.",
+        "+seed=2 has no effect, because seed=2 comes after it.",
     )
 
 

@@ -201,7 +201,8 @@ def subcommand(
             if lists_problems and not isinstance(error, UsageError):
                 _print_list(error.problems)
             else:
-                printing.message(" ".join(error.problems))
+                text = " ".join(error.problems)
+                printing.message(text if text.startswith((f"{name}: ", f"{name} ")) else f"{name}: {text}")
             return 2
 
     return main

@@ -110,6 +110,7 @@ run debug=true
 run --config-name conf/env/mine.yaml
 run --config-name nothing.yaml
 run trainer.gamma=0,99
+run -m trainer.gamma=0,99 seed=-1,1
 run seed=0,10
 run policy=LSTM
 run seed=${oc.env:NOTHING}

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
@@ -37,6 +38,8 @@ class Checked:
 
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+# What a primary file of the user needs, so that it changes options of collectx's own.
+BASED = "defaults: [config, _self_]"
 # Per group, the choice that takes a user's class or function, and its option.
 _CLASS_OPTIONS = {
     "env": ("gym", "entry_point"),
@@ -183,6 +186,8 @@ def of_file(text: str) -> str:
     words = f"--config-dir {root or '.'} {group}={name}" if is_choice else f"--config-dir {folder or '.'} -cn {name}"
     if not os.path.isfile(text):
         return f"there is no file {text}. To use another one, write its folder and name: --config-dir DIR -cn NAME"
+    if not is_choice and not re.search(r"^defaults:", Path(text).read_text(errors="replace"), re.MULTILINE):
+        return f"{text} is a file, and collectx takes names. Add the line '{BASED}' to it, and write {words}"
     return f"{text} is a file, and collectx takes names. Write {words}"
 
 

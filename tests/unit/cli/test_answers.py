@@ -123,6 +123,8 @@ run -m hydra/launcher=rq seed=0,1
 run conf/experiment/without.yaml
 run conf/env/mine.yaml
 run my/primary.yaml
+run my/whole.yaml
+run --config-dir my -cn whole seed=1
 run --config=without
 run env=mine experiment=without
 run --config-dir empty env=mine
@@ -157,6 +159,7 @@ def folders(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for name, text in {
         "conf/experiment/without.yaml": "env:\n  num_envs: 3\ntrainer:\n  learning_rate: 1.0\n",
+        "my/whole.yaml": "seed: 3\n",
         "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",

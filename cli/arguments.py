@@ -228,9 +228,9 @@ def one_group(
     if unknown := [name for name in words if name not in groups]:
         group = unknown[0].partition(".")[0]
         if group in groups and group != unknown[0]:
-            raise UsageError(
-                f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {group} -v"
-            )
+            choice = unknown[0].partition(".")[2]
+            what = f"{group} {choice}" if choice in (choices or {}).get(group, ()) else f"{group} -v"
+            raise UsageError(f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {what}")
         more = "To list all: collectx list"
         if having := [group for group in groups if unknown[0] in (choices or {}).get(group, ())]:
             which = either(f"collectx {subcommand} {group} {unknown[0]}" for group in having)

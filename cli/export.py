@@ -25,6 +25,8 @@ POLICIES = {
     "torchscript": "collectx.run.after.export:torchscript",
     "onnx": "collectx.run.after.export:onnx",
 }
+# What users call a file of torch.save.
+_FILES_OF_TORCH = ("pt", "pth", "torch", "pytorch")
 # Beside format and output.
 _OPTIONS_OF = {**dict.fromkeys(POLICIES, ("weights",)), "lerobot": ("fps", "task")}
 _OPTIONS = ("format", "output", *dict.fromkeys(itertools.chain(*_OPTIONS_OF.values())))
@@ -59,6 +61,8 @@ def _export(arguments: Arguments) -> int:
         raise UsageError(f"{unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *DATA_PACKAGES]):
+        if meant := [word for word in sources if word in formats] or ["state_dict"] * (name in _FILES_OF_TORCH):
+            raise UsageError(f"name the format as an option: format={meant[0]}")
         problem = "which format? Add format=NAME" if name is None else f"format={name} is unknown"
         raise UsageError(f"{problem}{did_you_mean(name or '', formats, 'format=')}")
     if not sources:

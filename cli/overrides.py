@@ -40,6 +40,8 @@ class Checked:
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 # What a primary file of the user needs, so that it changes options of collectx's own.
 BASED = "defaults: [config, _self_]"
+# What Hydra computes in a value.
+_FUNCTIONS = ("choice", "range", "interval", "glob", "shuffle", "sort", "tag", "int", "float", "bool", "str", "json_str")
 # Per group, the choice that takes a user's class or function, and its option.
 _CLASS_OPTIONS = {
     "env": ("gym", "entry_point"),
@@ -138,6 +140,8 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         more = f"To list all: collectx list {key}"
         if os.path.isfile(file := f"conf/{key}/{choice}.yaml") and choice[:1] != "_":
             return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
+        if choice.lower() in ("none", "off", "false") and key in ("logger", "experiment", "debug"):
+            return f"{key}={choice} is unknown. Did you mean {key}=null?"
         if key == "env" and re.search(r"-v\d+$", choice):
             return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
         own = ("To write ", f"{key}=") if key in ("policy", "trainer") else (f"{key}=",)
@@ -209,6 +213,8 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     if text.endswith((".yaml", ".yml")):
         return of_file(text)
     if "=" not in text:
+        if os.path.isdir(text) and text not in groups:
+            return f"'{text}' is a folder. To continue, repeat or evaluate its run: collectx resume, reproduce or eval"
         key, _, value = text.partition(" ")
         if value and (key in groups or key in known_paths()):
             return f"'{text}' lacks the =. Write {key}={value}"
@@ -223,4 +229,10 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     if interval := re.fullmatch(r"(.*)interval\((.*?),\s*log\s*=\s*true\)", text, re.IGNORECASE):
         return f"{text} cannot be read. A logarithmic interval is {interval[1]}tag(log,interval({interval[2]}))"
+    if text.endswith(","):
+        return f"{text} cannot be read. Leave out the comma at its end: {text.rstrip(',')}"
+    if listed := re.fullmatch(r"([\w.]+=)\(([^()]*)\)", text):
+        return f"{text} cannot be read. Write a list in square brackets: {listed[1]}[{listed[2]}]"
+    if (called := re.fullmatch(r"[\w.]+=([a-z]\w*)\(.*\)", text)) and called[1] not in _FUNCTIONS:
+        return f"{text} cannot be read: {called[1]}() is unknown. Valid names: {', '.join(_FUNCTIONS)}."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

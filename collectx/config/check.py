@@ -197,7 +197,7 @@ def _is_checked(hint: Any) -> bool:
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
 # Numbers such as 100k and ranges such as 0..3, which YAML reads as texts.
-_STEPS = re.compile(r"(\d+)\.\.(\d+)")
+_STEPS = re.compile(r"(\d+)(?:\.\.|[:-])(\d+)")
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
 # What `collectx tune` searches on every machine.
@@ -433,6 +433,9 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
         return Unknown(f"{path}.{key}", f"is an option of {group}={either(others)}, not of {choice}", advice=advice)
     if is_of_user and (meant or nearest(key, names) is None):
         rule = f"is not an option of {choice}. Did you mean {path}.kwargs.{key}, an argument of your own class?"
+        return Unknown(f"{path}.{key}", rule)
+    if "sbatch" in names and nearest(key, names) is None:
+        rule = f"is not an option of {choice}. Did you mean {path}.sbatch.{key}, an option of sbatch?"
         return Unknown(f"{path}.{key}", rule)
     return _unknown_in(path, key, names, f" of {choice}")
 

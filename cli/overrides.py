@@ -41,20 +41,7 @@ _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 # What a primary file of the user needs, so that it changes options of collectx's own.
 BASED = "defaults: [config, _self_]"
 # What Hydra computes in a value.
-_FUNCTIONS = (
-    "choice",
-    "range",
-    "interval",
-    "glob",
-    "shuffle",
-    "sort",
-    "tag",
-    "int",
-    "float",
-    "bool",
-    "str",
-    "json_str",
-)
+_FUNCTIONS = ("choice", "range", "interval", "glob", "shuffle", "sort", "tag", "int", "float", "bool", "str")
 # Per group, the choice that takes a user's class or function, and its option.
 _CLASS_OPTIONS = {
     "env": ("gym", "entry_point"),

@@ -124,7 +124,8 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     for number, one in enumerate(creates):
         index = f"[{number}]" if is_list else ""
         if isinstance(one, torch.nn.Module) and not is_env(one):
-            yield f"create_env_fn{index} is a module, {type(one).__name__}. Pass what makes the env first, then the policy."
+            name = type(one).__name__
+            yield f"create_env_fn{index} is a module, {name}. Pass what makes the env first, then the policy."
         elif not (callable(one) or is_env(one)):
             yield (
                 f"create_env_fn{index}={one!r} is neither an env nor a function. Pass a function that makes the env, "

@@ -131,7 +131,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     the first line only. The home page has no columns beside it."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]
-    for marker, content in (("options", options), ("commands", commands), ("names", other_names.TABLE.read_text)):
+    for marker, content in (("options", options), ("commands", commands), ("names", names)):
         if f"<!-- {marker} -->\n" in markdown:
             markdown = markdown.replace(f"<!-- {marker} -->\n", content())
     markdown = _COMBINATIONS.sub(_combinations, markdown)
@@ -225,6 +225,17 @@ def _help(text: str) -> str:
         quoted = [part if part[:1] == "`" else _WORDS.sub(r"`\1`", part) for part in re.split("(`[^`]*`)", sentences)]
         parts.append("".join(quoted).replace("<", "&lt;"))
     return "\n\n".join(parts)
+
+
+def names() -> str:
+    """The options with their names in each library, and what differs below the option; without names of no library."""
+    head, _, *rows = (line.strip("|").split("|") for line in other_names.TABLE.read_text().splitlines())
+    lines = [head[:-2], ["---"] * len(head[:-2])]
+    for option, *libraries, _, note in rows:
+        if any(cell.strip() for cell in libraries):
+            first = re.sub(r"=\[.*\]`", "`", option) + (f"<br>{note}" if note.strip() else "")
+            lines.append([first, *(cell.replace(", ", "<br>") for cell in libraries)])
+    return "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
 def options() -> str:

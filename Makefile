@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Without the development extras.
+# Without the development extras, and with those of the documentation alone.
 RUNNABLE := $(VENV)/.runnable
+DOCUMENTABLE := $(VENV)/.documentable
 # A test process that dies fails the run at once: xdist 3.8.0 waits for ever for the tests of one that it replaced
 # (pytest-xdist issues 1323, 1327).
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart=0 --durations=20 --durations-min=5
@@ -52,13 +53,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, all extras and the development tools: 3 GB or more, some minutes"
 	$(call installed,".[dev]" --quiet)
-	touch $(RUNNABLE) $@
+	touch $(RUNNABLE) $(DOCUMENTABLE) $@
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
 	$(call installed,. --quiet)
 	touch $@
+
+$(DOCUMENTABLE): pyproject.toml constraints.txt
+	$(venv)
+	@echo "Installing collectx, PyTorch and MkDocs in $(VENV): about a minute, more with a slow network"
+	$(call installed,".[docs]" --quiet)
+	touch $(RUNNABLE) $@
 
 run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
 	$(BIN)/collectx run experiment=cartpole_ppo
@@ -111,7 +118,7 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 	$(BIN)/python -m benchmarks.learning $(ARGS)
 	$(BIN)/python -m benchmarks.tables
 
-docs: install  ## Build the site of the documentation in SITE (site/), with warnings as errors
+docs: $(DOCUMENTABLE)  ## Build the site of the documentation in SITE (site/), with warnings as errors
 	@# With --quiet, warnings would be no errors.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir $(SITE)
 	@echo "Open $(SITE)/index.html in a browser"

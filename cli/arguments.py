@@ -201,7 +201,8 @@ def subcommand(
             if lists_problems and not isinstance(error, UsageError):
                 _print_list(error.problems)
             else:
-                printing.message(" ".join(error.problems))
+                text = " ".join(error.problems)
+                printing.message(text if text.startswith((f"{name}: ", f"{name} ")) else f"{name}: {text}")
             return 2
 
     return main
@@ -227,9 +228,9 @@ def one_group(
     if unknown := [name for name in words if name not in groups]:
         group = unknown[0].partition(".")[0]
         if group in groups and group != unknown[0]:
-            raise UsageError(
-                f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {group} -v"
-            )
+            choice = unknown[0].partition(".")[2]
+            what = f"{group} {choice}" if choice in (choices or {}).get(group, ()) else f"{group} -v"
+            raise UsageError(f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {what}")
         more = "To list all: collectx list"
         if having := [group for group in groups if unknown[0] in (choices or {}).get(group, ())]:
             which = either(f"collectx {subcommand} {group} {unknown[0]}" for group in having)

@@ -30,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from collectx.cli.overrides import Checked, check_overrides, key_of, of_file, quoted
+from collectx.cli.overrides import BASED, Checked, check_overrides, key_of, of_file, quoted
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.problem import Missing, Problem, Unknown, did_you_mean, either, naming
@@ -192,6 +192,9 @@ class Composer:
             node = self.load(overrides, master=master)
         except ConfigError as error:
             return Composed(DictConfig({}), incomplete(RunConfig), list(error.problems))
+        if self.config_name not in (_PACKAGED, SNAPSHOT) and not {*GROUPS} & {*node.hydra.runtime.choices}:
+            problem = f"{self.config_name}.yaml selects no env, policy or trainer. Add the line '{BASED}' to it."
+            return Composed(node, incomplete(RunConfig), [problem])
         composed = examine(node, broken)
         return dataclasses.replace(composed, problems=[*composed.problems, *self._base_60_problems(node.hydra)])
 

@@ -25,6 +25,8 @@ POLICIES = {
     "torchscript": "collectx.run.after.export:torchscript",
     "onnx": "collectx.run.after.export:onnx",
 }
+# What users call a file of torch.save.
+_FILES_OF_TORCH = ("pt", "pth", "torch", "pytorch")
 # Beside format and output.
 _OPTIONS_OF = {**dict.fromkeys(POLICIES, ("weights",)), "lerobot": ("fps", "task")}
 _OPTIONS = ("format", "output", *dict.fromkeys(itertools.chain(*_OPTIONS_OF.values())))
@@ -56,21 +58,23 @@ def _export(arguments: Arguments) -> int:
     options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not os.path.isdir(word))
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
-        raise UsageError(f"export: {unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
+        raise UsageError(f"{unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *DATA_PACKAGES]):
+        if meant := [word for word in sources if word in formats] or ["state_dict"] * (name in _FILES_OF_TORCH):
+            raise UsageError(f"name the format as an option: format={meant[0]}")
         problem = "which format? Add format=NAME" if name is None else f"format={name} is unknown"
-        raise UsageError(f"export: {problem}{did_you_mean(name or '', formats, 'format=')}")
+        raise UsageError(f"{problem}{did_you_mean(name or '', formats, 'format=')}")
     if not sources:
-        raise UsageError(f"export: which run? {synopsis(_USAGE)}")
+        raise UsageError(f"which run? {synopsis(_USAGE)}")
     allowed = _OPTIONS_OF.get(name, ())
     if unfit := [key for key in options if key not in allowed]:
-        raise UsageError(f"export: format={name} has no option '{unfit[0]}'. Leave out {unfit[0]}={options[unfit[0]]}.")
+        raise UsageError(f"format={name} has no option '{unfit[0]}'. Leave out {unfit[0]}={options[unfit[0]]}.")
     target = None if output is None else Path(output).expanduser()
     if name in DATA_PACKAGES:
         return _export_episodes(sources, name, target, options)
     if len(sources) > 1:
-        raise UsageError(f"export: format={name} takes one run folder. Leave out {sources[1]}.")
+        raise UsageError(f"format={name} takes one run folder. Leave out {sources[1]}.")
     return _export_policy(sources[0], name, target, options.get("weights", "newest"), "trust" in arguments.flags)
 
 
@@ -88,7 +92,7 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
     except OSError as error:
         place = error.filename or run_folder.path
         raise ConfigError(
-            f"export: cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."
+            f"cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."
         ) from error
     except Exception as error:
         printing.error(f"export to {name} failed: {summary_of(error)}")
@@ -99,10 +103,10 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
     if len(sources) > 1 and target is None:
-        raise UsageError("export: you named several folders. Add output=FOLDER, the folder into which to merge them.")
+        raise UsageError("you named several folders. Add output=FOLDER, the folder into which to merge them.")
     fps = options.get("fps", "30")
     if not fps.isdecimal() or int(fps) < 1:
-        raise UsageError(f"export: fps={fps} must be a whole number of at least 1.")
+        raise UsageError(f"fps={fps} must be a whole number of at least 1.")
     target = target or Path(sources[0], name)
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
@@ -117,13 +121,13 @@ def _recorded(source: str) -> Path:
     """Returns the data set of the run in a folder, or the folder itself."""
     run_folder = RunFolder(source)
     if not os.path.isdir(source):
-        raise ConfigError(f"export: there is no folder '{source}'. To list your runs: collectx status")
+        raise ConfigError(f"there is no folder '{source}'. To list your runs: collectx status")
     if not run_folder.config.exists():
         return Path(source)
     trainer = saved_config.read_config(run_folder.config).get("trainer") or {}
     if trainer.get("kind") != "record":
         raise ConfigError(
-            f"export: {source} contains no episodes, because it ran with trainer={trainer.get('kind')}. Only "
+            f"{source} contains no episodes, because it ran with trainer={trainer.get('kind')}. Only "
             "trainer=record records them."
         )
     return Path(source) if trainer.get("dir") is None else Path(trainer["dir"]).expanduser()

@@ -51,8 +51,9 @@ _OTHER_NAMES = {
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.
 PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
-# Subcommands that step envs, or start processes that do.
+# Subcommands that step envs, or start processes that do; all but eval may take hours.
 _STEPPING = ("run", "reproduce", "resume", "eval", "tune")
+_LONG = ("run", "reproduce", "resume", "tune")
 
 # What a file of the working directory must not be called: Python's modules, and those that collectx imports.
 _TAKEN = sys.stdlib_module_names | {"gymnasium", "hydra", "numpy", "omegaconf", "submitit", "tensordict", "torch"}
@@ -87,7 +88,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None and words and words[0] in _STEPPING:
         _fix_hashes()
     if words and words[0] not in PRINTING:
-        outlive_readers(lambda text: print(f"collectx {words[0]}: {text}", file=sys.stderr))
+
+        def tell(text: str) -> None:
+            if words[0] in _LONG:  # others end soon: `collectx eval RUN | head -1`
+                print(f"collectx {words[0]}: {text}", file=sys.stderr)
+
+        outlive_readers(tell)
         unbind_threads(lambda text: print(f"note: {text}", file=sys.stderr))
     status = _status(words)
     _limit_exit(status)

@@ -8,11 +8,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
+from collectx.config import other_names
 from collectx.config.check import known_paths
 from collectx.config.problem import did_you_mean, either
 from collectx.config.registry import GROUPS
@@ -26,7 +28,7 @@ class Checked:
         overrides: those that Hydra can compose, in the form that accepts any key.
         problems: a message for each other override.
         broken: the groups with a wrong choice, whose keys cannot be checked.
-        notes: a message for each choice that a later one of the same group replaces.
+        notes: a message for each choice or value that a later one of the same group or option replaces.
     """
 
     overrides: tuple[str, ...]
@@ -36,6 +38,10 @@ class Checked:
 
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+# What a primary file of the user needs, so that it changes options of collectx's own.
+BASED = "defaults: [config, _self_]"
+# What Hydra computes in a value.
+_FUNCTIONS = ("choice", "range", "interval", "glob", "shuffle", "sort", "tag", "int", "float", "bool", "str")
 # Per group, the choice that takes a user's class or function, and its option.
 _CLASS_OPTIONS = {
     "env": ("gym", "entry_point"),
@@ -103,10 +109,12 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
                 continue
             text = f"{key}={','.join(names)}"
             override = parser.parse_override(text)
-        if key in groups and override.package is None and not override.is_delete():
+        is_plain = override.package is None and not override.is_delete()
+        if is_plain:
             if chosen.get(key, text) != text:
                 notes.append(f"{chosen[key]} has no effect, because {text} comes after it.")
             chosen[key] = text
+        if is_plain and key in groups:
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
                 problems += [no_such_choice(key, choice, groups[key]) for choice in wrong]
@@ -132,12 +140,13 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         more = f"To list all: collectx list {key}"
         if os.path.isfile(file := f"conf/{key}/{choice}.yaml") and choice[:1] != "_":
             return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
-        if key == "devices" and choice == "gpu":
-            return "devices=gpu is unknown. Did you mean devices=cuda?"
+        if choice.lower() in ("none", "off", "false") and key in ("logger", "experiment", "debug"):
+            return f"{key}={choice} is unknown. Did you mean {key}=null?"
         if key == "env" and re.search(r"-v\d+$", choice):
             return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
-        if key == "policy" and choice.lower() in ("lstm", "gru", "rnn"):
-            return f"policy={choice} is unknown. To write a recurrent policy of your own: docs/tutorials/recurrent.md"
+        own = ("To write ", f"{key}=") if key in ("policy", "trainer") else (f"{key}=",)
+        if meant := [each for each in other_names.meant(choice) if each.startswith(own)]:
+            return f"{key}={choice} is unknown. {other_names.hint(meant)}"
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]
@@ -181,6 +190,8 @@ def of_file(text: str) -> str:
     words = f"--config-dir {root or '.'} {group}={name}" if is_choice else f"--config-dir {folder or '.'} -cn {name}"
     if not os.path.isfile(text):
         return f"there is no file {text}. To use another one, write its folder and name: --config-dir DIR -cn NAME"
+    if not is_choice and not re.search(r"^defaults:", Path(text).read_text(errors="replace"), re.MULTILINE):
+        return f"{text} is a file, and collectx takes names. Add the line '{BASED}' to it, and write {words}"
     return f"{text} is a file, and collectx takes names. Write {words}"
 
 
@@ -202,6 +213,8 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     if text.endswith((".yaml", ".yml")):
         return of_file(text)
     if "=" not in text:
+        if os.path.isdir(text) and text not in groups:
+            return f"'{text}' is a folder. To continue, repeat or evaluate its run: collectx resume, reproduce or eval"
         key, _, value = text.partition(" ")
         if value and (key in groups or key in known_paths()):
             return f"'{text}' lacks the =. Write {key}={value}"
@@ -216,4 +229,10 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     if interval := re.fullmatch(r"(.*)interval\((.*?),\s*log\s*=\s*true\)", text, re.IGNORECASE):
         return f"{text} cannot be read. A logarithmic interval is {interval[1]}tag(log,interval({interval[2]}))"
+    if text.endswith(","):
+        return f"{text} cannot be read. Leave out the comma at its end: {text.rstrip(',')}"
+    if listed := re.fullmatch(r"([\w.]+=)\(([^()]*)\)", text):
+        return f"{text} cannot be read. Write a list in square brackets: {listed[1]}[{listed[2]}]"
+    if (called := re.fullmatch(r"[\w.]+=([a-z]\w*)\(.*\)", text)) and called[1] not in _FUNCTIONS:
+        return f"{text} cannot be read: {called[1]}() is unknown. Valid names: {', '.join(_FUNCTIONS)}."
     return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

@@ -25,7 +25,10 @@ Exit status: 0 success, 2 wrong configuration or usage."""
 
 def _plan(arguments: Arguments) -> int:
     composer = Composer(arguments.config_dir, arguments.config_name)
-    prepared = run.prepare(composer, composer.check(arguments.words), arguments.is_multirun, _say_machine_problems)
+    checked = composer.check(arguments.words)
+    prepared = run.prepare(composer, checked, arguments.is_multirun, _say_machine_problems)
+    for text in checked.notes:
+        printing.note(text)
     num_parallel: int | None = 1
     if isinstance(prepared, Composed):
         folder = Path(folder_of(prepared.node, "hydra.run.dir")).absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand, synopsis
@@ -32,6 +33,9 @@ def _report(arguments: Arguments) -> int:
     # The folder of a point may be called seed=1.
     options = {key: value for key, _, value in words if key in _OPTIONS}
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
+    if unknown := [each for each in folders if re.match(r"\w+=", str(each)) and not each.exists()]:
+        name = str(unknown[0]).partition("=")[0]
+        raise ConfigError(f"report: {name} is not an option{did_you_mean(name, _OPTIONS)}")
     if not folders or not all(arguments.words):
         raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
     for word, (key, equals, _) in zip(arguments.words, words, strict=True):

@@ -136,7 +136,7 @@ def prepare(
         problems = [*checked.problems, *run.problems, *preflight.argument_problems(run.cfg)]
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
-            if problems := problems or check_machine(run.cfg, True):
+            if problems := problems or check_machine(run.cfg, not _is_complete(run)):
                 raise ConfigError(*problems)
             if run.note:
                 printing.note(run.note)
@@ -144,6 +144,14 @@ def prepare(
                 printing.note(f"hydra/sweeper={sweeper} has no effect on a single run. To start a sweep, add -m.")
             return run
     return sweep.prepare(composer, checked, is_multirun, check_machine, halving.rungs_of)
+
+
+def _is_complete(run: Composed) -> bool:
+    """Whether the run is in its folder already, so that nothing will start."""
+    with folder_errors(folder := folder_of(run.node, "hydra.run.dir")), config_errors(CollectxError):
+        files = RunFolder(folder)
+        is_resumed = run.cfg.run.resume == "auto" and files.has_run
+        return is_resumed and saved_config.completed_result(files, run.cfg) is not None
 
 
 def _run(composer: Composer, run: Composed, task: Task, trusted: bool) -> None:

@@ -161,7 +161,12 @@ def prepare(
             where.setdefault(problem, []).append(name)
     for problem, at in _shared_outputs(points, names(combinations)):
         where.setdefault(problem, []).extend(at)
-    problems = [problem if len(at) == len(points) else f"{problem} {_in_points(at)}" for problem, at in where.items()]
+    meant = {override.key_or_group: _with_decimal_comma(override) for override in swept}
+    problems = []
+    for problem, at in where.items():
+        fraction = meant.get(problem.partition("=")[0])
+        more = [f"Did you mean {fraction}?"] * bool(fraction) + [_in_points(at)] * (len(at) < len(points))
+        problems.append(" ".join([problem, *more]))
     # Other sweepers may write their parameters in another way.
     if problems := [*checked.problems, *(params.problems if is_basic or rungs else ()), *problems]:
         raise ConfigError(*problems)

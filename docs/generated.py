@@ -2,10 +2,10 @@
 
 `<!-- options -->` in `reference/configuration.md` becomes every option with type, range, default and meaning, from the
 dataclasses of `collectx/config/schema`. `<!-- commands -->` in `reference/commands.md` becomes the help of every
-subcommand. The docstrings of `reference/python` get links and defaults. Tables of what works together get short titles.
-Drawings become part of their page, so that
-their lines and texts have its colour (`currentColor`). The foot of every page names the version that the site
-documents.
+subcommand, `<!-- names -->` in `reference/names.md` the table of `collectx/config/other_names.md`. The docstrings of
+`reference/python` get links and defaults. Tables of what works together get short titles. Drawings become part of their
+page, so that their lines and texts have its colour (`currentColor`). The foot of every page names the version that the
+site documents.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from collectx import __version__
 from collectx.cli.compose import Composer
 from collectx.cli.list import find
 from collectx.cli.main import SUBCOMMANDS
+from collectx.config import other_names
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
 from collectx.library import keywords
@@ -130,9 +131,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     the first line only. The home page has no columns beside it."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]
-    for marker, content in (("<!-- options -->\n", options), ("<!-- commands -->\n", commands)):
-        if marker in markdown:
-            markdown = markdown.replace(marker, content())
+    for marker, content in (("options", options), ("commands", commands), ("names", names)):
+        if f"<!-- {marker} -->\n" in markdown:
+            markdown = markdown.replace(f"<!-- {marker} -->\n", content())
     markdown = _COMBINATIONS.sub(_combinations, markdown)
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
 
@@ -224,6 +225,17 @@ def _help(text: str) -> str:
         quoted = [part if part[:1] == "`" else _WORDS.sub(r"`\1`", part) for part in re.split("(`[^`]*`)", sentences)]
         parts.append("".join(quoted).replace("<", "&lt;"))
     return "\n\n".join(parts)
+
+
+def names() -> str:
+    """The options with their names in each library, and what differs below the option; without names of no library."""
+    head, _, *rows = (line.strip("|").split("|") for line in other_names.TABLE.read_text().splitlines())
+    lines = [head[:-2], ["---"] * len(head[:-2])]
+    for option, *libraries, _, note in rows:
+        if any(cell.strip() for cell in libraries):
+            first = re.sub(r"=\[.*\]`", "`", option) + (f"<br>{note}" if note.strip() else "")
+            lines.append([first, *(cell.replace(", ", "<br>") for cell in libraries)])
+    return "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
 def options() -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from collectx.config import other_names
 from collectx.config.problem import (
     ABSENT,
     PYTHON,
@@ -30,7 +31,7 @@ from collectx.config.problem import (
 )
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import BITS, default_of, incomplete, section_of
-from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, LoggerConfig, RunConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, RunConfig
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)
@@ -196,57 +197,13 @@ def _is_checked(hint: Any) -> bool:
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
 # Numbers such as 100k and ranges such as 0..3, which YAML reads as texts.
-_STEPS = re.compile(r"(\d+)\.\.(\d+)")
+_STEPS = re.compile(r"(\d+)(?:\.\.|[:-])(\d+)")
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
 # What `collectx tune` searches on every machine.
 _TUNED = ("collector.num_workers", "env.num_envs")
 # Example values for messages about missing options, by the last part of their names.
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
-# What other libraries call options, in any section.
-_OTHER_NAMES = {
-    "agent": "trainer=NAME",
-    "algo": "trainer=NAME",
-    "algorithm": "trainer=NAME",
-    "buffer_size": "trainer.buffer_frames",
-    "clip_coef": "trainer.clip_epsilon",
-    "clip_range": "trainer.clip_epsilon",
-    "ent_coef": "trainer.entropy_coeff",
-    "env_id": "env.id",
-    "frame_stack": "env.wrappers=[{FrameStackObservation:{stack_size:4}}]",
-    "gae_lambda": "trainer.gae_lambda",
-    "lr": "trainer.learning_rate",
-    "max_episode_steps": "env.kwargs.max_episode_steps",
-    "model": "policy=NAME",
-    "n_envs": "env.num_envs",
-    "n_epochs": "trainer.num_epochs",
-    "n_steps": "collector.frames_per_batch",
-    "net_arch": "policy.hidden_sizes",
-    "network": "policy=NAME",
-    "num_minibatches": "trainer.minibatch_size",
-    "render_mode": "env.kwargs.render_mode",
-    "total_steps": "collector.total_frames",
-    "total_timesteps": "collector.total_frames",
-    "vf_coef": "trainer.critic_coeff",
-}
-# What users call options, with the section or without one, as they write them.
-_OTHER_PATHS = {
-    **{each.name: f"logger={each.name}" for each in dataclasses.fields(LoggerConfig) if each.default is None},
-    **dict.fromkeys(("log_dir", "name", "output_dir", "run.dir", "run_dir", "run_name"), "hydra.run.dir"),
-    **dict.fromkeys(("cuda", "gpu", "use_cuda", "use_gpu"), "devices=cuda"),
-    "best": "eval.weights=best",
-    "device": "devices=cpu or devices=cuda",
-    "env.name": "env.id",
-    "logger.project": "logger.wandb.project",
-    "policy.width": "policy.hidden_sizes",
-    "render": "eval.video",
-    "sweep.dir": "hydra.sweep.dir",
-}
-
-
-def _other_name(path: str) -> str:
-    """Returns the option that users mean by `path`, such as "trainer.lr", which is none; "" if none is known."""
-    return _OTHER_PATHS.get(path) or _OTHER_NAMES.get(path.rpartition(".")[2], "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,11 +418,12 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
 def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]) -> Problem:
     """Returns the problem that the section `path` of a group lacks the key `key`. `choice` is what lacks the key, such
     as "trainer=ppo"; `names` are the keys that it has."""
-    other = _other_name(f"{group}.{key}")
-    is_own = other.startswith(f"{group}.")
-    if other and f"{group}.{key}" not in known_paths() and (not is_own or re.split("[.=]", other)[1] in names):
-        other = f"{path}{other.removeprefix(group)}" if is_own else other
-        return Unknown(f"{path}.{key}", f"is not an option. Did you mean {other}?")
+    meant = other_names.meant(f"{group}.{key}")
+    own = [each for each in meant if each.startswith(f"{group}.")]
+    fitting = [f"{path}{each.removeprefix(group)}" for each in own if re.split("[.=]", each)[1] in names]
+    is_of_user = {"kwargs", "target"} <= {*names}
+    if fitting := fitting or [each for each in meant if each not in own and not is_of_user]:
+        return Unknown(f"{path}.{key}", f"is not an option. {other_names.hint(fitting)}")
     others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
     if others and nearest(key, names, 0.8) is None:
         remedies = [f"add {group}={others[0]}"] if len(others) == 1 and path == group else []
@@ -473,16 +431,19 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
             remedies.append(f"write {path}.kwargs.{key}=VALUE for an argument of your own class")
         advice = f"{', '.join([*remedies, 'or leave it out' if remedies else 'leave it out'])}."
         return Unknown(f"{path}.{key}", f"is an option of {group}={either(others)}, not of {choice}", advice=advice)
-    if {"kwargs", "target"} <= {*names} and nearest(key, names) is None:
+    if is_of_user and (meant or nearest(key, names) is None):
         rule = f"is not an option of {choice}. Did you mean {path}.kwargs.{key}, an argument of your own class?"
+        return Unknown(f"{path}.{key}", rule)
+    if "sbatch" in names and nearest(key, names) is None:
+        rule = f"is not an option of {choice}. Did you mean {path}.sbatch.{key}, an option of sbatch?"
         return Unknown(f"{path}.{key}", rule)
     return _unknown_in(path, key, names, f" of {choice}")
 
 
 def _unknown(path: str) -> Problem:
     """Returns the problem that there is no group or section with the key `path`."""
-    if (other := _other_name(path)) and path not in known_paths():
-        return Unknown(path, f"is not an option. Did you mean {other}?")
+    if meant := other_names.meant(path):
+        return Unknown(path, f"is not an option. {other_names.hint(meant)}")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
@@ -518,8 +479,11 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     """Returns the problem that the section `path`, which has the keys `names`, lacks the key `key`."""
     how_to_list = f"To list all: collectx list {path.removeprefix('eval.').partition('.')[0]} -v"
     near = did_you_mean(key, names, f"{path}.", how_to_list)
-    if other := _OTHER_PATHS.get(f"{path}.{key}"):
-        near = f". Did you mean {other}?"
+    meant = other_names.meant(f"{path}.{key}")
+    own = [each for each in meant if each.startswith(f"{path}.") and re.split("[.=]", each)[1] in names]
+    others = [each for each in meant if not each.startswith(f"{path}.") and path != "eval"]
+    if (meant := own or others) and nearest(key, names, 0.8) is None:
+        near = f". {other_names.hint(meant)}"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")
 
 

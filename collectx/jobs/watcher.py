@@ -34,7 +34,17 @@ from collectx.run.folder.result import Status
 from collectx.run.statistics import MetricsTail, RateWindow, View
 from collectx.run.terminal import printing
 from collectx.run.terminal.charts import sparkline
-from collectx.run.terminal.display import PLAIN_S, REFRESH_S, STARTING, Lines, charts_of, render_panel, title_of
+from collectx.run.terminal.display import (
+    PLAIN_S,
+    REFRESH_S,
+    STARTING,
+    TRACEBACK,
+    Lines,
+    charts_of,
+    render_panel,
+    title_of,
+    without_our_frames,
+)
 from collectx.run.terminal.printing import clock, number, print_line, table
 
 # The interval between two queries: short at first, and growing while a job waits or runs.
@@ -271,21 +281,24 @@ class Watcher:
             if run.status.status is Status.INTERRUPTED:
                 detail = run.status.detail or "interrupted"
                 printing.message(f"{run.name if f'job {run.job}' in detail else self._describe(run)}: {detail}")
-            elif run.status.status is Status.FAILED and (text := _failure_text(run)) and text not in printed:
-                printed.add(text)
-                printing.message(text if len(self._runs) == 1 else f"{run.name}: {text}")
+            elif run.status.status is Status.FAILED:
+                text, where = _failure_text(run)
+                if text and text not in printed:
+                    printed.add(text)
+                    printing.message(f"{text}{where}" if len(self._runs) == 1 else f"{run.name}: {text}{where}")
 
 
-def _failure_text(run: WatchedRun) -> str:
-    """Returns why a run failed; if there is a result, with the last traceback of the trainer's log."""
-    try:
-        log = (
-            run.run_folder.log("trainer").read_text(errors="replace").rstrip() if run.run_folder.result.exists() else ""
-        )
-    except OSError:
-        log = ""
-    _, head, rest = log.rpartition("Traceback (most recent call last)")
-    return "\n".join([run.status.detail, *(f"  {line}" for line in (head + rest).splitlines()[-60:])])
+def _failure_text(run: WatchedRun) -> tuple[str, str]:
+    """Returns why a run failed; if there is a result, with the frames of user code in the last traceback of the
+    trainer's log, or else the log's last lines. The second text says where the rest is."""
+    path, log = run.run_folder.log("trainer"), ""
+    if run.run_folder.result.exists():
+        with suppress(OSError):
+            log = path.read_text(errors="replace").rstrip()
+    _, head, rest = f"\n{log}".rpartition(TRACEBACK)
+    shown = without_our_frames(head + rest) if head else log.splitlines()[-10:]
+    where = f"\n  full {'traceback' if head else 'log'}: {path}" if log else ""
+    return "\n".join([run.status.detail, *(f"  {line}" for line in shown)]), where
 
 
 class WatchedRun:

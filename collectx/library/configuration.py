@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from collectx.collector.batch_info import part_shape
+from collectx.config import other_names
 from collectx.config.check import check_option, members, out_of_range
 from collectx.config.problem import PYTHON, Names, Problem, either, naming, nearest
 from collectx.config.registry import KINDS, field_of
@@ -246,5 +247,6 @@ def _hint(key: str, known: list[str], by_class: Mapping[str, Any]) -> str:
     if owners and nearest(key, known, 0.8) is None:
         more = ["others"] if len(owners) > _MAX_OWNERS else []
         return f" (a keyword of {either(owners[:_MAX_OWNERS] + more)})"
-    near = nearest(key, known)
+    meant = (path.rpartition(".")[2] for path in other_names.meant(key))
+    near = next((name for name in meant if name in known), None) or nearest(key, known)
     return f" (did you mean {near!r}?)" if near else ""

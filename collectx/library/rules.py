@@ -123,7 +123,10 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     is_list = isinstance(keywords.create_env_fn, list | tuple)
     for number, one in enumerate(creates):
         index = f"[{number}]" if is_list else ""
-        if not (callable(one) or is_env(one)):
+        if isinstance(one, torch.nn.Module) and not is_env(one):
+            name = type(one).__name__
+            yield f"create_env_fn{index} is a module, {name}. Pass what makes the env first, then the policy."
+        elif not (callable(one) or is_env(one)):
             yield (
                 f"create_env_fn{index}={one!r} is neither an env nor a function. Pass a function that makes the env, "
                 "such as lambda: gymnasium.make('CartPole-v1')."

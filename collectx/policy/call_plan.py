@@ -272,7 +272,14 @@ class TensorDictStep(Step):
             data.set(name, tensor)
         with exploration(self._exploration_type):
             result = self._policy(data)
-        return data if result is None or result is data else data.update(result)
+        if result is None or result is data:
+            return data
+        if isinstance(result, torch.Tensor | np.ndarray | _NUMBERS | tuple | list):
+            raise ShapeError(
+                f"the policy was called with a TensorDict, but returned a value of type {type(result).__name__}. Write "
+                f"{key_names(self._actions)} into the TensorDict, or call the parameter 'observation' to get a tensor."
+            )
+        return data.update(result)
 
     def results(self, result: TensorDict) -> Sequence[torch.Tensor]:
         index, observation, outputs = self._index, self._observation, {}

@@ -64,8 +64,9 @@ def test_only_commands_that_print_end_with_their_reader(tmp_path, wait_until, un
             lines = folder / "metrics.jsonl"
             wait_until(lambda: (lines.exists() and lines.read_text()) or process.poll() is not None, 200)  # noqa: B023
         assert finish(run("list"), "") == 0
-        note = "collectx cancel: standard output was closed, so the command continues without it.\n"
-        assert finish(run("cancel", "runs"), note) == 0
+        note = "collectx run: standard output was closed, so the command continues without it.\n"
+        assert finish(run("run", "--cfg", "job"), note) == 0
+        assert finish(run("cancel", "runs"), "") == 0
         for folder, process in zip(folders, runs, strict=True):
             assert process.wait(200) == 130
             assert result(folder)["exit_reason"] == "interrupted by SIGTERM"

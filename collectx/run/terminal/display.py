@@ -58,7 +58,7 @@ _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 _DOMINATES = 0.6
 # The first line of a frame in a traceback, and the folder of collectx's frames.
 _FRAME = re.compile(r'  File "(?P<file>.+?)", line \d+')
-_TRACEBACK = "\nTraceback (most recent call last):\n"
+TRACEBACK = "\nTraceback (most recent call last):\n"
 _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 
@@ -459,16 +459,16 @@ def format_error(error: BaseException) -> str:
     name = type(error).__name__ if isinstance(error, CollectxError) else type_name(error)
     text = f"{name}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
-    if not any(_TRACEBACK in note for note in notes) and not isinstance(error, CollectxError):
+    if not any(TRACEBACK in note for note in notes) and not isinstance(error, CollectxError):
         frames = frames_of_user(error)
         notes += [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
-    lines = [line for note in notes for line in _without_our_frames(note)]
+    lines = [line for note in notes for line in without_our_frames(note)]
     return "\n".join([text, *(f"  {line}" for line in lines)])
 
 
-def _without_our_frames(note: str) -> list[str]:
+def without_our_frames(note: str) -> list[str]:
     """Returns the lines of a note; of a traceback in it, only the frames outside of collectx."""
-    head, _, remote = note.rstrip().partition(_TRACEBACK)
+    head, _, remote = note.rstrip().partition(TRACEBACK)
     lines, is_shown = head.splitlines(), False
     for line in remote.splitlines():
         if frame := _FRAME.match(line):

@@ -110,6 +110,7 @@ run debug=true
 run --config-name conf/env/mine.yaml
 run --config-name nothing.yaml
 run trainer.gamma=0,99
+run -m trainer.gamma=0,99 seed=-1,1
 run seed=0,10
 run policy=LSTM
 run seed=${oc.env:NOTHING}
@@ -122,6 +123,8 @@ run -m hydra/launcher=rq seed=0,1
 run conf/experiment/without.yaml
 run conf/env/mine.yaml
 run my/primary.yaml
+run my/whole.yaml
+run --config-dir my -cn whole seed=1
 run --config=without
 run env=mine experiment=without
 run --config-dir empty env=mine
@@ -156,6 +159,7 @@ def folders(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for name, text in {
         "conf/experiment/without.yaml": "env:\n  num_envs: 3\ntrainer:\n  learning_rate: 1.0\n",
+        "my/whole.yaml": "seed: 3\n",
         "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",
@@ -254,13 +258,14 @@ def test_whole_overrides(expected):
     expected("overrides", "\n".join(each.rstrip() for each in text))
 
 
-def test_of_two_choices_of_a_group_the_first_has_no_effect():
+def test_of_two_values_the_first_has_no_effect():
     """Hydra's own command line does the same, so a script may append to its defaults."""
     groups = Composer().choices([])
-    checked = overrides.check_overrides(["env=pendulum", "env=cartpole", "env=cartpole", "seed=1", "seed=2"], groups)
-    assert (checked.problems, checked.notes) == (
-        (),
-        ("env=pendulum has no effect, because env=cartpole comes after it.",),
+    words = ["env=pendulum", "env=cartpole", "env=cartpole", "seed=1", "+seed=2", "~logger", "logger=csv", "seed=2"]
+    assert overrides.check_overrides(words, groups).notes == (
+        "env=pendulum has no effect, because env=cartpole comes after it.",
+        "seed=1 has no effect, because +seed=2 comes after it.",
+        "+seed=2 has no effect, because seed=2 comes after it.",
     )
 
 

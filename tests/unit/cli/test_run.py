@@ -44,7 +44,7 @@ def test_what_was_composed_and_checked_is_what_runs(stub):
 def test_a_file_as_an_override_is_answered_with_its_folder_and_name(stub, tmp_path, capsys):
     (tmp_path / "my" / "env").mkdir(parents=True)
     for name in ("my/primary.yaml", "my/env/maze.yaml"):
-        (tmp_path / name).write_text("seed: 1\n")
+        (tmp_path / name).write_text("defaults: [config, _self_]\nseed: 1\n")
         assert run.main([name]) == 2
     err = capsys.readouterr().err
     assert "my/primary.yaml is a file, and collectx takes names. Write --config-dir my -cn primary\n" in err

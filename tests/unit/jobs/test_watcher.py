@@ -216,7 +216,7 @@ def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_
 def test_equal_failures_of_a_sweep_are_told_once(queue, capsys):
     assert [ended.status for ended in start("seed=1", "seed=1", "seed=0").results] == ["failed", "failed", "completed"]
     err = capsys.readouterr().err
-    assert err.count("LeverError: stuck\n  Traceback (most recent call last)") == 1
+    assert err.count("LeverError: stuck\n  full traceback: ") == 1
     assert "point0: LeverError: stuck" in err
 
 

@@ -184,6 +184,7 @@ CASES = {
         SEVERAL,
         by_tensordict(lambda td: [td.set("action", index(td["observation"])), None][1]),
     ),
+    "a tensor for a TensorDict": (SEVERAL, by_tensordict(lambda td: index(td["observation"]))),
     "a TensorDict of a grid": (GRID, by_tensordict(lambda td: td.set("action", index(td["observation"])))),
     "a nested key": (
         SEVERAL,

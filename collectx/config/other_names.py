@@ -1,0 +1,53 @@
+"""What other libraries call the options of collectx, for the end of messages: "Did you mean ...?". The names are in the
+table `other_names.md`, which is also part of the documentation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+from collectx.config.schema.run import LoggerConfig
+
+TABLE = Path(__file__).with_name("other_names.md")
+# What users call options that no library calls so, with the section or without one, as they write them.
+_PATHS = {
+    **{each.name: f"logger={each.name}" for each in dataclasses.fields(LoggerConfig) if each.default is None},
+    **dict.fromkeys(("name", "run.dir", "run.name"), "hydra.run.dir"),
+    **dict.fromkeys(("checkpoint.freq", "checkpoint.interval"), "checkpoint.every_batches"),
+    **dict.fromkeys(("eval.freq", "eval.interval"), "eval.every_batches"),
+    "best": "eval.weights=best",
+    "env.name": "env.id",
+    "eval.num_envs": "eval.env.num_envs",
+    "logger.project": "logger.wandb.project",
+    "sweep.dir": "hydra.sweep.dir",
+}
+
+
+@functools.cache
+def _rows() -> dict[str, list[str]]:
+    """Returns, per name in the table, what the first column says: options, or how to write something of one's own."""
+    rows: dict[str, list[str]] = {}
+    for line in TABLE.read_text().splitlines()[2:]:
+        _, first, *names, _, _ = line.split("|")
+        meant = re.findall(r"`([^`]+)`", first) or [re.sub(r" \[(.+)\]\(\.\./(.+)\) ", r"To write \1: docs/\2", first)]
+        for name in dict.fromkeys(re.findall(r"`([^`]+)`", "|".join(names).lower())):
+            rows.setdefault(name, []).extend(meant)
+    return rows
+
+
+def meant(path: str) -> list[str]:
+    """Returns what users mean by an unknown option or choice, such as "trainer.lr": options, choices or commands, or a
+    sentence about writing one; empty if nothing is known."""
+    if path in _PATHS:
+        return [_PATHS[path]]
+    # The last part that is known: net_arch of policy_kwargs.net_arch, env_config of env_config.gravity.
+    return next(filter(None, map(_rows().get, reversed(path.lower().split(".")))), [])
+
+
+def hint(meant: list[str]) -> str:
+    """Returns the end of a message about an unknown name, from what `meant` returns."""
+    *_, last = meant
+    return last if last.startswith("To write ") else f"Did you mean {' or '.join(meant)}?"

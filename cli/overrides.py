@@ -220,8 +220,6 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
             return f"'{text}' lacks the =. Write {key}={value}"
         if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:
             return f"'{text}' is not an override. Did you mean {either(meant)}?"
-        if os.path.isdir(os.path.join(text, "snapshot")):
-            return f"'{text}' is a run folder, which resume, reproduce, eval, export, status and watch take."
         if text == "help":
             return "'help' is not an override. To read the help, write the flag --help."
         if text in groups:

@@ -38,9 +38,6 @@ def _report(arguments: Arguments) -> int:
         raise ConfigError(f"report: {name} is not an option{did_you_mean(name, _OPTIONS)}")
     if not folders or not all(arguments.words):
         raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
-    for word, (key, equals, _) in zip(arguments.words, words, strict=True):
-        if equals and key not in _OPTIONS and not Path(word).exists():
-            raise ConfigError(f"report: there is no folder '{word}', and no option {key}{did_you_mean(key, _OPTIONS)}")
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:

@@ -440,7 +440,7 @@ def test_the_trainers_threads(cfg, tmp_path, monkeypatch, within, launcher, grou
 
 @pytest.mark.parametrize(
     ("place", "num_workers", "expected"),
-    [("local", 2, None), ("local", 6, "7 processes share 2 usable cores (affinity): use fewer"), ("slurm", 6, None)],
+    [("local", 2, None), ("local", 6, "7 processes share 2 usable cores (affinity): fewer"), ("slurm", 6, None)],
 )
 def test_too_many_workers_for_the_cores_of_this_machine_are_noted(
     cfg, monkeypatch, within, place, num_workers, expected

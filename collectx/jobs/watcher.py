@@ -439,7 +439,7 @@ class RunsDisplay:
         if run.status.status is Status.QUEUED:
             return Text(f"job {run.job} has been in the queue for {clock(now_s - run.since_s)}")
         view = run.view(now_s)
-        drawn = charts_of(run.statistics.curve, self._console, view)
+        drawn = charts_of(view.numbers.curve, self._console, view)
         return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot, run.stage())
 
     def _print_line(self, is_last: bool = False) -> None:

@@ -44,6 +44,22 @@ def better_return(best: float, mean: float, num_before: float) -> float:
     return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
 
 
+# Maximum number of points of a `Curve`.
+_MAX_POINTS = 2000
+
+
+class Curve(list[tuple[float, int, float]]):
+    """Seconds since the first batch, frames and mean return of at most `_MAX_POINTS` batches."""
+
+    def add(self, statistics: Statistics) -> None:
+        """Adds a point for the last batch, if there is a new one."""
+        if statistics.first_s is None or statistics.last_s is None or (self and self[-1][1] == statistics.frames):
+            return
+        if len(self) >= _MAX_POINTS:
+            del self[1::2]
+        self.append((statistics.last_s - statistics.first_s, statistics.frames, statistics.mean_return))
+
+
 class Statistics:
     """Sums and rates of the delivered batches.
 
@@ -67,6 +83,7 @@ class Statistics:
         lag: mean lag of the last batch's frames, in versions.
         learners: with several learners, the seconds for which each has waited for its workers, and for the others.
         taking_part: how many workers take part, and how many were started; None if all take part.
+        curve: the mean return over the batches.
     """
 
     def __init__(
@@ -98,6 +115,7 @@ class Statistics:
         self.learners: list[tuple[float, float]] = []
         self.taking_part: tuple[int, int] | None = None
         self.started: tuple[float, float] | None = None
+        self.curve = Curve()
         self._first_frames = 0
         # Sums and counts of each metric in the last batches: of episodes or, for `step_mean/NAME`, of frames.
         self._recent: dict[str, deque[tuple[float, float]]] = {name: deque() for name in metrics}
@@ -150,6 +168,7 @@ class Statistics:
         self.lag = total_lag / info.frames if info.frames else 0.0
         if self.num_episodes > episodes:
             self._add_mean(math.fsum(self._returns) / len(self._returns), episodes)
+        self.curve.add(self)
 
     def _add_learners(self, times: Sequence[Sequence[float]]) -> None:
         before = self.learners or [(0.0, 0.0)] * len(times)
@@ -218,36 +237,20 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
-# Maximum number of points of a `Curve`.
-_MAX_POINTS = 2000
 # Only the end of a longer `metrics.jsonl` is read, some thousand batches: a million lines would take 15 s.
 _NEWEST_BYTES = 1 << 22
-
-
-class Curve(list[tuple[float, int, float]]):
-    """Seconds since the first batch, frames and mean return of at most `_MAX_POINTS` batches."""
-
-    def add(self, statistics: Statistics) -> None:
-        """Adds a point for the last batch, if there is a new one."""
-        if statistics.first_s is None or statistics.last_s is None or (self and self[-1][1] == statistics.frames):
-            return
-        if len(self) >= _MAX_POINTS:
-            del self[1::2]
-        self.append((statistics.last_s - statistics.first_s, statistics.frames, statistics.mean_return))
 
 
 class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums the batch times, without the pause before a
     resume. The first `update` reads only the last `_NEWEST_BYTES` of the file: times and the overall rate cover the
-    lines that were read; frames, batches and episodes cover the complete run. `curve` is the mean return over the
-    batches. `earlier` is between one and two `RATE_WINDOW_S` before the last line, so that the current rate is known at
-    once."""
+    lines that were read; frames, batches and episodes cover the complete run. `earlier` is between one and two
+    `RATE_WINDOW_S` before the last line, so that the current rate is known at once."""
 
     def __init__(
         self, metrics: Path, total_frames: int, target_return: float | None = None, expected_frames: int | None = None
     ):
         super().__init__(total_frames, target_return, expected_frames=expected_frames)
-        self.curve = Curve()
         self._time = math.nan
         # Copies of the numbers, `RATE_WINDOW_S` apart; the first one is `earlier`.
         self._copies: deque[Statistics] = deque(maxlen=2)
@@ -276,7 +279,6 @@ class MetricsTail(Statistics):
             lines, was_replaced = self._lines.read()
             if was_replaced:
                 super().__init__(self.total_frames, self.target_return, expected_frames=self.expected_frames)
-                self.curve.clear()
                 self.forget_rate()
             if not lines:
                 return has_lines

@@ -82,7 +82,6 @@ class Progress:
         self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
         self._title = title
-        self._curve = Curve()
         self._lines = Lines(self._console)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
@@ -118,7 +117,7 @@ class Progress:
 
     def resume(self, start_s: float, curve: Curve) -> None:
         """Moves the zero of the elapsed time, and begins with the curve of the earlier batches."""
-        self._rates.start_s, self._curve = start_s, curve
+        self._rates.start_s, self._statistics.curve = start_s, curve
 
     def imports(self, what: str) -> None:
         """Prints what the run is importing, at most every `PLAIN_S` seconds, on a terminal every second. For
@@ -166,17 +165,16 @@ class Progress:
 
     def _draw(self, is_last: bool = False) -> None:
         view = (self._rates.summary if is_last else self._rates.view)(time.monotonic())
-        self._curve.add(view.numbers)
         stage = stage_of(self.count_ready() if view.numbers.started is None else None, self.stage())
         if is_last:
             stage = ""
         if (live := self._live) is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
-            charts = charts_of(self._curve, self._console, view)
+            charts = charts_of(view.numbers.curve, self._console, view)
             live.update(render_panel(view, self._title, charts, foot, stage), refresh=True)
         elif self._cell is not None:
             foot = "" if is_last else "Interrupt the kernel to save and stop"
-            drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot, stage)
+            drawn = render_panel(view, self._title, charts_of(view.numbers.curve, _notebook(), view), foot, stage)
             self._cell.update(_html(drawn))
         else:
             self._lines.print(view, is_last, stage)

@@ -86,6 +86,14 @@ run --debug
 run help
 run debug
 list cartpole
+list debug=tiny
+list trainer ppo lr
+help status
+trian
+init file
+init file/a
+logs finished worker 0
+logs finished worker a
 plot run
 run --resume
 run --multirun=3
@@ -146,6 +154,9 @@ logs finished/logs
 resume finished/checkpoints/000000002
 resume finished debug=inline
 reproduce finished experiment=without
+resume failed run.overwrite=true
+resume failed seed=1
+resume damaged
 """,
 }
 
@@ -166,6 +177,9 @@ def folders(tmp_path, monkeypatch):
         "finished/metrics.jsonl": json.dumps(batch_line(digest="0").to_json()) + "\n",
         "finished/result.json": '{"status": "completed"}',
         "finished/checkpoints/000000002/manifest.json": "{}",
+        "failed/snapshot/config.yaml": "seed: 0\n",
+        "damaged/snapshot/config.yaml": "garbage\n",
+        "damaged/checkpoints/000000002/manifest.json": "{}",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

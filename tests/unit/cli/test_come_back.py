@@ -172,6 +172,8 @@ def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(jo
     assert "there is no role 'worker-2'. Did you mean worker-1? Valid names: job, trainer, worker-0, worker-1." in (
         capsys.readouterr().err
     )
+    assert logs.main(["sweep", "worker", "0"]) == 2
+    assert "logs: write the role as one word: worker-0" in capsys.readouterr().err
 
 
 def test_logs_without_a_line_name_the_files_that_have_the_output(job, capsys):

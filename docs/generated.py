@@ -421,10 +421,10 @@ def _meaning(option: dict[str, Any], section: str, paths: set[str]) -> str:
         for path in (word[1], f"{section}.{word[1]}"):
             if path in paths:
                 return f"[`{word[0]}`](#{path})"
-        return word[0]
+        return f"`{word[0]}`" if "=" in word[0] else word[0]
 
     text = text.replace("the page Envs", "[Envs](envs.md#envs-on-a-gpu)")
-    return re.sub(r"(?<![\w`.\[])([a-z]\w*(?:[._][a-z]\w*)+)(?:=\w+)?(?![\w`(\]])", link, text)
+    return re.sub(r"(?<![\w`.\[])([a-z]\w*(?:[._][a-z]\w*)+)(?:=[\w.-]*\w)?(?![\w`(\]])", link, text)
 
 
 def _cell(text: str) -> str:

@@ -31,8 +31,8 @@ class GymnasiumConfig(EnvConfig):
     kwargs: dict[str, Any] = option(
         {},
         """Keyword arguments of the env: env.kwargs.sutton_barto_reward=true. Strings here and in wrappers may contain
-        {env_index}, the env's number over all workers, {worker_index} and {restart_count}:
-        {port: "{env_index + 5001}"}.""",
+        `{env_index}`, the env's number over all workers, `{worker_index}` and `{restart_count}`:
+        `{port: "{env_index + 5001}"}`.""",
         movable=True,
     )
     wrappers: list[Any] = option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -239,13 +240,19 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
-    """Returns a rich table. `num_texts` is how many of the first columns are texts; the others are numbers."""
+    """Returns a rich table. `num_texts` is how many of the first columns are texts; the others are numbers. Where a row
+    does not fit on the terminal, the names in the first column are broken after their commas."""
     from rich.table import Table
     from rich.text import Text
 
+    rows = [*rows]
+    widths = [max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)]
+    if sum(widths) > shutil.get_terminal_size().columns:
+        rows = [(name.replace(",", ",\n"), *others) for name, *others in rows]
     made = Table(**style)
     for index, title in enumerate(head):
-        made.add_column(title, justify="left" if index < num_texts else "right", overflow="fold")
+        is_text = index < num_texts
+        made.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in rows:
         made.add_row(*(Text(printable(text), _STYLES.get(text, "")) for text in row))
     return made

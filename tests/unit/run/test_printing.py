@@ -1,9 +1,11 @@
 """Messages and tables: plain where there is no terminal, and never what acts on one; the table of a sweep."""
 
+import io
 import json
 import sys
 
 import pytest
+from rich.console import Console
 
 from collectx.run.folder.result import Status
 from collectx.run.terminal import printing
@@ -124,3 +126,13 @@ def test_over_seeds_mean_and_spread_are_ranked(tmp_path, capsys):
 def test_seeds_alone_are_one_row(tmp_path, capsys, names):
     print_sweep(tmp_path, points(tmp_path, **dict.fromkeys(names, 2.0)))
     assert rows(capsys.readouterr().out)[-1][1:] == ["2", "2.000", "0.000", "2.000", "2.000"]
+
+
+def test_names_that_do_not_fit_are_broken_after_their_commas(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    row = "policy.normalize_observations=True,seed=0", "completed", "123,456", "12,345"
+    console = Console(file=io.StringIO(), width=70)
+    console.print(printing.table([row], ("run", "status", "frames", "frames/s"), 2, box=None))
+    _, first, second = console.file.getvalue().splitlines()
+    assert first.split() == ["policy.normalize_observations=True,", *row[1:]]
+    assert second.split() == ["seed=0"]

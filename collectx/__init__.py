@@ -83,7 +83,7 @@ _NAMES = {
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 # Public modules, which `import collectx` does not import either.
-_PUBLIC = ("data", "loggers", "replay", "trainer")
+_PUBLIC = ("data", "loggers", "replay")
 
 __all__ = [*_MODULES]
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def test_packages_are_installed_in_any_environment(path):
 def test_a_source_tree_is_not_installed(tmp_path):
     assert not is_installed(tmp_path / "env.py")
     assert not is_installed(__file__)
+
+
+@pytest.mark.parametrize("name", ["data.load", "loggers.CsvLogger", "replay.ReplayBuffer"])
+def test_public_modules_are_attributes_of_the_package(name):
+    subprocess.run([sys.executable, "-c", f"import collectx; collectx.{name}"], check=True)
 
 
 @pytest.mark.parametrize(("folder", "restored"), [("project", 1), ("lib/python3.11/site-packages", 2)])

@@ -132,8 +132,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]
     for marker, content in (("options", options), ("commands", commands), ("names", names)):
-        if f"<!-- {marker} -->\n" in markdown:
-            markdown = markdown.replace(f"<!-- {marker} -->\n", content())
+        # The line below a marker is for readers of the file.
+        markdown = re.sub(rf"<!-- {marker} -->\n\*.*\*\n", lambda _, content=content: content(), markdown)
     markdown = _COMBINATIONS.sub(_combinations, markdown)
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
 

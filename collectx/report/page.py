@@ -133,8 +133,14 @@ class Report:
             },
             happened=list(_happened(runs)),
             names=[run.name for run in runs],
+            # A null beside an option that does not exist says nothing.
             differences={
-                key: ["null" if value is None else value for value in each] for key, each in differing.items()
+                key: [
+                    "-" if key not in run.options else "null" if value is None else value
+                    for run, value in zip(runs, each, strict=True)
+                ]
+                for key, each in differing.items()
+                if any(value is not None for value in each)
             },
             config=yaml.safe_dump(same, sort_keys=False),
             origins=[_origin(run.run_folder) for run in runs],

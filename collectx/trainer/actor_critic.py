@@ -174,7 +174,8 @@ class ActorCriticTrainer(LearningTrainer):
         losses, others = self.learn(self._transitions(batch))
         modules = {"policy": self.policy, "critic": self.critic}
         check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
-        return dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)) | others
+        learning_rate = self._optimizer.param_groups[0]["lr"]
+        return dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)) | others | {"learning_rate": learning_rate}
 
     def _transitions(self, batch: TensorDict) -> Transitions:
         """Returns the transitions of a batch. First adds the batch to the statistics; otherwise the first batch would

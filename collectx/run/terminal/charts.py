@@ -34,7 +34,8 @@ def chart(
     times, values = np.array(points, float).T
     width, rows = width - _LABELS - 1, height - 2
     curve = np.interp(np.linspace(times[0], times[-1], 2 * width), times, values)
-    low, high = curve.min() if low is None else low, curve.max()
+    # The limits are those of all values, also of peaks between two columns.
+    low, high = values.min() if low is None else low, values.max()
     levels = np.rint((curve - low) / ((high - low) or 1.0) * (4 * rows - 1)).astype(int)
     cells = np.zeros((rows, width), int)
     for place, (before, level) in enumerate(zip([levels[0], *levels], levels, strict=False)):

@@ -370,7 +370,7 @@ def _table(view: View) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", justify="right")
     for name in ("frames/s", *_SHARES, "lag", "learn", *[""] * bool(view.learners)):
-        table.add_column(name, justify="right", min_width=6)
+        table.add_column(name, justify="right", min_width=4)
     for worker in view.workers[:NUM_WORKERS_SHOWN]:
         shares = (f"{share:.0%}" for share in worker.shares)
         table.add_row(f"worker {worker.worker}", number(worker.frames_per_s), *shares, str(worker.lag))

@@ -80,6 +80,7 @@ def test_the_page_loads_nothing(written):
 @pytest.mark.ci
 def test_the_page_and_the_pngs_have_all_figures(written):
     names = ["return_frames", "return_time", "seeds_mean_return", "actor_loss", "critic_loss", "entropy"]
+    names += ["approx_kl", "clip_fraction", "explained_variance", "learning_rate"]
     # Without lag there is no figure of it. A group has the timeline of its best run.
     names += ["throughput", "scaling", "timeline-0", "timeline-1"]
     assert sorted(path.stem for path in written.glob("*.png")) == sorted(names)

@@ -117,7 +117,7 @@ def test_the_curves_of_a_run_are_those_of_its_files(sweep):
     # The rates are those after the first batch.
     passed_s = np.diff([run.columns["elapsed_s"][0], *times])
     assert sum(rates * passed_s) == pytest.approx(1024 - 128)
-    of_update = {"approx_kl", "clip_fraction", "explained_variance"}
+    of_update = {"approx_kl", "clip_fraction", "explained_variance", "learning_rate"}
     assert set(run.scalars) == {"actor_loss", "critic_loss", "entropy"} | of_update
     assert {span.worker for span in run.spans} == {0, 1}
     assert run.curve("nothing", "frames") is None

@@ -109,7 +109,9 @@ def test_a_rewarded_action_becomes_more_likely(name):
     learner.train(collection)
     assert preference(name, module, observation) > before + 0.05
     assert collection.version == len(collection.scalars) == 5
-    logged = {"epsilon", "loss", "value"} if "dqn" in name else {"actor_loss", "critic_loss", "entropy"}
+    logged = {"actor_loss", "critic_loss", "entropy", "learning_rate"}
+    if "dqn" in name:
+        logged = {"epsilon", "loss", "value"}
     about_the_update = {"approx_kl", "clip_fraction", "explained_variance"} if "ppo" in name else set()
     assert set(collection.scalars[-1]) == logged | about_the_update
 
@@ -179,6 +181,7 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
     means = dict(zip(("actor_loss", "critic_loss", "entropy"), torch.tensor(logged).mean(0).tolist(), strict=True))
     last_epoch = torch.tensor(update[-parts:]).mean(0).tolist()
     means |= dict(zip(("approx_kl", "clip_fraction"), last_epoch, strict=True)) | {"explained_variance": explained}
+    means["learning_rate"] = config("ppo").trainer.learning_rate
     assert collection.scalars == [pytest.approx(means, rel=1e-3, abs=1e-6)]
 
 
@@ -200,7 +203,9 @@ def test_the_step_of_impala_is_that_of_the_paper():
         return logged["actor_loss"] + 0.3 * logged["critic_loss"] - 0.1 * logged["entropy"]
 
     assert_learned(learner, "impala", [expected, critic], [loss])
-    assert collection.scalars == [pytest.approx({name: each.item() for name, each in logged.items()}, rel=1e-4)]
+    means = {name: each.item() for name, each in logged.items()}
+    means["learning_rate"] = config("impala").trainer.learning_rate
+    assert collection.scalars == [pytest.approx(means, rel=1e-4)]
 
 
 @pytest.mark.parametrize("name", ["dqn", "uniform dqn"])

@@ -167,7 +167,8 @@ class _Execution:
         """Executes the run, from the snapshot to closing the collector; see `execute`."""
         cfg, record, run_folder = self._cfg, self._record, self._run_folder
         title = display.title_of(cfg, run_folder.path, argv)
-        progress = display.Progress(record.statistics, title, start_s=record.start_s)
+        is_alone = {"-m", "--multirun"}.isdisjoint(argv)
+        progress = display.Progress(record.statistics, title, start_s=record.start_s, stays=is_alone)
         has_processes = self._place.is_local and not self._place.is_inline
         self._warm_up(progress, has_processes)
         if self._point is None:

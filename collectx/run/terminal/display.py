@@ -63,20 +63,27 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 
 class Progress:
-    """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
-    the thread, which may hang on a pipe that no process reads, and then ends with the process. `count_ready` returns
-    how many workers are ready, and how many were started; None while unknown. `stage` returns what the run does
-    before, and whenever it is not collecting; otherwise ""."""
+    """Shows a run during the `with` block. The end of the block waits up to 2 s for the thread, which may hang on a
+    pipe that no process reads, and then ends with the process. `count_ready` returns how many workers are ready, and
+    how many were started; None while unknown. `stage` returns what the run does before, and whenever it is not
+    collecting; otherwise ""."""
 
     def __init__(
-        self, statistics: Statistics, title: str = "", console: Console | None = None, start_s: float | None = None
+        self,
+        statistics: Statistics,
+        title: str = "",
+        console: Console | None = None,
+        start_s: float | None = None,
+        stays: bool = True,
     ):
         """
         Args:
             title: see `title_of`.
             console: by default, standard output.
             start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
+            stays: whether the last state stays on the screen. That of each point would fill it during a sweep.
         """
+        self._stays = stays
         self._console = console or Console()
         self._printed_s = -math.inf
         self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
@@ -111,8 +118,8 @@ class Progress:
         self._stop.set()
         self._thread.join(timeout=2.0)
         if self._live is not None:
-            # Removes the display of a run without a batch.
-            self._live.transient = self._statistics.started is None
+            # Removes the display of a run without a batch, too.
+            self._live.transient = not self._stays or self._statistics.started is None
             self._live.stop()
 
     def resume(self, start_s: float, curve: Curve) -> None:

@@ -29,7 +29,7 @@ from collectx.run.terminal.display import (
     title_of,
 )
 
-SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+SHOW_CURSOR, HIDE_CURSOR, ERASE_LINE = "\x1b[?25h", "\x1b[?25l", "\x1b[2K"
 
 
 @pytest.fixture(autouse=True)
@@ -321,6 +321,16 @@ def test_the_cursor_is_back_after_an_error(statistics, wait_until):
         raise KeyboardInterrupt
     assert -1 < out.getvalue().rfind(HIDE_CURSOR) < out.getvalue().rfind(SHOW_CURSOR)
     assert "collectx-progress" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_the_picture_of_a_point_does_not_stay(statistics, stays):
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    with Progress(statistics, console=console, stays=stays):
+        pass
+    # Removed lines are erased from below.
+    assert (ERASE_LINE in out.getvalue().rpartition("frames/s")[2]) == (not stays)
 
 
 def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, capsys):

@@ -191,7 +191,7 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
         rates = [name for name in metrics if "success" in name]
         others = [name for name in metrics if name not in rates]
         scalars = sorted({name for run in runs for name in run.scalars}.difference(metrics))
-        losses = [(name, name.replace("_", " ")) for name in scalars]
+        losses = [(name, name.replace("_", " ").replace(" kl", " KL")) for name in scalars]
         for heading, curves, numbers in (
             ("Learning", _LEARNING, ()),
             ("Seeds", (), (objective,)),

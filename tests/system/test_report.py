@@ -49,7 +49,7 @@ def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_pat
         # A file has the origin "null", Chromium itself "not an origin".
         asked = {each["params"]["url"] for each in events if each.get("params", {}).get("initiator") == "null"}
         outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<svg")
-    assert outcomes == {"index.html": (False, set(), 10), "bad.html": (True, {"http://127.0.0.1:9/logo.png"}, 0)}
+    assert outcomes == {"index.html": (False, set(), 14), "bad.html": (True, {"http://127.0.0.1:9/logo.png"}, 0)}
 
 
 @pytest.mark.ci
@@ -111,7 +111,7 @@ def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, bro
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["return"])
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor loss: -?0\.0\d{4,}", data["actor"])
     assert data["pressed"] == "num_workers=1 true; num_workers=2 false"
-    assert (data["hidden"], data["figures"]) == ("num_workers=2", "7")
+    assert (data["hidden"], data["figures"]) == ("num_workers=2", "11")
 
 
 @pytest.fixture
@@ -234,7 +234,8 @@ def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
         *(f"{name}, pushing:Env" for name in learning),
         *(f"{name}, CartPole-v1" for name in learning[::2]),
     ]
-    assert titles["Losses"] == [f"{name}, {env}" for env in envs for name in ("Actor loss", "Critic loss", "Entropy")]
+    losses = "Actor loss", "Approx KL", "Clip fraction", "Critic loss", "Entropy", "Explained variance", "Learning rate"
+    assert titles["Losses"] == [f"{name}, {env}" for env in envs for name in losses]
     assert titles["Throughput"] == [
         *("Throughput, pushing:Env", "Scaling with workers, pushing:Env"),
         "Throughput, CartPole-v1",

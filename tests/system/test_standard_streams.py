@@ -1,6 +1,7 @@
 """Commands whose standard streams are closed, as cron and daemons leave them, or are pipes that nobody reads."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -52,7 +53,8 @@ def test_only_commands_that_print_end_with_their_reader(tmp_path, wait_until, un
 
     def finish(process, note):
         _, error = process.communicate(timeout=200)
-        assert error == note
+        # A busy machine says what it imports.
+        assert re.sub("collectx: starting .*\n", "", error) == note
         return process.returncode
 
     with ExitStack() as stack:

@@ -103,7 +103,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     try:
         # Hydra exits after `--help`.
         with (
-            config_errors(ValueError, CollectxError, overrides=words),
+            config_errors(ValueError, CollectxError, overrides=words, config_name=composer.config_name),
             suppress(SystemExit),
             redirect_stdout(io.StringIO()) as printed,
         ):

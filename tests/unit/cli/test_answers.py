@@ -133,7 +133,18 @@ run conf/env/mine.yaml
 run my/primary.yaml
 run my/whole.yaml
 run --config-dir my -cn whole seed=1
+run --config-dir my -cn whole debug=tiny
+run -cn loose
+run --config-dir my -cn loose
+run --config-dir my -cn text
 run --config=without
+run --config-dir files experiment=no_package
+run --config-dir files experiment=no_slash
+run --config-dir files experiment=no_package_no_slash
+run --config-dir files experiment=no_override
+run --config-dir files experiment=only_slash
+run --config-dir files experiment=no_group
+run --config-dir files experiment=texts
 run env=mine experiment=without
 run --config-dir empty env=mine
 run --config-dir conf experiment=without
@@ -172,6 +183,15 @@ def folders(tmp_path, monkeypatch):
         "conf/experiment/without.yaml": "env:\n  num_envs: 3\ntrainer:\n  learning_rate: 1.0\n",
         "my/whole.yaml": "seed: 3\n",
         "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
+        "my/text.yaml": "defaults: [config, _self_]\nenv: pendulum\n",
+        "loose.yaml": "seed: 3\n",
+        "files/experiment/no_package.yaml": "defaults: [override /env: cartpole]\n",
+        "files/experiment/no_slash.yaml": "# @package _global_\ndefaults: [override env: cartpole]\n",
+        "files/experiment/no_package_no_slash.yaml": "defaults: [override env: cartpole]\n",
+        "files/experiment/no_override.yaml": "# @package _global_\ndefaults: [env: pendulum]\n",
+        "files/experiment/only_slash.yaml": "# @package _global_\ndefaults: [/env: pendulum]\n",
+        "files/experiment/no_group.yaml": "# @package _global_\ndefaults: [override /envv: pendulum]\n",
+        "files/experiment/texts.yaml": "# @package _global_\ntrainer: ppo\nlogger: csv\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",
         "finished/metrics.jsonl": json.dumps(batch_line(digest="0").to_json()) + "\n",

@@ -137,6 +137,15 @@ run --config-dir my -cn whole debug=tiny
 run -cn loose
 run --config-dir my -cn loose
 run --config-dir my -cn text
+run policy.hidden_sizes=[64, 64] seed=1
+run policy.hidden_sizes=[64, 64, 64]
+run env.kwargs={a: 1, b: 2}
+run policy.hidden_sizes=[64, seed=1
+run trainer=a2c
+run trainer=td3
+run policy=gru
+run trainer.n_steps=128
+run n_envs=4
 run --config=without
 run --config-dir files experiment=no_package
 run --config-dir files experiment=no_slash
@@ -160,6 +169,8 @@ run -m hydra/sweeper=halving sweep.rungs='"[512]"' sweep.objective=eval/mean_ret
 run -m hydra/sweeper=halving hydra.sweeper.n_trials=4 seed=0,1
 run -m hydra/sweeper=halving hydra.sweeper.direction=maximize seed=0,1
 export finished format=ONNX
+export finished format=pt
+export finished onnx
 eval finished/policy.pt
 logs finished/logs
 resume finished/checkpoints/000000002

@@ -150,7 +150,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
             return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
         own = ("To write ", f"{key}=") if key in ("policy", "trainer") else (f"{key}=",)
         if meant := [each for each in other_names.meant(choice) if each.startswith(own)]:
-            names = f"Valid names: {', '.join(options)}. " if own[0] in meant[-1] else ""
+            names = f"Valid names: {', '.join(options)}. " if meant[-1].startswith("To write ") else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.

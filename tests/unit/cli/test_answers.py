@@ -176,6 +176,8 @@ logs finished/logs
 resume finished/checkpoints/000000002
 resume finished debug=inline
 reproduce finished experiment=without
+run hydra.run.dir=finished
+run hydra.run.dir=finished debug=tiny
 resume failed run.overwrite=true
 resume failed seed=1
 resume damaged

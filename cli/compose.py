@@ -151,7 +151,7 @@ class Composer:
         """Returns the untyped configuration, Hydra's part (`hydra`) included. `master` is the configuration of the
         sweep, for the overrides of one of its points. It keeps the sweep's time, and its overrides of Hydra's part.
         Raises `ConfigError` if Hydra could not compose it."""
-        with config_errors(yaml.YAMLError, ValueError, overrides=overrides):
+        with config_errors(yaml.YAMLError, ValueError, overrides=overrides, config_name=self.config_name):
             if master is not None:
                 return self._loader.load_sweep_config(master, list(overrides))
             return self._loader.load_configuration(self.config_name, list(overrides), mode)
@@ -240,16 +240,18 @@ def _separate_hydra(hydra: Any = None) -> Iterator[None]:
 
 
 @contextmanager
-def config_errors(*others: type[Exception], overrides: Sequence[str] = ()) -> Iterator[None]:
+def config_errors(
+    *others: type[Exception], overrides: Sequence[str] = (), config_name: str = _PACKAGED
+) -> Iterator[None]:
     """Turns Hydra's errors in the block, and errors of the types `others`, into `ConfigError`. `overrides` are those
-    that the block composes."""
+    that the block composes, `config_name` the file that it starts from."""
     expected: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, *others)
     try:
         yield
     except ConfigError:
         raise
     except expected as error:
-        raise ConfigError(_explained(error, overrides)) from error
+        raise ConfigError(_explained(error, overrides, config_name)) from error
 
 
 # The packages of Hydra's own plugins, by the choices that they add.
@@ -263,7 +265,6 @@ _PLUGINS = {
     "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
     "hydra/sweeper/optuna": "hydra-optuna-sweeper",
 }
-# Hydra's error of this has neither a type of its own nor attributes.
 # What to write with `hydra/sweeper=halving` for options of Optuna's sweeper.
 _OF_HALVING = {
     "n_trials": "write sweep.draws=N.",
@@ -271,10 +272,13 @@ _OF_HALVING = {
     "n_jobs": "choose a hydra/launcher that runs several points at a time.",
     "direction": "leave it out: less is better of wall_s and start_s, more of the others.",
 }
+# These errors of Hydra have neither a type of their own nor attributes.
+_NOT_IN_DEFAULTS = re.compile(r"(?:In '(.+?)': )?Could not override '(?:[^'@]*/)?([^'@/]+)(@[^']*)?'")
+_TWO_VALUES = re.compile(r"Multiple values for (\w+)\. To override a value use 'override \1: (.*)'")
 _NOTHING_TO_DELETE = re.compile(r"Could not delete from config\. '(.+?)' does not exist")
 
 
-def _explained(error: BaseException, overrides: Sequence[str]) -> str:
+def _explained(error: BaseException, overrides: Sequence[str], config_name: str) -> str:
     text = str(error).strip()
     cause = error.__cause__
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
@@ -290,6 +294,8 @@ def _explained(error: BaseException, overrides: Sequence[str]) -> str:
         if file is None and path.endswith((".yaml", ".yml")):
             return of_file(path)
         if file is None:
+            if os.path.isfile(f"{path}.yaml"):
+                return f"--config-name {path} needs the folder of {path}.yaml. Write --config-dir . -cn {path}"
             return (
                 f"--config-name {path} cannot be used: there is no file '{path}.yaml'. Name the folder that contains "
                 "it: --config-dir DIR"
@@ -299,6 +305,8 @@ def _explained(error: BaseException, overrides: Sequence[str]) -> str:
         more = f"To list all: collectx list {group}" if group in GROUPS else ""
         near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
+        if group.startswith(_PRESET_FOLDERS) and (inner := group.rpartition("/")[2]) in _SELECTED:
+            return _within(file[1], inner, name)
         return f"{source}{group}={name} is unknown{near}"
     if isinstance(cause, OmegaConfBaseException):
         # The key that OmegaConf could not set, unless a file sets it.
@@ -310,10 +318,55 @@ def _explained(error: BaseException, overrides: Sequence[str]) -> str:
             return f"{words[-1]} cannot be used: {str(cause).splitlines()[0].rstrip('.')}."
         if words:
             return f"{words[-1]} {_rule_of(key, words[-1])}"
+    if found := _NOT_IN_DEFAULTS.match(text):
+        return _not_in_defaults(found, overrides, config_name) or text
+    if found := _TWO_VALUES.match(text):
+        group, choice = found.groups()
+        return f"{group}={choice} cannot be added, because {group} is selected already. {_select(group, choice)}"
     if nothing := _NOTHING_TO_DELETE.match(text):
         key = nothing[1]
         return f"~{key} cannot be used, because {key} is not an option. To list all: collectx run --cfg all"
     return text
+
+
+# The groups of which a file selects a choice, and the beginnings of groups that Hydra looks for in a preset.
+_SELECTED = (*GROUPS, "logger")
+_PRESET_FOLDERS = tuple(f"{preset}/" for preset in _PRESETS)
+
+
+def _select(group: str, choice: str) -> str:
+    """Returns how a file of the user selects a choice."""
+    return f"Under `defaults`, write `- override /{group}: {choice}`."
+
+
+def _within(file: str, group: str, choice: str) -> str:
+    """Returns the message about a preset that selects a choice without a slash."""
+    return f"{file}.yaml looks for {group} within `{file.partition('/')[0]}`. {_select(group, choice)}"
+
+
+def _not_global(group: str, choice: str) -> str:
+    """Returns the message about an experiment, or another preset, whose keys are not those of the run."""
+    return (
+        f"{group}/{choice}.yaml sets keys of `{group}`, not of the run, because its first line is not `# @package "
+        "_global_`. Add this line."
+    )
+
+
+def _not_in_defaults(found: re.Match[str], overrides: Sequence[str], config_name: str) -> str:
+    """Returns the message about a group that a file, or an override, selects anew although nothing has selected it; ""
+    if the reason is not known."""
+    file, group, package = found.groups()
+    preset, _, choice = (file or "").partition("/")
+    if preset in _PRESETS and package == f"@{preset}.{group}":
+        return _not_global(preset, choice)
+    if file is not None and group not in _SELECTED:
+        return f"{file}.yaml: there is no group '{group}'{did_you_mean(group, _SELECTED)}"
+    if file is not None and preset in _PRESETS:
+        return _within(file, group, "NAME")
+    word = next((each for each in overrides if key_of(each) == group), None)
+    if file is None and word is not None and config_name not in (_PACKAGED, SNAPSHOT):
+        return f"{word} cannot be used: {config_name}.yaml selects no {group}. Add the line '{BASED}' to it."
+    return ""
 
 
 def _unknown(key: str) -> str:
@@ -361,10 +414,9 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
         text += f" For hydra/launcher={hydra.runtime.choices['hydra/launcher']}, write hydra.launcher.{key}."
     choice = hydra.runtime.choices.get(group)
     if group in _PRESETS and choice is not None and isinstance(problem, Unknown):
-        return (
-            f"{group}/{choice}.yaml sets keys of `{group}`, not of the run, because its first line is not `# @package "
-            "_global_`. Add this line."
-        )
+        return _not_global(group, choice)
+    if problem.path in _SELECTED and (file := _file_with(problem.path, problem.value, hydra)):
+        return f"{file} sets {problem.path} to the text '{problem.value}'. {_select(problem.path, problem.value)}"
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return text
     if key == "kind" and isinstance(problem, Missing):
@@ -377,6 +429,18 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     )
     is_of_file = isinstance(problem, Unknown) or problem.value is not ABSENT
     return f"{group}/{choice}.yaml: {text}" if is_of_file and not is_elsewhere else text
+
+
+def _file_with(key: str, value: object, hydra: DictConfig) -> str | None:
+    """Returns the user's file that sets a key of the run to this text; None if there is none."""
+    presets = [f"{preset}/{hydra.runtime.choices.get(preset)}.yaml" for preset in _PRESETS]
+    folders = [Path(each.path) for each in hydra.runtime.config_sources if each.schema == "file"]
+    for name in (*presets, f"{hydra.job.config_name}.yaml"):
+        for path in (folder / name for folder in folders if isinstance(value, str)):
+            content = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else None
+            if isinstance(content, dict) and content.get(key) == value:
+                return name
+    return None
 
 
 def _two_launchers(hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:

@@ -61,7 +61,9 @@ def _export(arguments: Arguments) -> int:
         raise UsageError(f"{unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *DATA_PACKAGES]):
-        if meant := [word for word in sources if word in formats] or ["state_dict"] * (name in _FILES_OF_TORCH):
+        if name in _FILES_OF_TORCH:
+            raise UsageError(f"format={name} is unknown. Did you mean format=state_dict?")
+        if meant := [word for word in sources if word in formats]:
             raise UsageError(f"name the format as an option: format={meant[0]}")
         problem = "which format? Add format=NAME" if name is None else f"format={name} is unknown"
         raise UsageError(f"{problem}{did_you_mean(name or '', formats, 'format=')}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     notes: list[str] = []
     chosen: dict[str, str] = {}
     for text in _joined(overrides, groups):
+        if "=" in text and text not in overrides:
+            problems.append(f"{text} arrives in pieces, as it is not in quotes. Write {shlex.quote(text)}")
+            continue
         try:
             override = parser.parse_override(text)
         except HydraException:
@@ -146,7 +150,8 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
             return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
         own = ("To write ", f"{key}=") if key in ("policy", "trainer") else (f"{key}=",)
         if meant := [each for each in other_names.meant(choice) if each.startswith(own)]:
-            return f"{key}={choice} is unknown. {other_names.hint(meant)}"
+            names = f"Valid names: {', '.join(options)}. " if meant[-1].startswith("To write ") else ""
+            return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]
@@ -196,14 +201,21 @@ def of_file(text: str) -> str:
 
 
 def _joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the overrides, with the two words of `seed 3` as one of them."""
+    """Returns the overrides, with the two words of `seed 3`, or of `policy.hidden_sizes=[64, 64]`, as one of them."""
     joined: list[str] = []
-    for text in overrides:
-        if joined and text and "=" not in text and (joined[-1] in groups or joined[-1] in known_paths()):
+    for i, text in enumerate(overrides):
+        last = joined[-1] if joined else ""
+        is_cut = _is_open(last) and not _is_open(" ".join((last, *overrides[i:])))
+        if last and text and "=" not in text and (is_cut or last in groups or last in known_paths()):
             joined[-1] += f" {text}"
         else:
             joined.append(text)
     return joined
+
+
+def _is_open(text: str) -> bool:
+    """Whether a bracket of a list or a mapping is not closed."""
+    return any(text.count(start) > text.count(end) for start, end in ("[]", "{}"))
 
 
 def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
@@ -227,7 +239,7 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     if interval := re.fullmatch(r"(.*)interval\((.*?),\s*log\s*=\s*true\)", text, re.IGNORECASE):
         return f"{text} cannot be read. A logarithmic interval is {interval[1]}tag(log,interval({interval[2]}))"
-    if text.endswith(","):
+    if text.endswith(",") and not _is_open(text):
         return f"{text} cannot be read. Leave out the comma at its end: {text.rstrip(',')}"
     if listed := re.fullmatch(r"([\w.]+=)\(([^()]*)\)", text):
         return f"{text} cannot be read. Write a list in square brackets: {listed[1]}[{listed[2]}]"

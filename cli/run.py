@@ -103,7 +103,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     try:
         # Hydra exits after `--help`.
         with (
-            config_errors(ValueError, CollectxError, overrides=words),
+            config_errors(ValueError, CollectxError, overrides=words, config_name=composer.config_name),
             suppress(SystemExit),
             redirect_stdout(io.StringIO()) as printed,
         ):
@@ -288,7 +288,8 @@ def _check_folder(run_folder: RunFolder, cfg: RunConfig) -> None:
         known = f", as far as this host knows ({status.detail})" if status.status is Status.UNKNOWN else ""
         advice = f"Cancel it with `scancel {job}`, or choose another folder with hydra.run.dir."
         raise ConfigError(f"job {job} in {run_folder.path} has not ended{known}. {advice}")
-    with locked(run_folder, cfg.run.overwrite or cfg.run.resume == "auto"):
+    to_continue = f"collectx resume {shlex.quote(printing.typed(run_folder.path))}"
+    with locked(run_folder, cfg.run.overwrite or cfg.run.resume == "auto", to_continue=to_continue):
         pass
 
 

@@ -308,7 +308,10 @@ def _class_of(group: str, section: Any, path: str) -> Any:
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
-        return Missing(group, advice=f"add {group}=NAME. To list the names: collectx list {group}")
+        advice = f"add {group}=NAME. To list the names: collectx list {group}"
+        if isinstance(section, str) and section != UNSET:
+            return Conflict(path, f"{path} is a section", section, advice)
+        return Missing(group, advice=advice)
     if not KINDS[group]:
         return schemas(group)["cpu"]
     path, kind = f"{path}.kind", section.get("kind", UNSET)

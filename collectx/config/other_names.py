@@ -38,6 +38,17 @@ def _rows() -> dict[str, list[str]]:
     return rows
 
 
+@functools.cache
+def _counts() -> dict[str, str]:
+    """Returns what each option of the table counts, if others count something else: "counts ..."."""
+    return {
+        option: f"counts {differs}"
+        for line in TABLE.read_text().splitlines()[2:]
+        for option in re.findall(r"`([^`]+)`", line.split("|")[1])
+        for differs in re.findall(r"\| Counts (.*) \|$", line)
+    }
+
+
 def meant(path: str) -> list[str]:
     """Returns what users mean by an unknown option or choice, such as "trainer.lr": options, choices or commands, or a
     sentence about writing one; empty if nothing is known."""
@@ -50,4 +61,5 @@ def meant(path: str) -> list[str]:
 def hint(meant: list[str]) -> str:
     """Returns the end of a message about an unknown name, from what `meant` returns."""
     *_, last = meant
-    return last if last.startswith("To write ") else f"Did you mean {' or '.join(meant)}?"
+    counts = f" It {_counts()[last]}" if meant == [last] and last in _counts() else ""
+    return last if last.startswith("To write ") else f"Did you mean {' or '.join(meant)}?{counts}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from collectx.config.derived import num_processes_of, surplus_note
+from collectx.config.derived import expected_batches, num_processes_of, surplus_note
 from collectx.config.registry import field_of
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.fields import default_of
@@ -63,6 +63,12 @@ def warnings_of(cfg: RunConfig) -> list[str]:
         notes.append(
             "eval.video=true saves no video in this run, which is not evaluated. Add eval.every_batches=N, or evaluate "
             "the run afterwards: collectx eval RUN_DIR"
+        )
+    every, batches = cfg.eval.every_batches, expected_batches(cfg)
+    if every is not None and batches is not None and every > batches:
+        notes.append(
+            f"this run is not evaluated, because eval.every_batches={every} is more than its number of batches "
+            f"({batches}). Use a lower eval.every_batches, or evaluate the run afterwards: collectx eval RUN_DIR"
         )
     if cfg.eval.weights == "best" and cfg.checkpoint.keep_best is None:
         notes.append(

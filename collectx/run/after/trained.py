@@ -41,7 +41,7 @@ from collectx.random_state import preserve_random_state
 from collectx.rollout.wrappers import RolloutOptions
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import RunFolder
-from collectx.run.folder.saved_config import run_config
+from collectx.run.folder.saved_config import read_config, run_config
 from collectx.run.preflight import missing_device
 
 # The number of calls with one observation, after which a policy that always returns the same action counts as greedy.
@@ -312,8 +312,12 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
     checkpoints = Checkpoints(run_folder.checkpoints)
     if weights == "best":
         if (best := checkpoints.best()) is None:
-            advice = "Use weights=newest. To keep a best one, train with checkpoint.keep_best=mean_return."
-            raise ConfigError(f"{run_folder.path} contains no best checkpoint. {advice}")
+            why, advice = "", "Use weights=newest."
+            if name := (read_config(run_folder.newest_config).get("checkpoint") or {}).get("keep_best"):
+                why = f", because it has no checkpoint with a value of {name} (checkpoint.keep_best)"
+            else:
+                advice += " To keep a best one, train with checkpoint.keep_best=mean_return."
+            raise ConfigError(f"{run_folder.path} contains no best checkpoint{why}. {advice}")
         try:
             weights_of_best = _weights(Checkpoint(best, [STATE]))
         except DamagedFileError as error:

@@ -345,7 +345,9 @@ def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
+def locked(
+    run_folder: RunFolder, replace: bool, force: bool = False, to_continue: str = "resume=auto"
+) -> Iterator[None]:
     """Makes the folder and locks it during the block. Does not wait for the lock. Raises `ConfigError` if
     the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
 
@@ -353,6 +355,7 @@ def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterato
         replace: whether to replace a run that the folder contains.
         force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
             first process has ended although a file server may still hold its lock.
+        to_continue: what continues the run that the folder contains, for the message.
     """
     with folder_errors(run_folder.path):
         run_folder.path.mkdir(parents=True, exist_ok=True)
@@ -368,7 +371,7 @@ def locked(run_folder: RunFolder, replace: bool, force: bool = False) -> Iterato
             run_folder.recover()  # from a start that was killed
         if run_folder.has_run and not (replace or force):
             raise ConfigError(
-                f"{run_folder.path} already contains a run. Continue it (resume=auto), replace it "
+                f"{run_folder.path} already contains a run. Continue it ({to_continue}), replace it "
                 "(run.overwrite=true), or choose another folder with hydra.run.dir."
             )
         with folder_errors(run_folder.path):

@@ -151,7 +151,8 @@ def _fixed(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, after = saved.get(group) or {}, new[group]
         names = [*after, *before] if group in KEPT_GROUPS else [*marked(group, "kept")]
         if "kind" in names and before.get("kind") != after.get("kind"):
-            names = ["kind"]  # the other options differ with it
+            changed.append(f"{group}={after.get('kind')} (was {before.get('kind')})")
+            continue  # the other options differ with it
         changed += [
             f"{group}.{name} (was {YAML.show(before.get(name))}, now {YAML.show(after.get(name))})"
             for name in dict.fromkeys(names)

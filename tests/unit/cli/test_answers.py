@@ -133,7 +133,27 @@ run conf/env/mine.yaml
 run my/primary.yaml
 run my/whole.yaml
 run --config-dir my -cn whole seed=1
+run --config-dir my -cn whole debug=tiny
+run -cn loose
+run --config-dir my -cn loose
+run --config-dir my -cn text
+run policy.hidden_sizes=[64, 64] seed=1
+run policy.hidden_sizes=[64, 64, 64]
+run env.kwargs={a: 1, b: 2}
+run policy.hidden_sizes=[64, seed=1
+run trainer=a2c
+run trainer=td3
+run policy=gru
+run trainer.n_steps=128
+run n_envs=4
 run --config=without
+run --config-dir files experiment=no_package
+run --config-dir files experiment=no_slash
+run --config-dir files experiment=no_package_no_slash
+run --config-dir files experiment=no_override
+run --config-dir files experiment=only_slash
+run --config-dir files experiment=no_group
+run --config-dir files experiment=texts
 run env=mine experiment=without
 run --config-dir empty env=mine
 run --config-dir conf experiment=without
@@ -149,11 +169,15 @@ run -m hydra/sweeper=halving sweep.rungs='"[512]"' sweep.objective=eval/mean_ret
 run -m hydra/sweeper=halving hydra.sweeper.n_trials=4 seed=0,1
 run -m hydra/sweeper=halving hydra.sweeper.direction=maximize seed=0,1
 export finished format=ONNX
+export finished format=pt
+export finished onnx
 eval finished/policy.pt
 logs finished/logs
 resume finished/checkpoints/000000002
 resume finished debug=inline
 reproduce finished experiment=without
+run hydra.run.dir=finished
+run hydra.run.dir=finished debug=tiny
 resume failed run.overwrite=true
 resume failed seed=1
 resume damaged
@@ -172,6 +196,15 @@ def folders(tmp_path, monkeypatch):
         "conf/experiment/without.yaml": "env:\n  num_envs: 3\ntrainer:\n  learning_rate: 1.0\n",
         "my/whole.yaml": "seed: 3\n",
         "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
+        "my/text.yaml": "defaults: [config, _self_]\nenv: pendulum\n",
+        "loose.yaml": "seed: 3\n",
+        "files/experiment/no_package.yaml": "defaults: [override /env: cartpole]\n",
+        "files/experiment/no_slash.yaml": "# @package _global_\ndefaults: [override env: cartpole]\n",
+        "files/experiment/no_package_no_slash.yaml": "defaults: [override env: cartpole]\n",
+        "files/experiment/no_override.yaml": "# @package _global_\ndefaults: [env: pendulum]\n",
+        "files/experiment/only_slash.yaml": "# @package _global_\ndefaults: [/env: pendulum]\n",
+        "files/experiment/no_group.yaml": "# @package _global_\ndefaults: [override /envv: pendulum]\n",
+        "files/experiment/texts.yaml": "# @package _global_\ntrainer: ppo\nlogger: csv\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",
         "finished/metrics.jsonl": json.dumps(batch_line(digest="0").to_json()) + "\n",

@@ -258,3 +258,13 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
 def test_without_a_best_checkpoint_it_says_how_to_keep_one(trained):
     with pytest.raises(ConfigError, match=r"contains no best checkpoint\. .*checkpoint\.keep_best=mean_return"):
         collectx.load_policy(trained, weights="best")
+
+
+def test_without_a_best_checkpoint_it_does_not_advise_what_the_run_has_set(tmp_path):
+    path = run(tmp_path / "run", f"{_SHORT} checkpoint.keep_best=eval/mean_return eval.every_batches=1000")
+    with pytest.raises(ConfigError) as caught:
+        collectx.load_policy(path, weights="best")
+    assert "no checkpoint with a value of eval/mean_return (checkpoint.keep_best). Use weights=newest." in str(
+        caught.value
+    )
+    assert "To keep a best one" not in str(caught.value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from collectx.config.problem import did_you_mean, either, nearest
-from collectx.errors import ConfigError
+from collectx.errors import CollectxError, ConfigError, frames_of_user
 from collectx.run.terminal import printing
 
 # Subcommands that take overrides.
@@ -182,7 +182,7 @@ def subcommand(
     name: str, run: Callable[[Arguments], int], usage: str = "", lists_problems: bool = False
 ) -> Callable[[Sequence[str]], int]:
     """Returns the `main(argv)` of a subcommand: it calls `run` and returns the exit status, or prints the usage for
-    `--help`. It prints a `ConfigError` and returns 2.
+    `--help`. It prints a `ConfigError` and returns 2, or another error of collectx or of the user's code and returns 1.
 
     Args:
         usage: the text of `--help`; "": Hydra prints its own.
@@ -204,6 +204,14 @@ def subcommand(
                 text = " ".join(error.problems)
                 printing.message(text if text.startswith((f"{name}: ", f"{name} ")) else f"{name}: {text}")
             return 2
+        except Exception as error:
+            # Of a fault of collectx itself, Python prints the traceback.
+            if not (isinstance(error, CollectxError) or frames_of_user(error) or hasattr(error, "__notes__")):
+                raise
+            from collectx.run.terminal.display import format_error
+
+            printing.error(format_error(error))
+            return 1
 
     return main
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.config.interpolation import as_written
+from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
-from collectx.errors import EpisodeTooLongError, summary_of
+from collectx.errors import ConfigError
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
-from collectx.run.preflight import env_limit
+from collectx.run.preflight import argument_problems, env_limit
 from collectx.run.terminal import printing
 
 _USAGE = """\
@@ -35,6 +36,7 @@ Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
 
 # `env=NAME` is the group.
 _SHORT = {field.name for field in fields(EvalOptions)} - {"env"}
+_HERE = {"launcher": "inline", "trainer": "meter"}
 
 
 def _eval(arguments: Arguments) -> int:
@@ -43,6 +45,10 @@ def _eval(arguments: Arguments) -> int:
     saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
+    # The trainer and the launcher of the run may not exist here.
+    here = {group: group_from_dict(group, {"kind": kind}) for group, kind in _HERE.items()}
+    if problems := argument_problems(replace(cfg, **here)):
+        raise ConfigError(*problems)
     print_changes(run_folder, cfg)
     import torch
 
@@ -51,10 +57,10 @@ def _eval(arguments: Arguments) -> int:
 
     # Where the envs of the run were.
     with contextlib.chdir(run_folder.path) if working_directory(run_folder) else contextlib.nullcontext():
-        policy, spec, seen = trained.build(cfg, limit=env_limit(cfg))
+        if changed := " ".join(word for word in words if word.lstrip("+~").startswith("env")):
+            printing.note(f"evaluates in another env than the run's: {changed}")
+        policy, spec, seen = trained.build(cfg, evaluation.check_of_spaces(run_folder, changed), env_limit(cfg))
         recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
-        if changed := [word for word in words if word.lstrip("+~").startswith("env")]:
-            printing.note(f"evaluates in another env than the run's: {' '.join(changed)}")
         if cfg.eval.env:
             printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
         if cfg.eval.video:
@@ -66,14 +72,7 @@ def _eval(arguments: Arguments) -> int:
             # Not those of evaluations during the run, which have folders of their own.
             for path in run_folder.videos.glob("*.mp4"):
                 path.unlink()
-        try:
-            result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
-        except EpisodeTooLongError as error:
-            printing.error(f"eval: {error}")
-            return 1
-        except Exception as error:
-            printing.error(f"eval: {summary_of(error)}")
-            return 1
+        result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
     videos = [f"{path.parent.name}/{path.name}" for path in run_folder.videos.glob("*.mp4")] if cfg.eval.video else []
     how = {
         "exploration_type": cfg.eval.exploration_type,

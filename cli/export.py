@@ -12,7 +12,7 @@ from pathlib import Path
 from collectx.cli.arguments import Arguments, UsageError, subcommand, synopsis
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.trainer import DATA_PACKAGES
-from collectx.errors import ConfigError, ExportError, summary_of
+from collectx.errors import ConfigError, ExportError, frames_of_user
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
@@ -91,13 +91,15 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
     except ExportError as error:
         printing.error(f"export to {name} failed: {error}")
         return 1
-    except OSError as error:
-        place = error.filename or run_folder.path
-        raise ConfigError(
-            f"cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."
-        ) from error
     except Exception as error:
-        printing.error(f"export to {name} failed: {summary_of(error)}")
+        if isinstance(error, OSError) and not frames_of_user(error):
+            place = error.filename or run_folder.path
+            raise ConfigError(
+                f"cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."
+            ) from error
+        from collectx.run.terminal.display import format_error
+
+        printing.error(f"export to {name} failed: {format_error(error)}")
         return 1
     print(path)
     return 0

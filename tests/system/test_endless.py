@@ -47,7 +47,10 @@ def test_an_evaluation_ends(folder):
     rule = "0 of 10 episodes have ended, and one has 256 frames without an end (eval.max_frames_per_episode=200)"
     assert f"evaluation stopped: EpisodeTooLongError: {rule}" in done.stdout + done.stderr
     done = forked("eval", "run", cwd=folder, status=1)
-    assert f"eval: {rule}. End episodes after N frames with collector.max_frames_per_traj=N" in done.stderr
+    assert (
+        f"collectx: EpisodeTooLongError: {rule}. End episodes after N frames with collector.max_frames_per_traj=N"
+        in done.stderr
+    )
     done = forked("eval", "run", "episodes=2", "collector.max_frames_per_traj=100", cwd=folder)
     assert "mean return 100 " in done.stdout
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 from importlib.util import find_spec
 
@@ -238,6 +239,32 @@ def test_the_spaces_of_evaluations_are_those_of_the_policy(tmp_path):
     forked("run", *CLIPPED, cwd=tmp_path)
     done = forked("eval", "run", "eval.env.kwargs.size=4", cwd=tmp_path, status=2)
     assert "for other observations" in done.stderr
+    done = forked("eval", "run", "env=cartpole", cwd=tmp_path, status=2)
+    rule = (
+        "env=cartpole cannot be used, because the policy was made for other observations: Box(-1.0, 1.0, (3,), float32)"
+    )
+    assert f"{rule} in training, Box([-4.8" in done.stderr
+    # The spaces of a run whose env is lost are unknown.
+    (tmp_path / "walk.py").write_text(WALK.replace("Walk", "Moved"))
+    done = forked("eval", "run", "env.entry_point=walk:Moved", cwd=tmp_path)
+    assert "mean return 20 " in done.stdout
+
+
+@pytest.mark.ci
+def test_mistakes_of_an_evaluation_have_a_place_or_an_advice(tmp_path):
+    (tmp_path / "walk.py").write_text(WALK)
+    forked("run", *CLIPPED, cwd=tmp_path)
+    done = forked("eval", "run", "env.kwargs.lenght=3", cwd=tmp_path, status=2)
+    assert "env.kwargs.lenght is not an argument of walk:Walk. Did you mean env.kwargs.length?" in done.stderr
+    text = WALK.replace(
+        "def step(self, action):", "def step(self, action):\n        raise OSError('the sensor is lost')"
+    )
+    (tmp_path / "walk.py").write_text(text)
+    done = forked("eval", "run", cwd=tmp_path, status=1)
+    lost, of_env, place = done.stderr.splitlines()[-3:]
+    assert lost == "collectx: OSError: the sensor is lost"
+    assert of_env.startswith("  raised in step() of env 0")
+    assert re.fullmatch(rf"  raised in {tmp_path}/walk.py:\d+, in step", place)
 
 
 @pytest.mark.ci

@@ -13,14 +13,14 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Space
+from gymnasium.spaces import Box, Dict, Space
 from torch import nn
 
 from collectx import collector as collectors
@@ -30,7 +30,7 @@ from collectx.config.problem import YAML
 from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
-from collectx.env.base import EnvSpec
+from collectx.env.base import Env, EnvSpec
 from collectx.env.env_indices import SPACES, of_evaluation
 from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
 from collectx.env.mujoco_warnings import advice_on_display
@@ -40,6 +40,8 @@ from collectx.policy import is_user_policy
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
 from collectx.rules.evaluation_env import evaluated
+from collectx.run.folder.layout import RunFolder
+from collectx.run.folder.saved_config import run_config
 from collectx.run.preflight import env_limit
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
@@ -171,16 +173,31 @@ def in_envs(
         return cfg, spec
     with limit or nullcontext():
         found = envs.read_spec(changed.env, is_user_policy(cfg.policy))
+    _check_spaces(f"eval.env={shown_changes(cfg)}", spec, found)
+    return changed, found
+
+
+def check_of_spaces(run_folder: RunFolder, words: str) -> Callable[[Env], None]:
+    """Returns a function that raises `ConfigError` if the spaces of an env are not those of a run's, which the
+    overrides `words` replace. Makes and closes an env of the run; checks nothing if that fails, which may be why
+    another one is used, or if there are no `words`."""
+    if words:
+        with suppress(Exception), env_limit(run := run_config(run_folder)):
+            spec = envs.read_spec(run.env)
+            return lambda group: _check_spaces(words, spec, group.spec, any_bounds=True)
+    return lambda group: None
+
+
+def _check_spaces(words: str, trained: EnvSpec, found: EnvSpec, any_bounds: bool = False) -> None:
     for name, ours, theirs in (
-        ("observations", spec.observation_space, found.observation_space),
-        ("actions", spec.action_space, found.action_space),
+        ("observations", trained.observation_space, found.observation_space),
+        ("actions", trained.action_space, found.action_space),
     ):
-        if not _is_same(ours, theirs):
+        if not _is_same(ours, theirs, any_bounds):
             raise ConfigError(
-                f"eval.env={shown_changes(cfg)} cannot be used, because the policy was made for other {name}: "
+                f"{words} cannot be used, because the policy was made for other {name}: "
                 f"{ours} in training, {theirs} in evaluations. Keep the env and the wrappers that define the space."
             )
-    return changed, found
 
 
 def shown_changes(cfg: RunConfig) -> str:
@@ -188,12 +205,13 @@ def shown_changes(cfg: RunConfig) -> str:
     return YAML.show(as_written(cfg, is_escaped=False)["eval"]["env"])
 
 
-def _is_same(ours: Space, theirs: Space) -> bool:
-    """Whether two spaces are equal. For one-hot leaves of TorchRL, a bare `Space` has the shape and dtype alone."""
-    if type(ours) is type(theirs) is Space:
+def _is_same(ours: Space, theirs: Space, any_bounds: bool = False) -> bool:
+    """Whether two spaces are equal, or with `any_bounds` but for the bounds of Box spaces. For one-hot leaves of
+    TorchRL, a bare `Space` has the shape and dtype alone."""
+    if type(ours) is type(theirs) and type(ours) in ((Space, Box) if any_bounds else (Space,)):
         return (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
     if isinstance(ours, Dict) and isinstance(theirs, Dict):
-        return ours.keys() == theirs.keys() and all(_is_same(ours[key], theirs[key]) for key in ours)
+        return ours.keys() == theirs.keys() and all(_is_same(ours[key], theirs[key], any_bounds) for key in ours)
     return ours == theirs
 
 

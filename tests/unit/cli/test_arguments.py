@@ -5,8 +5,8 @@ import re
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from collectx.cli import export
-from collectx.cli.arguments import split
+from collectx.cli import export, plan, tune
+from collectx.cli.arguments import split, subcommand
 from collectx.cli.overrides import quoted
 from collectx.errors import ConfigError
 
@@ -122,3 +122,19 @@ def test_a_flag_of_hydra_that_a_subcommand_would_ignore_is_refused(subcommand, w
 def test_resume_and_reproduce_print_what_they_would_run():
     assert split(["run", "--cfg", "job"], "resume").flags == {"cfg": "job"}
     assert split(["run", "--cfg", "job"], "reproduce").flags == {"cfg": "job"}
+
+
+@pytest.mark.parametrize("main", [plan.main, tune.main])
+def test_an_error_of_the_users_class_is_told_with_its_place(main, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    kwargs = ["env.kwargs.fault=raises", "env.kwargs.at_step=1"]
+    assert main(["env=gym", "env.entry_point=user_code.faulty:FaultyEnv", *kwargs]) == 1
+    what, of_env, place = capsys.readouterr().err.splitlines()[-3:]
+    assert what == "collectx: user_code.faulty.BrokenLever: ('left', 3)"
+    assert of_env == "  raised in step() of env 0 (of 1)"
+    assert re.fullmatch(r"  raised in .*/user_code/faulty.py:\d+, in throw", place)
+
+
+def test_an_error_of_collectx_itself_keeps_its_traceback():
+    with pytest.raises(TypeError):
+        subcommand("plan", len)([])

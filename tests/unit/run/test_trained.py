@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 
 import gymnasium
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import torch
 from composed_overrides import composed
 from tensordict import TensorDict
+from user_code.cartpoles import Drawing
+from user_code.faulty import throw
 from user_code.torchrlenvs import Goals
 
 import collectx
@@ -215,6 +218,17 @@ def test_a_policy_without_a_graph_is_refused_in_five_lines(tmp_path, capsys):
     assert "logits.argmax(-1)" in lines[3]
     assert "\x1b" not in err
     assert "def forward" not in err
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("form", ["state_dict", "torchscript"])
+def test_an_error_of_the_users_class_is_told_with_its_place(tmp_path, capsys, monkeypatch, form):
+    folder = run(tmp_path / "run", f"{_CUSTOM} policy.target=user_code.cartpoles:Drawing")
+    monkeypatch.setattr(Drawing, "forward", lambda self, observation: throw(OSError("no license")))
+    assert export.main([str(folder), f"format={form}"]) == 1
+    *_, what, place = capsys.readouterr().err.splitlines()
+    assert what.startswith("  raised when the policy was called once")
+    assert re.fullmatch(r"  raised in .*/user_code/faulty.py:\d+, in throw", place)
 
 
 def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):

@@ -171,6 +171,9 @@ class RunBatches(EnvMethods):
         return use(self._core)
 
     def publish(self, policy: nn.Module) -> int:
+        if policy is not None and not hasattr(policy, "modules"):
+            what = "its state dict" if isinstance(policy, Mapping) else f"an object of type {type(policy).__name__}"
+            raise TypeError(f"publish takes the policy's module, not {what}. Write collection.publish(policy).")
         return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:

@@ -153,6 +153,16 @@ def test_what_is_no_number_is_not_logged_and_said_so(folder, batch_info, value):
             collection.log(loss=1.0, note=value)
 
 
+@pytest.mark.parametrize(
+    ("value", "what"), [(torch.nn.Linear(2, 2).state_dict(), "its state dict"), ("mine", "an object of type str")]
+)
+def test_what_is_no_module_is_not_published(folder, batch_info, value, what):
+    with closing(taken(FakeCollector(batch_info(0)), folder, Statistics(-1))) as collection:
+        next(collection)
+        with pytest.raises(TypeError, match=rf"^publish takes .*, not {what}\. Write collection.publish\(policy\)\.$"):
+            collection.publish(value)
+
+
 def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, batch_info):
     statistics, clock = Statistics(-1), (0.375 * index for index in count(10))
     deliveries = [batch_info(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(18)]

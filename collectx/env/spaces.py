@@ -46,7 +46,7 @@ class Leaves:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
                 raise ShapeError(
-                    f"the env returned {value!r:.200} without {'.'.join(leaf.key)!r}, a part of its space. Return all "
+                    f"the observation lacks {'.'.join(leaf.key)!r}, a part of its space: {value!r:.200}. Include all "
                     "parts, or remove this one from the space."
                 ) from error
             flat.append(part)

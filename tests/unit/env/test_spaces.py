@@ -37,7 +37,7 @@ def test_texts_are_their_code_points():
 
 def test_a_missing_part():
     with pytest.raises(
-        ShapeError, match=r"the env returned .'a': 1. without 'b', a part of its space\. Return all parts"
+        ShapeError, match=r"the observation lacks 'b', a part of its space: .'a': 1.\. Include all parts"
     ):
         ObservationLeaves(PAIR).flatten({"a": 1})
 

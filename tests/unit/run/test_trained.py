@@ -152,6 +152,10 @@ def test_random_and_dict_spaces(tmp_path):
     env = Goals()
     observation, _ = env.reset(seed=0)
     assert env.action_space.contains(policy(observation))
+    lost, *_ = observation
+    for part in (observation.keys() - {lost}, np.zeros(3)):
+        with pytest.raises(ShapeError, match=rf"^the observation lacks '{lost}', a part of its space: "):
+            policy({key: observation[key] for key in part} if isinstance(part, set) else part)
 
 
 @pytest.mark.parametrize(("reads", "count"), [((), 1), ([("info", "speed")], 2), (["step_count", "observation"], 2)])

@@ -60,8 +60,8 @@ def check_finite(policy: Any) -> None:
     """Raises `TrainingDivergedError` if a parameter of a policy that is to be published contains NaN or infinities."""
     if (what := not_finite(policy)) is not None:
         raise TrainingDivergedError(
-            f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. To "
-            f"use such weights: {opt('collector.check_finite=false')}."
+            f"{what}: training diverged. Lower the learning rate, or look for the first loss that is not finite. "
+            f"Workers act with such weights only with {opt('collector.check_finite=false')}."
         )
 
 

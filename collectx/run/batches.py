@@ -242,10 +242,13 @@ class RunBatches(EnvMethods):
 
 
 def _number(name: str, value: Any) -> float:
+    if hasattr(value, "detach"):
+        value = value.detach()  # torch warns of others
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
+        shape = getattr(value, "shape", None)
+        what = f"an object of type {type(value).__name__}" if shape is None else f"values of shape {[*shape]}"
         raise TypeError(
-            f"collection.log({name}={value!r:.100}) got an object of type {type(value).__name__}. Pass a number, or a "
-            "tensor or array with one element."
+            f"collection.log({name}={value!r:.100}) got {what}. Pass a number, or a tensor or array with one element."
         ) from error

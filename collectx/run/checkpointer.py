@@ -239,6 +239,8 @@ def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[E
 
     def announce(group: Env) -> None:
         reason = group.unsaved or states.reason_not_saved(group, "the group of envs")
+        if reason is not None:
+            reason = reason.removeprefix("the group of envs cannot be saved: ")  # as the event says
         if cfg.collector.num_workers_per_collector > 1:
             reason = "the processes within a worker do not report the state of their envs"
         if reason is not None:

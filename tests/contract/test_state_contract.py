@@ -106,6 +106,7 @@ def test_the_reason_why_envs_cannot_be_saved(kind):
     made, (announced,) = _make(options)
     assert "so these begin new episodes after a resume: " in announced
     assert words[0] in announced
+    assert "group of envs" not in announced
     with made as collector:
         next(collector)
         state = collector.ask("state")[0]

@@ -208,7 +208,7 @@ class ResultBuilder:
                 delivered = counted(self._max_batches, "batch", "batches")
                 self._reason = f"{delivered} delivered (run.max_batches={self._max_batches})"
             elif self.statistics.batches == 0:
-                self._reason = "the trainer returned without a batch; it gets them from a loop over its argument"
+                self._reason = "train() returned without a batch. To get batches, write `for batch in collection:`"
             else:
                 self._reason = f"the trainer ended the run after {frames} frames"
             if isinstance(reason, str):

@@ -412,7 +412,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         printing.message(format_error(error))
     if errors:
         printing.message(f"full traceback: {log}")
-        if result.batches:
+        if result.batches and not _stays_complete(result):
             printing.message(_how_to_continue(result))
     elif result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
@@ -421,6 +421,11 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         elif (option := _limit_of(result)) == "run.max_minutes":
             printing.message(_how_to_train_longer(result, option))
     _print_table(result)
+
+
+def _stays_complete(result: Result) -> bool:
+    """Whether the run was complete before a resume that did not begin."""
+    return (RunFolder(result.folder).read_result() or {}).get("status") == Status.COMPLETED
 
 
 def _how_to_continue(result: Result) -> str:

@@ -123,7 +123,7 @@ def test_errors_of_a_publish_name_keywords():
     policy = _Greedy(4, 2)
     with Collector(_Ending, policy, frames_per_batch=4, total_frames=4) as collector:
         nn.init.constant_(policy.bias, np.inf)
-        with pytest.raises(TrainingDivergedError, match=r"To use such weights: check_finite=False\.$"):
+        with pytest.raises(TrainingDivergedError, match=r"such weights only with check_finite=False\.$"):
             collector.update_policy_weights_()
 
 

@@ -144,11 +144,19 @@ def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(f
     assert [line.resumed for line in folder.read_metrics()] == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("value", ["hello", [1, 2], torch.zeros(2), None])
-def test_what_is_no_number_is_not_logged_and_said_so(folder, batch_info, value):
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("hello", "an object of type str"),
+        ([1, 2], "an object of type list"),
+        (torch.zeros(2, requires_grad=True), r"values of shape \[2\]"),
+        (None, "an object of type NoneType"),
+    ],
+)
+def test_what_is_no_number_is_not_logged_and_said_so(folder, batch_info, value, what):
     with closing(taken(FakeCollector(batch_info(0)), folder, Statistics(-1))) as collection:
         next(collection)
-        words = rf"^collection.log\(note=.*\) got an object of type {type(value).__name__}\. Pass a number, or a tensor"
+        words = rf"^collection.log\(note=.*\) got {what}\. Pass a number, or a tensor"
         with pytest.raises(TypeError, match=words):
             collection.log(loss=1.0, note=value)
 

@@ -182,7 +182,7 @@ def test_a_trainer_may_end_the_run_and_say_why(cfg, tmp_path, train_with, capsys
     train_with(lambda collection: f"enough after {next(collection).numel()}")
     assert execute(cfg, tmp_path / "run2", []).exit_reason == "enough after 20"
     train_with(lambda collection: None)
-    assert execute(cfg, tmp_path / "run3", []).exit_reason.startswith("the trainer returned without a batch")
+    assert execute(cfg, tmp_path / "run3", []).exit_reason.startswith("train() returned without a batch. To")
 
 
 def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from composed_overrides import composed
 from omegaconf import OmegaConf
-from user_code.drawing import ForgetfulTrainer
+from user_code.drawing import DrawingTrainer, ForgetfulTrainer
 
 from collectx.checkpoints import Checkpoints, _describe
 from collectx.cli import reproduce, resume, run
@@ -73,6 +73,20 @@ def test_a_trainer_without_a_state_continues_with_the_published_weights(tmp_path
     first, second = ForgetfulTrainer.began
     torch.testing.assert_close(second, published, rtol=0, atol=0)
     assert not all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_resume_that_does_not_begin_says_how_to_continue_only_what_is_incomplete(tmp_path, monkeypatch, capsys):
+    folder, advice = tmp_path / "run", "to continue from the newest checkpoint: collectx resume"
+    assert run.main([*_INLINE.split(), _STOPPED, f"hydra.run.dir={folder}"]) == 130
+    for is_complete in (False, True):
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(DrawingTrainer, "__init__", lambda self, policy, stop_at: 1 / 0)
+            assert resume.main([str(folder), "trainer.kwargs.stop_at=0", "collector.total_frames=224"]) == 1
+        said = capsys.readouterr().err
+        assert f"the earlier run in {folder} stays, because the new one did not begin" in said
+        assert (advice in said) == (not is_complete)
+        assert resume.main([str(folder), "trainer.kwargs.stop_at=0"]) == 0
 
 
 @pytest.mark.sample(1)

@@ -184,16 +184,16 @@ def check_of_spaces(run_folder: RunFolder, words: str) -> Callable[[Env], None]:
     if words:
         with suppress(Exception), env_limit(run := run_config(run_folder)):
             spec = envs.read_spec(run.env)
-            return lambda group: _check_spaces(words, spec, group.spec, any_bounds=True)
+            return lambda group: _check_spaces(words, spec, group.spec, only_shapes=True)
     return lambda group: None
 
 
-def _check_spaces(words: str, trained: EnvSpec, found: EnvSpec, any_bounds: bool = False) -> None:
+def _check_spaces(words: str, trained: EnvSpec, found: EnvSpec, only_shapes: bool = False) -> None:
     for name, ours, theirs in (
         ("observations", trained.observation_space, found.observation_space),
         ("actions", trained.action_space, found.action_space),
     ):
-        if not _is_same(ours, theirs, any_bounds):
+        if not _is_same(ours, theirs, only_shapes):
             raise ConfigError(
                 f"{words} cannot be used, because the policy was made for other {name}: "
                 f"{ours} in training, {theirs} in evaluations. Keep the env and the wrappers that define the space."
@@ -205,13 +205,17 @@ def shown_changes(cfg: RunConfig) -> str:
     return YAML.show(as_written(cfg, is_escaped=False)["eval"]["env"])
 
 
-def _is_same(ours: Space, theirs: Space, any_bounds: bool = False) -> bool:
-    """Whether two spaces are equal, or with `any_bounds` but for the bounds of Box spaces. For one-hot leaves of
-    TorchRL, a bare `Space` has the shape and dtype alone."""
-    if type(ours) is type(theirs) and type(ours) in ((Space, Box) if any_bounds else (Space,)):
+def _is_same(ours: Space, theirs: Space, only_shapes: bool = False) -> bool:
+    """Whether two spaces are equal; with `only_shapes`, whatever the bounds and dtypes of Box spaces are, and
+    whatever further parts a Dict has, because a policy may ignore these. For one-hot leaves of TorchRL, a bare `Space`
+    has the shape and dtype alone."""
+    if only_shapes and isinstance(ours, Box) and isinstance(theirs, Box):
+        return ours.shape == theirs.shape
+    if type(ours) is type(theirs) is Space:
         return (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
     if isinstance(ours, Dict) and isinstance(theirs, Dict):
-        return ours.keys() == theirs.keys() and all(_is_same(ours[key], theirs[key], any_bounds) for key in ours)
+        has_same = ours.keys() <= theirs.keys() if only_shapes else ours.keys() == theirs.keys()
+        return has_same and all(_is_same(ours[key], theirs[key], only_shapes) for key in ours)
     return ours == theirs
 
 

@@ -92,7 +92,8 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
         printing.error(f"export to {name} failed: {error}")
         return 1
     except Exception as error:
-        if isinstance(error, OSError) and not frames_of_user(error):
+        is_ours = not frames_of_user(error)
+        if isinstance(error, OSError) and (is_ours or (target and str(error.filename).startswith(str(target)))):
             place = error.filename or run_folder.path
             raise ConfigError(
                 f"cannot write to {place}: {error.strerror or error}. Choose another path with output=PATH."

@@ -24,11 +24,11 @@ _LEFT = ("__pycache__", "outputs", "multirun", ".*")
 
 def _init(arguments: Arguments) -> int:
     if len(arguments.words) != 1:
-        raise UsageError(f"init: name one folder. {synopsis(_USAGE)}")
+        raise UsageError(f"name one folder. {synopsis(_USAGE)}")
     target = Path(arguments.words[0])
     with folder_errors(target, "project", "collectx init DIR"):
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-            raise UsageError(f"init: {target} exists and is not an empty folder. Name a new one: collectx init DIR")
+            raise UsageError(f"{target} exists and is not an empty folder. Name a new one: collectx init DIR")
         source = next(path for path in _SOURCES if path.is_dir())
         shutil.copytree(source, target, ignore=shutil.ignore_patterns(*_LEFT), dirs_exist_ok=True)
     printing.say(

@@ -42,10 +42,10 @@ def show(arguments: Arguments) -> int:
     if not words and len(overrides) == 1 and (chosen := overrides[0].split("="))[0] in choices:
         words, overrides = chosen, []
     if len(words) > 2:
-        raise UsageError(f"list: name a group, or a group and its choice, not {len(words)} words ({' '.join(words)}).")
+        raise UsageError(f"name a group, or a group and its choice, not {len(words)} words ({' '.join(words)}).")
     if len(words) == 2 and words[0] in ("experiment", "debug") and words[1] in choices[words[0]]:
         raise UsageError(
-            f"list: {words[0]}={words[1]} has no keys of its own. To see what it sets: collectx run "
+            f"{words[0]}={words[1]} has no keys of its own. To see what it sets: collectx run "
             f"{'='.join(words)} --cfg job"
         )
     if len(words) == 2 and words[0] in (*GROUPS, "logger") and words[1] not in (*choices, *SECTIONS):

@@ -36,7 +36,7 @@ def _resume(arguments: Arguments) -> int:
     run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         if not run_folder.has_checkpoint:
-            raise UsageError(f"resume: {no_checkpoint(run_folder)}")
+            raise UsageError(no_checkpoint(run_folder))
         raise UsageError(
             f"resume continues the run in {run_folder.path}. Leave out {' and '.join(wrong)}, or use collectx run."
         )
@@ -46,7 +46,7 @@ def _resume(arguments: Arguments) -> int:
         )
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):
-        raise UsageError(f"resume: {no_checkpoint(run_folder)}")
+        raise UsageError(no_checkpoint(run_folder))
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     result = run_folder.read_result() or {}
     is_over = result.get("exit_reason") == ALL_DELIVERED and not overrides

@@ -254,16 +254,16 @@ def config_errors(
         raise ConfigError(_explained(error, overrides, config_name)) from error
 
 
-# The packages of Hydra's own plugins, by the choices that they add.
+# What installs Hydra's own plugins, by the choices that they add.
 _PLUGINS = {
-    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/joblib": "'collectx[joblib]'",
     "hydra/launcher/ray": "hydra-ray-launcher",
     "hydra/launcher/rq": "hydra-rq-launcher",
     "hydra/launcher/submitit_local": "hydra-submitit-launcher",
     "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
     "hydra/sweeper/ax": "hydra-ax-sweeper",
     "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
-    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
+    "hydra/sweeper/optuna": "'collectx[optuna]'",
 }
 # What to write with `hydra/sweeper=halving` for options of Optuna's sweeper.
 _OF_HALVING = {

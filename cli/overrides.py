@@ -152,7 +152,10 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         if meant := [each for each in other_names.meant(choice) if each.startswith(own)]:
             names = f"Valid names: {', '.join(options)}. " if meant[-1].startswith("To write ") else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
-        return f"{key}={choice} is unknown{did_you_mean(choice, options, f'{key}=', more)}"
+        advice = did_you_mean(choice, options, f"{key}=", more)
+        if key == "env" and "Did you mean" not in advice:
+            advice += " For an env of another package, write env.id=ID: docs/reference/ecosystem.md has examples."
+        return f"{key}={choice} is unknown{advice}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]
     return f"{key}={choice} is unknown. To use your own: {key}={kind} {key}.{option}={choice}"

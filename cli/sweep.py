@@ -129,7 +129,7 @@ def prepare(
         text = (
             f"{_text(continuous)} is an interval, which Hydra's basic sweeper cannot enumerate. Use choice(a,b) or "
             "range(a,b,step). Or use a sweeper that draws values, such as hydra/sweeper=optuna (pip install "
-            "hydra-optuna-sweeper)."
+            "'collectx[optuna]')."
         )
         raise ConfigError(*checked.problems, text)
     if ours := [override for override in swept if override.key_or_group.startswith("sweep.")]:

@@ -28,8 +28,8 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError, summary_of
 
-# The extras of collectx, by packages that an env may need.
-_EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
+# The extras of collectx, by packages that users' code may need.
+_EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "minigrid": "minigrid", "minari": "record", "torchrl": "torchrl"}
 # Names joined by dots, of which a colon may replace one.
 _IMPORT_PATH = re.compile(r"NAME(\.NAME)*[.:]NAME(\.NAME)*".replace("NAME", r"[^\W\d]\w*"))
 
@@ -62,14 +62,14 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
             hint = did_you_mean(str(error.name), names, f"{named}:")
             raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
-        missing = missing_advice if isinstance(error, ModuleNotFoundError) else ""
-        first = re.split("[.:]", name, maxsplit=1)[0]
-        if missing and error.name == first and (near := nearest(first, _modules_here())) is not None:
-            missing = f". Did you mean {where}={near}{name.removeprefix(first)}?"
+        first, advice = re.split("[.:]", name, maxsplit=1)[0], extra_advice(error)
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == first
+        if is_missing and (near := nearest(first, _modules_here())) is not None:
+            advice = f". Did you mean {where}={near}{name.removeprefix(first)}?"
         if found := re.search(r"; '(.+)' is not a package$", str(error)):
             rule = f"{found[1]} is a module, not a package, so it has no submodules"
             raise ConfigError(f"{where}={name} cannot be imported: {rule}. Write it as {found[1]}:NAME.") from error
-        raise ConfigError(f"{where}={name} cannot be imported: {error}{extra_advice(error) or missing}") from error
+        raise ConfigError(f"{where}={name} cannot be imported: {error}{advice}") from error
     progress.one_more(progress.IMPORTS)
     if not callable(target):
         raise ConfigError(f"{where}={name} is a value of type {type(target).__name__}. Name a class or a function.")
@@ -223,9 +223,12 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
 
 
 def extra_advice(error: Exception) -> str:
-    """Returns the end of a message about a missing package: the command that installs it, if an extra contains it."""
+    """Returns the end of a message about a missing package or module: the command that installs it, if an extra
+    contains it."""
     package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
-    return f". Install it: pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
+    if package:
+        return f". Install it: pip install 'collectx[{_EXTRAS[package[0].lower()]}]'"
+    return missing_advice if isinstance(error, ModuleNotFoundError) else ""
 
 
 _T = TypeVar("_T")

@@ -33,7 +33,7 @@ from collectx.cli.main import SUBCOMMANDS
 from collectx.config import other_names
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
-from collectx.library import keywords
+from collectx.library import collectors, keywords
 
 
 class Docstrings(griffe.Extension):
@@ -44,7 +44,14 @@ class Docstrings(griffe.Extension):
         self._documented = {name: path for path in paths for name in (path, path.rpartition(".")[2])}
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Gives a class of keywords the docstring and the defaults that it has at run time."""
+        """Gives a class of keywords the docstring and the defaults that it has at run time, and a collector's
+        signature the arguments that most scripts pass."""
+        if cls.path.startswith("collectx.library.collectors.") and "__init__" in cls.members:
+            parameters = inspect.signature(getattr(collectors, cls.name)).parameters.values()
+            shown = [each for each in parameters if each.kind != each.KEYWORD_ONLY or each.name in _SHOWN]
+            cls["__init__"].parameters = griffe.Parameters(
+                griffe.Parameter("self"), *map(_parameter, shown), cls["__init__"].parameters["keywords"]
+            )
         if not cls.path.startswith("collectx.library.keywords.") or not cls.docstring:
             return
         actual = getattr(keywords, cls.name)
@@ -53,6 +60,15 @@ class Docstrings(griffe.Extension):
             if each.name in cls.members and each.default is not dataclasses.MISSING:
                 default = each.default.name if isinstance(each.default, enum.Enum) else each.default
                 cls[each.name].value = repr(default)
+        for each in cls.attributes.values():
+            if str(each.annotation) in _UNTOLD:
+                each.annotation = ""  # with None, it would be no field of the dataclass
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Omits types that say nothing."""
+        for each in func.parameters:
+            each.annotation = None if str(each.annotation) in _UNTOLD else each.annotation
+        func.returns = None if str(func.returns) in _UNTOLD else func.returns
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Gives every argument an entry, and makes links of pages and documented classes."""
@@ -64,6 +80,11 @@ class Docstrings(griffe.Extension):
             if name not in own and (name == path or name[0].isupper()):
                 text = text.replace(f"`{name}`", f"[`{name}`][{path}]", 1)
         obj.docstring.value = _PAGE.sub(_page_link, text)
+
+
+def _parameter(actual: inspect.Parameter) -> griffe.Parameter:
+    default = None if actual.default is actual.empty else repr(actual.default)
+    return griffe.Parameter(actual.name, kind=griffe.ParameterKind[actual.kind.name.lower()], default=default)
 
 
 def _python_pages() -> str:
@@ -93,6 +114,9 @@ def _page_link(reference: re.Match) -> str:
     return f"[{section or titles[0]}](../../{path}{anchor})"
 
 
+# The keywords in the signature of a collector, and types that say less than the text of their argument.
+_SHOWN = ("frames_per_batch", "total_frames")
+_UNTOLD = ("Any", "CreateEnv", "PerWorker")
 # A section of a docstring whose entries have names, and an entry.
 _SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
@@ -131,6 +155,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     the first line only. The home page has no columns beside it."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]
+    if "<!-- names -->" in markdown:  # a wide table
+        page.meta["hide"] = ["toc"]
     for marker, content in (("options", options), ("commands", commands), ("names", names)):
         # The line below a marker is for readers of the file.
         markdown = re.sub(rf"<!-- {marker} -->\n\*.*\*\n", lambda _, content=content: content(), markdown)
@@ -235,7 +261,8 @@ def names() -> str:
         if any(cell.strip() for cell in libraries):
             first = re.sub(r"=\[.*\]`", "`", option) + (f"<br>{note}" if note.strip() else "")
             lines.append([first, *(cell.replace(", ", "<br>") for cell in libraries)])
-    return "".join(f"|{'|'.join(line)}|\n" for line in lines)
+    table = "".join(f"|{'|'.join(line)}|\n" for line in lines)
+    return f'<div class="names" markdown>\n\n{table}\n</div>\n'
 
 
 def options() -> str:

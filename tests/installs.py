@@ -28,6 +28,7 @@ NEEDS = [
     ("mujoco", "run env=halfcheetah"),
     ("atari", "run env=pong"),
     ("envpool", "run env=envpool env.id=CartPole-v1"),
+    ("minigrid", "run env=minigrid"),
     ("torchrl", "run env=torchrl env.target=torchrl.envs:GymEnv"),
     ("mpi", "run collector=distributed backend=mpi"),
     ("ray", "run collector=ray launcher=ray"),

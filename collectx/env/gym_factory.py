@@ -103,7 +103,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
         advice = ""
         if module in sys.modules and hasattr(sys.modules[module], name):
             advice = f" It is defined in {module}, so write env.entry_point={cfg.id}."
-        raise ConfigError(f"cannot create env.id={cfg.id}: {error}{advice}") from error
+        raise ConfigError(f"cannot create env.id={cfg.id}: {error}{advice or extra_advice(error)}") from error
     return None
 
 

@@ -75,7 +75,6 @@ class Collector(BaseCollector):
 
         Args:
             index: the envs to reset: a mask, indices or a slice of them; None: all.
-            keywords: not supported.
 
         Raises:
             TypeError: `index` is not a mask, an index or a slice.

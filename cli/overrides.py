@@ -154,7 +154,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         advice = did_you_mean(choice, options, f"{key}=", more)
         if key == "env" and "Did you mean" not in advice:
-            advice += " For an env of another package, write env.id=ID: docs/reference/ecosystem.md has examples."
+            advice += " For an env of another package, set env.id: see docs/reference/ecosystem.md."
         return f"{key}={choice} is unknown{advice}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

@@ -3,9 +3,9 @@
 `<!-- options -->` in `reference/configuration.md` becomes every option with type, range, default and meaning, from the
 dataclasses of `collectx/config/schema`. `<!-- commands -->` in `reference/commands.md` becomes the help of every
 subcommand, `<!-- names -->` in `reference/names.md` the table of `collectx/config/other_names.md`. The docstrings of
-`reference/python` get links and defaults. Tables of what works together get short titles. Drawings become part of their
-page, so that their lines and texts have its colour (`currentColor`). The foot of every page names the version that the
-site documents.
+`reference/python` get links and defaults. CHANGELOG and CONTRIBUTING are pages too. Tables of what works together get
+short titles. Drawings become part of their page, so that their lines and texts have its colour (`currentColor`). The
+foot of every page names the version that the site documents.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from typing import Any
 
 import griffe
 from markdown.extensions.toc import slugify
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from collectx import __version__
@@ -61,14 +62,13 @@ class Docstrings(griffe.Extension):
                 default = each.default.name if isinstance(each.default, enum.Enum) else each.default
                 cls[each.name].value = repr(default)
         for each in cls.attributes.values():
-            if str(each.annotation) in _UNTOLD:
-                each.annotation = ""  # with None, it would be no field of the dataclass
+            each.annotation = _TYPES_OF_KEYWORDS.get(str(each.annotation), each.annotation)
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Omits types that say nothing."""
         for each in func.parameters:
-            each.annotation = None if str(each.annotation) in _UNTOLD else each.annotation
-        func.returns = None if str(func.returns) in _UNTOLD else func.returns
+            each.annotation = None if str(each.annotation) == "Any" else each.annotation
+        func.returns = None if str(func.returns) == "Any" else func.returns
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Gives every argument an entry, and makes links of pages and documented classes."""
@@ -114,9 +114,14 @@ def _page_link(reference: re.Match) -> str:
     return f"[{section or titles[0]}](../../{path}{anchor})"
 
 
-# The keywords in the signature of a collector, and types that say less than the text of their argument.
+# The keywords in the signature of a collector, and what names of types mean.
 _SHOWN = ("frames_per_batch", "total_frames")
-_UNTOLD = ("Any", "CreateEnv", "PerWorker")
+_TYPES_OF_KEYWORDS = {
+    "Any": "object",
+    "CreateEnv": "Callable | Env | VectorEnv | list",
+    "Devices": "device | str | list | None",
+    "PerWorker": "dict | list[dict] | None",
+}
 # A section of a docstring whose entries have names, and an entry.
 _SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
@@ -150,6 +155,14 @@ def on_config(config: Any) -> None:
     config.repo_url = project.get("urls", {}).get("Repository")
 
 
+def on_files(files: Files, config: Any) -> None:
+    """Adds pages for files beside `docs/`, without their links to what the site does not contain."""
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        text = (_ROOT / name).read_text().replace("](docs/", "](page:")
+        text = re.sub(r"\[([^]]+)\]\((?!page:|https:|#)[^)]*\)", r"\1", text).replace("](page:", "](")
+        files.append(File.generated(config, name.lower(), content=text))
+
+
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Adds what is generated. Removes the comment at the top, the page's tier: MkDocs takes the title from a heading in
     the first line only. The home page has no columns beside it."""
@@ -158,8 +171,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if "<!-- names -->" in markdown:  # a wide table
         page.meta["hide"] = ["toc"]
     for marker, content in (("options", options), ("commands", commands), ("names", names)):
-        # The line below a marker is for readers of the file.
-        markdown = re.sub(rf"<!-- {marker} -->\n\*.*\*\n", lambda _, content=content: content(), markdown)
+        markdown = re.sub(rf"<!-- {marker} -->\n", lambda _, content=content: content(), markdown)
+    # This line is for readers of the file.
+    markdown = re.sub(r"^\*In a checkout.*\*\n\n", "", markdown, flags=re.MULTILINE)
     markdown = _COMBINATIONS.sub(_combinations, markdown)
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
 

@@ -16,7 +16,11 @@ together. For agents that differ, use TorchRL's PettingZooWrapper and a trainer 
 import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
-from mpe2 import simple_spread_v3
+
+try:
+    from mpe2 import simple_spread_v3
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error}. Install it: pip install mpe2") from None
 
 
 def make_game():

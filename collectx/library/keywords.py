@@ -35,6 +35,8 @@ _IN_PROCESS = (
     "backend='process'"
 )
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
+# A device, its name, or a list with the one of each worker: `collectx.library.values` says what is wrong with others.
+Devices = Any
 # Keyword arguments for all workers, or a list with those of each.
 PerWorker = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
@@ -169,10 +171,10 @@ class Keywords:
     set_truncated: bool = sets("collector.set_truncated", note="")
     reset_when_done: bool = fixed(True, "collectx always resets envs that are done, so leave it out")
 
-    device: Any = sets("devices.device", None, only_device)
-    storing_device: Any = sets("devices.storing_device", None, first_device)
-    policy_device: Any = sets("devices.policy_device", None, first_device)
-    env_device: Any = sets("devices.env_device", None, first_device)
+    device: Devices = sets("devices.device", None, only_device)
+    storing_device: Devices = sets("devices.storing_device", None, first_device)
+    policy_device: Devices = sets("devices.policy_device", None, first_device)
+    env_device: Devices = sets("devices.env_device", None, first_device)
     no_cuda_sync: bool = ignored(False, ": a step waits for the policy's actions anyway")
 
     split_trajs: bool | None = False

@@ -50,9 +50,8 @@ class Docstrings(griffe.Extension):
         if cls.path.startswith("collectx.library.collectors.") and "__init__" in cls.members:
             parameters = inspect.signature(getattr(collectors, cls.name)).parameters.values()
             shown = [each for each in parameters if each.kind != each.KEYWORD_ONLY or each.name in _SHOWN]
-            cls["__init__"].parameters = griffe.Parameters(
-                griffe.Parameter("self"), *map(_parameter, shown), cls["__init__"].parameters["keywords"]
-            )
+            others = griffe.Parameter("keywords", kind=griffe.ParameterKind.var_keyword)
+            cls["__init__"].parameters = griffe.Parameters(griffe.Parameter("self"), *map(_parameter, shown), others)
         if not cls.path.startswith("collectx.library.keywords.") or not cls.docstring:
             return
         actual = getattr(keywords, cls.name)
@@ -62,13 +61,13 @@ class Docstrings(griffe.Extension):
                 default = each.default.name if isinstance(each.default, enum.Enum) else each.default
                 cls[each.name].value = repr(default)
         for each in cls.attributes.values():
-            each.annotation = _TYPES_OF_KEYWORDS.get(str(each.annotation), each.annotation)
+            each.annotation = _MEANT.get(str(each.annotation), each.annotation)
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
-        """Omits types that say nothing."""
+        """Replaces names of types that only the code knows."""
         for each in func.parameters:
-            each.annotation = None if str(each.annotation) == "Any" else each.annotation
-        func.returns = None if str(func.returns) == "Any" else func.returns
+            each.annotation = _MEANT.get(str(each.annotation), each.annotation)
+        func.returns = _MEANT.get(str(func.returns), func.returns)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Gives every argument an entry, and makes links of pages and documented classes."""
@@ -114,9 +113,9 @@ def _page_link(reference: re.Match) -> str:
     return f"[{section or titles[0]}](../../{path}{anchor})"
 
 
-# The keywords in the signature of a collector, and what names of types mean.
+# The keywords in the signature of a collector, and types in place of names that only the code knows.
 _SHOWN = ("frames_per_batch", "total_frames")
-_TYPES_OF_KEYWORDS = {
+_MEANT = {
     "Any": "object",
     "CreateEnv": "Callable | Env | VectorEnv | list",
     "Devices": "device | str | list | None",

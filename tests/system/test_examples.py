@@ -95,6 +95,12 @@ def test_offline_learning_records_with_the_command_of_its_docstring(tmp_path):
     assert outcome("offline_from_recorded", tmp_path, *shlex.split(script)[2:], "--epochs", "1")[0] == 2048
 
 
+def test_an_example_without_its_package_says_what_to_install():
+    words = [sys.executable, "-c", "import sys; sys.modules['mpe2'] = None; import pettingzoo_ppo"]
+    done = subprocess.run(words, env=environment(PYTHONPATH=str(EXAMPLES)), capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1].endswith("Install it: pip install mpe2")
+
+
 @pytest.mark.nightly
 def test_without_hindsight_bits_are_not_flipped_to_the_goal(tmp_path):
     assert outcome("her_post_traj", tmp_path, "--no-her")[1] < 10

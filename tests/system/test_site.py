@@ -144,6 +144,33 @@ def test_the_values_of_an_option_are_one_list_and_named_once(site):
     assert "Activation function of the hidden layers.</p>" in page
 
 
+def text_of(path):
+    return unescape(re.sub(r"\s+", " ", re.sub("<[^>]*>", "", path.read_text())))
+
+
+def test_a_collector_has_a_signature_and_its_keywords_types_and_defaults(site):
+    text = text_of(site / "reference" / "python" / "collectors.html")
+    signature = "MultiSyncCollector( create_env_fn, policy=None, *, frames_per_batch=200, total_frames=-1, **keywords, )"
+    assert signature in text
+    assert "exploration_type (object, default: 'RANDOM' )" in text
+    assert "policy_device (device | str | list | None, default: None )" in text
+    assert not re.search(r"\((Any|CreateEnv|Devices|PerWorker)[,)]", text)
+
+
+def test_what_a_checkout_lacks_is_said_there_and_shown_here(site):
+    for name, shown in (("configuration", "env.num_envs"), ("commands", "exit status"), ("names", "num_env_runners")):
+        page = (ROOT / "docs/reference" / f"{name}.md").read_text()
+        assert re.match(r"<!-- .* -->\n# .*\n\n\*In a checkout ", page)
+        text = text_of(site / "reference" / f"{name}.html")
+        assert shown in text
+        assert "In a checkout " not in text
+
+
+def test_changelog_and_contributing_are_pages(site):
+    assert "Before you upgrade" in text_of(site / "changelog.html")
+    assert 'href="explanation/architecture.html"' in (site / "contributing.html").read_text()
+
+
 def test_the_commands_have_the_order_of_their_table(site):
     page = (site / "reference" / "commands.html").read_text()
     rows = re.findall(r'<td><a href="#(collectx-\w+)">', page)

@@ -177,6 +177,7 @@ def test_a_type_error_of_a_constructor_that_has_its_arguments_is_the_users(modul
     [
         ("ale_py", "atari", lambda: build(gym(id="ALE/Pong-v5"))),
         ("envpool", "envpool", lambda: build(envpool())),
+        ("minigrid", "minigrid", lambda: build(gym(id="minigrid:MiniGrid-Empty-5x5-v0"))),
         ("torchrl", "torchrl", lambda: resolve("torchrl.envs:GymEnv", "env.target")),
     ],
 )
@@ -186,6 +187,11 @@ def test_a_missing_package(package, extra, make, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"pip install 'collectx\[{extra}\]'$"):
         make()
+
+
+def test_a_missing_module_that_registers_an_id():
+    with pytest.raises(ConfigError, match=r"No module named 'nowhere'\. Is it installed, or on PYTHONPATH\?$"):
+        build(gym(id="nowhere:Env-v0"))
 
 
 def test_a_missing_package_of_gymnasium_is_answered_with_its_commands(module):

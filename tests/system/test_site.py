@@ -150,7 +150,9 @@ def text_of(path):
 
 def test_a_collector_has_a_signature_and_its_keywords_types_and_defaults(site):
     text = text_of(site / "reference" / "python" / "collectors.html")
-    signature = "MultiSyncCollector( create_env_fn, policy=None, *, frames_per_batch=200, total_frames=-1, **keywords, )"
+    signature = (
+        "MultiSyncCollector( create_env_fn, policy=None, *, frames_per_batch=200, total_frames=-1, **keywords, )"
+    )
     assert signature in text
     assert "exploration_type (object, default: 'RANDOM' )" in text
     assert "policy_device (device | str | list | None, default: None )" in text

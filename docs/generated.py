@@ -60,8 +60,10 @@ class Docstrings(griffe.Extension):
             if each.name in cls.members and each.default is not dataclasses.MISSING:
                 default = each.default.name if isinstance(each.default, enum.Enum) else each.default
                 cls[each.name].value = repr(default)
-        for each in cls.attributes.values():
-            each.annotation = _MEANT.get(str(each.annotation), each.annotation)
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Replaces names of types that only the code knows."""
+        attr.annotation = _MEANT.get(str(attr.annotation), attr.annotation)
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Replaces names of types that only the code knows."""

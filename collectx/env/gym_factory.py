@@ -100,10 +100,10 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     except (SyntaxError, SystemExit) as error:
         raise ConfigError(f"env.id={cfg.id} cannot be imported: {where_raised(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        advice = ""
+        advice = extra_advice(error) if isinstance(error, ImportError) else ""
         if module in sys.modules and hasattr(sys.modules[module], name):
             advice = f" It is defined in {module}, so write env.entry_point={cfg.id}."
-        raise ConfigError(f"cannot create env.id={cfg.id}: {error}{advice or extra_advice(error)}") from error
+        raise ConfigError(f"cannot create env.id={cfg.id}: {error}{advice}") from error
     return None
 
 

@@ -192,6 +192,8 @@ def test_a_missing_package(package, extra, make, monkeypatch):
 def test_a_missing_module_that_registers_an_id():
     with pytest.raises(ConfigError, match=r"No module named 'nowhere'\. Is it installed, or on PYTHONPATH\?$"):
         build(gym(id="nowhere:Env-v0"))
+    with pytest.raises(ConfigError, match=r"doesn't exist\.?$"):  # it names a package that is installed
+        build(gym(id="gymnasium:MuJoCo-v0"))
 
 
 def test_a_missing_package_of_gymnasium_is_answered_with_its_commands(module):

@@ -13,6 +13,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
@@ -187,7 +188,7 @@ def _keeping_hydras_files(run_folder: RunFolder) -> Iterator[None]:
 def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     """Runs a sweep; blocks until all points have ended, and prints their table. Returns whether all have run."""
     task.checked = prepared.points
-    root, is_complete, is_interrupted = Path(prepared.folder), True, False
+    root, is_complete, is_interrupted, start_s = Path(prepared.folder), True, False, time.monotonic()
     try:
         with removing_empty_folders(root, "multirun.yaml"), handling({signal.SIGINT: task.interrupt}):
             composer.run(prepared.master, prepared.folder, task)
@@ -215,7 +216,8 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
             printing.say(f"sweep folder: {root}")
         elif points and root.exists() and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
-            printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
+            took_s = None if is_interrupted or task.is_interrupted else time.monotonic() - start_s
+            printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective, took_s)
         if (is_interrupted or task.is_interrupted) and prepared.points and root.exists():
             where = shlex.quote(f"hydra.sweep.dir={printing.typed(root)}")
             printing.message(f"to go on with the sweep, repeat its command with {where}")

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,6 +330,8 @@ class PointRunner:
         objective. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
         Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that are still
         running."""
+        from collectx.run.terminal.display import SweepBar
+
         task = self._task
         # The names must also differ from those of points that come later.
         fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
@@ -341,10 +344,14 @@ class PointRunner:
         skipped = f", {num_done} already done" if num_done else ""
         print(f"sweep: {counted(len(points), 'run')}{skipped}")
         jobs: list[NamedRun] = []
+        begin_s, num_to_run = time.monotonic(), sum(point.job is None for point in points)
         for number, point in enumerate(points, start=1):
             if point.job is None:
                 if not place_of(point.composed.cfg).is_job:
                     print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
+                if self._is_enumerated and len(points) > 1:
+                    num_left = sum(each.job is None for each in points)
+                    task.sweep = SweepBar(number, len(points), num_to_run - num_left, num_left, begin_s)
                 point.job = self._start(point, jobs)
                 if task.is_interrupted:
                     raise SweepStopped

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -25,6 +25,9 @@ from collectx.jobs.status import NamedRun, Outcome
 from collectx.place import place_of
 from collectx.run import RunFolder, Status, preflight
 from collectx.run.after import foreign_code
+
+if TYPE_CHECKING:
+    from collectx.run.terminal.display import SweepBar
 
 _HINTS = {
     "mean_return": "no episode ended. Raise collector.total_frames.",
@@ -52,6 +55,7 @@ class Task:
         points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
         problems: mistakes in the configuration that only the run itself could find.
         is_detached: whether jobs keep running when the command ends.
+        sweep: the place of the next run in a sweep, for its display.
     """
 
     def __init__(self, argv: Sequence[str], is_in_command: bool = True):
@@ -62,6 +66,7 @@ class Task:
         self.points: list[tuple[str, Path]] = []
         self.problems: list[str] = []
         self.is_detached = False
+        self.sweep: SweepBar | None = None
         self.is_signalled = False
         self._is_in_command = is_in_command
 
@@ -121,7 +126,7 @@ class Task:
                     from collectx.jobs.worker_jobs import submitted_workers
 
                     open_launcher = partial(submitted_workers, run.cfg, run.run_folder)
-                result = execute(run.cfg, run.folder, self.argv, open_launcher)
+                result = execute(run.cfg, run.folder, self.argv, open_launcher, self.sweep)
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 

@@ -77,6 +77,8 @@ _MAX_LABEL = 45
 _MAX_WORKERS = 16
 # Fewer points are drawn without a line, which would promise more than they tell.
 _FEW_POINTS = 5
+# An axis is logarithmic if 90% of the values differ by this factor.
+_LOGARITHMIC = 100
 _MAX_SPANS = 120
 _MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
@@ -91,8 +93,9 @@ _Styles: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure; `name` becomes its file name, `caption` says what it shows, and `legend` what its lines are, in
-    sentences that other figures share. A page shows the figure larger if `is_large`."""
+    """A figure; `name` becomes its file name, `title` has names of metrics between backticks, `caption` says what it
+    shows, and `legend` what its lines are, in sentences that other figures share. A page shows the figure larger if
+    `is_large`."""
 
     name: str
     title: str
@@ -115,7 +118,8 @@ class Plot:
     def svg(self) -> str:
         """Returns the figure as an element of HTML, as wide as its container, in colour and font of the text around it.
 
-        `data-axes` has, for x and y, the label, the limits, and where these are in the figure. A group of the class
+        `data-axes` has, for x and y, the label, the limits, where these are in the figure, and whether the axis is
+        logarithmic. A group of the class
         `curve` is a line, `part` what belongs to it, and `entry` its place in the legend; `data-of` names the line.
         """
         text = io.StringIO()
@@ -134,8 +138,8 @@ class Plot:
         axes, size = self.figure.axes[0], self.figure.get_size_inches() * _POINTS
         (left, bottom), (right, top) = axes.get_position().get_points() * size
         data = (
-            (axes.get_xlabel(), axes.get_xlim(), (left, right)),
-            (axes.get_ylabel(), axes.get_ylim(), (size[1] - bottom, size[1] - top)),
+            (axes.get_xlabel(), axes.get_xlim(), (left, right), False),
+            (axes.get_ylabel(), axes.get_ylim(), (size[1] - bottom, size[1] - top), axes.get_yscale() == "log"),
         )
         attributes = f'role="img" data-axes="{escape(json.dumps(data))}"'
         return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {attributes}>", element)
@@ -173,8 +177,10 @@ def in_words(number: str) -> str:
     return f"{words} of evaluations" if number.startswith(OF_EVALUATION) else words
 
 
-def _title(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}"
+def _in_title(number: str) -> str:
+    """Returns what a title calls a number of `result.json`."""
+    name = number.removeprefix(OF_EVALUATION)
+    return in_words(number) if name in OBJECTIVES else in_words(number).replace(name, f"`{name}`", 1)
 
 
 def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]]:
@@ -191,13 +197,12 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
         rates = [name for name in metrics if "success" in name]
         others = [name for name in metrics if name not in rates]
         scalars = sorted({name for run in runs for name in run.scalars}.difference(metrics))
-        losses = [(name, name.replace("_", " ").replace(" kl", " KL")) for name in scalars]
         for heading, curves, numbers in (
             ("Learning", _LEARNING, ()),
             ("Seeds", (), (objective,)),
             ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
             ("Metrics", _of_metrics(others), ()),
-            ("Losses", [(f"scalars/{name}", "frames", name, _title(words), words, "") for name, words in losses], ()),
+            ("Losses", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
             ("Throughput", _SPEED, ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
@@ -214,8 +219,8 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
 
 def _of_metrics(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for name in names:
-        yield f"scalars/{name}", "frames", name, name, name, "Training."
-        yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"{name} of evaluations", name, _DURING
+        yield f"scalars/{name}", "frames", name, f"`{name}`", name, "Training."
+        yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"`{name}` of evaluations", name, _DURING
 
 
 def _curves(
@@ -235,8 +240,20 @@ def _curves(
                 axes.set_ylim(bottom=0)
             if "success" in value:
                 axes.set_ylim(-0.03, 1.03)
+            elif value.startswith("scalars/") and _spans_decades(axes):
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+                what = f"{what} Logarithmic axis.".lstrip()
             _legend(figure, axes)
             yield Plot(name, title, what, figure, words)
+
+
+def _spans_decades(axes: Axes) -> bool:
+    """Whether a linear axis would hide differences between small values. A few values that are far smaller than all
+    others are no reason: they would fill a logarithmic one."""
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    low, high = np.quantile(values, [0.05, 0.95])
+    return bool(values.min() > low / _LOGARITHMIC and high >= _LOGARITHMIC * low > 0)
 
 
 def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> list[str]:
@@ -319,7 +336,8 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
             words += " (of two or three seeds: mean, lowest to highest)" * any(
                 1 < len(each) < FEW_SEEDS for _, each in known
             )
-        yield Plot(f"seeds_{number}", _title(f"{in_words(number)} of each seed"), f"{words}.", figure)
+        title = f"{_in_title(number)} of each seed"
+        yield Plot(f"seeds_{number}", f"{title[0].upper()}{title[1:]}", f"{words}.", figure)
 
 
 def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[Plot]:
@@ -344,7 +362,7 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         axes.set_ylim(-0.03, 1.03)
         _legend(figure, axes)
         words = "Share of the seeds with a better value, with its 95% bootstrap interval. The higher line is better."
-        yield Plot(f"profile_{number}", f"Performance profile of {in_words(number)}", words, figure)
+        yield Plot(f"profile_{number}", f"Performance profile of {_in_title(number)}", words, figure)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:

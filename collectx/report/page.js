@@ -26,8 +26,10 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
       }
     tip.hidden = nearest > 40;
     if (tip.hidden) return;
-    const values = axes.map(([label, [from, to], [begin, end]], i) =>
-      label && `${label}: ${shown(from + ((place[i] - begin) / (end - begin)) * (to - from))}`);
+    const values = axes.map(([label, [from, to], [begin, end], isLog], i) => {
+      const share = (place[i] - begin) / (end - begin);
+      return label && `${label}: ${shown(isLog ? from * (to / from) ** share : from + share * (to - from))}`;
+    });
     tip.textContent = [name, ...values].filter(Boolean).join("\n");
     const { x, y } = new DOMPoint(...place).matrixTransform(svg.getScreenCTM());
     const half = tip.offsetWidth / 2;
@@ -39,6 +41,34 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
   svg.addEventListener("pointermove", tell);
   svg.addEventListener("pointerdown", tell);
   svg.addEventListener("pointerleave", (event) => (tip.hidden ||= event.pointerType === "mouse"));
+}
+
+// The mean of each point and its neighbours, as many on either side: up to 6, and fewer near the ends.
+function smoothed(d) {
+  const places = [...d.matchAll(/([ML]) (-?[\d.]+) (-?[\d.]+)/g)];
+  const line = places.map(([, letter, x], i) => {
+    const reach = Math.min(6, i, places.length - 1 - i);
+    const near = places.slice(i - reach, i + reach + 1);
+    return `${letter} ${x} ${near.reduce((sum, each) => sum + +each[3], 0) / near.length}`;
+  });
+  return line.join(" ");
+}
+
+for (const figure of document.querySelectorAll("figure[data-smooth]")) {
+  figure.querySelector(".of").insertAdjacentHTML(
+    "beforeend", '<label class="hint"><input type="checkbox"> smooth</label>');
+  figure.querySelector("input").addEventListener("change", (event) => {
+    for (const path of figure.querySelectorAll(".curve > path:not(.faint)")) {
+      if (!event.target.checked) {
+        path.setAttribute("d", path.previousSibling.getAttribute("d"));
+        path.previousSibling.remove();
+        continue;
+      }
+      path.before(path.cloneNode());
+      path.previousSibling.classList.add("faint");
+      path.setAttribute("d", smoothed(path.getAttribute("d")));
+    }
+  });
 }
 
 const buttons = new Map();

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import jinja2
 import yaml
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from collectx import __version__
 from collectx.config.problem import counted
@@ -24,7 +24,7 @@ from collectx.report.read import FEW_SEEDS, Group, Run, centre, differences, gro
 from collectx.run import Status
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
-from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
+from collectx.run.terminal.printing import COLUMNS, cells, number_cell, rank, spread
 
 # How many groups of an env have curves in a page, and how many runs a timeline.
 _MAX_CURVES = 10
@@ -72,8 +72,8 @@ class Report:
         if len(self._groups) < len(runs):
             for env, groups in self._best.items():
                 are_few = all(len(each.values(objective)) < FEW_SEEDS for each in groups)
-                heads = ("mean", "lowest to highest") if are_few else ("IQM", "95% CI")
-                more = ("std",) if are_few else SPREAD
+                heads = ("mean ± std", "lowest to highest") if are_few else ("IQM", "95% CI")
+                more = () if are_few else ("mean ± std", "min", "max")
                 head = "point", "seeds", f"{in_words(objective)} ({heads[0]})", heads[1], "frames", *more
                 rows = [_group_row(each, objective, are_few) for each in groups]
                 self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(more)))
@@ -83,7 +83,7 @@ class Report:
         if not_started:
             points = counted(len(not_started), "point")
             self.notes.append(f"{points} of the sweep did not start. Repeat its command if it has ended.")
-        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if table.num_hidden):
+        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if "frames" in table.head):
             self.notes.append("The rows differ in frames: compare their curves.")
         if any(0 < len(group.counted) < FEW_SEEDS for group in self._groups) and len(self._groups) < len(runs):
             self.notes.append(f"Fewer than {FEW_SEEDS} seeds allow no confidence interval: their rank may be chance.")
@@ -111,6 +111,7 @@ class Report:
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         # A long name is broken at its options, whose values stay with them.
         environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,/])|(?<=[a-z]\.)", name))
+        environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
         files = resources.files("collectx.report")
         page = environment.from_string(files.joinpath("page.html.j2").read_text()).render(
             script=files.joinpath("page.js").read_text(),
@@ -121,7 +122,7 @@ class Report:
             objective=in_words(self._objective),
             tables=self.tables if self._has_summary else [],
             notes=self.notes,
-            runs=self._run_rows(folder),
+            runs=self._run_rows(),
             not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
             # Two rows of two, where rows of three would leave one alone.
@@ -136,14 +137,15 @@ class Report:
             # A null beside an option that does not exist says nothing.
             differences={
                 key: [
-                    "-" if key not in run.options else "null" if value is None else value
+                    "–" if key not in run.options else "null" if value is None else value
                     for run, value in zip(runs, each, strict=True)
                 ]
-                for key, each in differing.items()
+                # Last, the options that some runs do not have.
+                for key, each in sorted(differing.items(), key=lambda row: any(row[0] not in r.options for r in runs))
                 if any(value is not None for value in each)
             },
             config=yaml.safe_dump(same, sort_keys=False),
-            origins=[_origin(run.run_folder) for run in runs],
+            origins=[_origin(run.run_folder, folder) for run in runs],
         )
         path = folder / "index.html"
         try:
@@ -157,9 +159,8 @@ class Report:
             ) from error
         return path
 
-    def _run_rows(self, folder: Path) -> tuple[list[str], list[tuple[Run, str, str, list[str]]]]:
-        """Returns the heads of the numbers of runs, and for each run the addresses of its folder and of its log, and
-        its numbers. No run lacks all numbers of a column."""
+    def _run_rows(self) -> tuple[list[str], list[tuple[Run, list[str]]]]:
+        """Returns the heads of the numbers of runs, and the numbers of each run. A column has a number at least."""
         runs = self._ranked
         metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
         numbers = {RETURN: "return", EVALUATED: "evaluated", **{name: name for name in metrics if "success" in name}}
@@ -177,15 +178,8 @@ class Report:
             waits = [[number_cell(each[index], ".1f") for each in run.learners.values()] for run in runs]
             columns.append((head, [" / ".join(each) or "-" for each in waits]))
         columns = [(head, texts) for head, texts in columns if {*texts} != {"-"}]
-        # From the folder of the page, so that both may move together.
-        addresses = [
-            [quote(os.path.relpath(path, folder.absolute()), safe="/=,") if path.exists() else "" for path in paths]
-            for paths in ((run.run_folder.path, run.run_folder.log("trainer")) for run in runs)
-        ]
-        rows = [[texts[row] for _, texts in columns] for row in range(len(runs))]
-        return [head for head, _ in columns], [
-            (run, folder, log, texts) for run, (folder, log), texts in zip(runs, addresses, rows, strict=True)
-        ]
+        rows = [(run, [texts[row] for _, texts in columns]) for row, run in enumerate(runs)]
+        return [head for head, _ in columns], rows
 
 
 def _centre_of(group: Group, number: str) -> float | None:
@@ -195,20 +189,21 @@ def _centre_of(group: Group, number: str) -> float | None:
 
 def _group_row(group: Group, objective: str, are_few: bool) -> tuple[str, ...]:
     """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
-    the seeds, and the spread as `collectx run` prints it. In a table of groups that are all too small for an interval,
-    these are the mean, the lowest and the highest value, the frames and the standard deviation."""
+    the seeds, mean and standard deviation, and the lowest and the highest value. In a table of groups that are all too
+    small for an interval, these are mean and standard deviation, the lowest and the highest value, and the frames."""
     values, frames = group.values(objective), group.values("frames")
     ends = " to ".join(map(number_cell, interval(values))) if len(values) >= (2 if are_few else FEW_SEEDS) else "-"
-    spreads = spread(values.tolist())
+    mean, std, *limits = map(number_cell, spread(values.tolist()))
+    mean += f" ± {std}" * (std != "-")
     repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
     stopped = ", stopped" * any(run.status.status is Status.STOPPED for run in group.counted)
     return (
         group.name,
         f"{len(values)} of {len(group.runs)}{stopped}{repeats}",
-        number_cell(_centre_of(group, objective)),
+        mean if are_few else number_cell(_centre_of(group, objective)),
         ends,
         " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
-        *map(number_cell, spreads[1:2] if are_few else spreads),
+        *(() if are_few else (mean, *limits)),
     )
 
 
@@ -224,7 +219,9 @@ def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
             yield "", "", run.name, f"{run.status.status}: {detail}".rstrip(": ")
 
 
-def _origin(run_folder: RunFolder) -> dict[str, Any]:
+def _origin(run_folder: RunFolder, page: Path) -> dict[str, Any]:
+    """Returns where a run comes from. The links to its folder and log begin at the folder `page`, so that both may move
+    together."""
     meta = run_folder.read_meta(run_folder.meta)
     git = (meta.get("git") or {}).get("cwd") or {}
     commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
@@ -235,4 +232,11 @@ def _origin(run_folder: RunFolder) -> dict[str, Any]:
         "torch": (meta.get("packages") or {}).get("torch", ""),
         "commit": commit,
         "command": " ".join(map(str, meta.get("argv", ()))),
+        "folder": _link(run_folder.path, page, str(run_folder.path)),
+        "log": _link(run_folder.log("trainer"), page, "trainer.log"),
     }
+
+
+def _link(path: Path, page: Path, text: str) -> str:
+    address = quote(os.path.relpath(path, page.absolute()), safe="/=,")
+    return Markup('<a href="{}">{}</a>').format(address, text) if path.exists() else ""

@@ -63,8 +63,8 @@ class RunBatches(EnvMethods):
             run: its options end the iteration after `run.max_batches`, or at the first request after
                 `ResultBuilder.end_s`, except for the run's first batch. Its record's digest hashes every batch, which
                 takes about 0.05 ms plus 0.2 ms per MB. Gets events for metrics that no episode has, for the end of a
-                run without an episode, and with `collector.check_finite` for the first NaN or infinity that the trainer
-                logs under each name. No signal raises while a batch is counted.
+                run without an episode or with a return far below its best, and with `collector.check_finite` for the
+                first NaN or infinity that the trainer logs under each name. No signal raises while a batch is counted.
             check: called before each batch; raises if the run has to stop. Its argument is a function that writes
                 the line of the last batch.
             loggers: called with each line of `metrics.jsonl`.
@@ -91,6 +91,7 @@ class RunBatches(EnvMethods):
         self._words = run.words
         self._loggers = loggers
         self._evaluator = evaluator
+        self._keeps_best = run.cfg.checkpoint.keep_best is not None
         self._check_finite = run.cfg.collector.check_finite
         # The scalars whose NaN or infinity was reported.
         self._said: set[str] = set()
@@ -197,6 +198,9 @@ class RunBatches(EnvMethods):
             self._say_missing(1)
             if self.is_exhausted and not self.statistics.num_episodes:
                 self._events("no_episodes", frames=self.statistics.frames)
+            if self.is_exhausted and not self._keeps_best and self.statistics.version and self.statistics.has_fallen:
+                best, frames = self.statistics.best_return, self.statistics.best_frames
+                self._events("return_fell", best=best, frames=frames, last=self.statistics.mean_return)
         finally:
             if self._lines is not None:
                 self._lines.close()

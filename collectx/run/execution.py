@@ -63,7 +63,13 @@ OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextMana
 _CLOSE_S = 2.0
 
 
-def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLauncher | None = None) -> Result:
+def execute(
+    cfg: RunConfig,
+    folder: Path,
+    argv: list[str],
+    open_launcher: OpenLauncher | None = None,
+    sweep: display.SweepBar | None = None,
+) -> Result:
     """Runs `cfg`, blocks until the run has ended, and writes everything about it to `folder`.
 
     A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: the reason is printed to standard error
@@ -72,6 +78,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     Args:
         open_launcher: opens the launcher of workers that are SLURM jobs, or tasks of one job; called with a function
             that shows messages. None: the launcher of `cfg`.
+        sweep: see `display.Progress`.
 
     Raises:
         ConfigError: before any worker has started, for a mistake that no rule can find (an observation space that
@@ -95,7 +102,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
             try:
                 with signals.hold():
                     _begin(run_folder, is_job, point is not None, record)
-                _Execution(RunContext(cfg, run_folder, signals, record), point).run(argv, open_launcher)
+                _Execution(RunContext(cfg, run_folder, signals, record), point).run(argv, open_launcher, sweep)
             except BaseException as error:
                 record.end(error)
             if record.config_error is not None and not is_job:
@@ -163,12 +170,12 @@ class _Execution:
         self._evaluator: Evaluator | None = None
         run.stage = self._place.first_stage
 
-    def run(self, argv: list[str], open_launcher: OpenLauncher | None) -> None:
+    def run(self, argv: list[str], open_launcher: OpenLauncher | None, sweep: display.SweepBar | None) -> None:
         """Executes the run, from the snapshot to closing the collector; see `execute`."""
         cfg, record, run_folder = self._cfg, self._record, self._run_folder
         title = display.title_of(cfg, run_folder.path, argv)
         is_alone = {"-m", "--multirun"}.isdisjoint(argv)
-        progress = display.Progress(record.statistics, title, start_s=record.start_s, stays=is_alone)
+        progress = display.Progress(record.statistics, title, None, record.start_s, is_alone, sweep)
         has_processes = self._place.is_local and not self._place.is_inline
         self._warm_up(progress, has_processes)
         if self._point is None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import pstdev
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.trainer import RETURN_WINDOW
@@ -33,7 +34,7 @@ RATE_WINDOW_S = 10.0
 # The sums, the newest values, and where counting started, by their names in a checkpoint.
 _SUMS = (
     *("frames", "batches", "num_episodes", "waited_s", "mean_return", "best_return", "version", "lag", "checkpoint_s"),
-    *("evaluation_s", "_first_frames"),
+    *("evaluation_s", "best_frames", "_first_frames"),
 )
 
 
@@ -79,6 +80,7 @@ class Statistics:
             `RETURN_WINDOW` values. Also part of `scalars`.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         best_return: highest `mean_return` over complete windows; until there is one, the current mean.
+        best_frames: the frames at `best_return`.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
         learners: with several learners, the seconds for which each has waited for its workers, and for the others.
@@ -109,6 +111,7 @@ class Statistics:
         self.rate: float | None = None
         self.mean_return = math.nan
         self.best_return = math.nan
+        self.best_frames = 0
         self.version = 0
         self.lag = 0.0
         self.workers: dict[int, PartTotals] = {}
@@ -175,8 +178,18 @@ class Statistics:
         self.learners = [(a + c, b + d) for (a, b), (c, d) in zip(before, times, strict=True)] if times else before
 
     def _add_mean(self, mean_return: float, num_before: float) -> None:
-        self.mean_return = mean_return
-        self.best_return = better_return(self.best_return, mean_return, num_before)
+        self.mean_return, before = mean_return, self.best_return
+        self.best_return = better_return(before, mean_return, num_before)
+        if self.best_return != before:
+            self.best_frames = self.frames
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the mean return is far below its best: by more than half of what it had risen by since its first
+        value, and, so that chance does not count, by more than the standard deviation of the last episodes' returns."""
+        first = next((value for _, _, value in self.curve if value == value), math.nan)
+        fall = self.best_return - self.mean_return
+        return fall > (self.best_return - first) / 2 and fall > pstdev(self._returns)
 
     def _add_metrics(self, totals: Any) -> None:
         """Adds the sums and counts of one batch, `[2, metrics]`."""

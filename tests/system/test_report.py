@@ -59,8 +59,9 @@ def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
     _, head, row, _ = forked("report", "sweep", cwd=tmp_path).stdout.splitlines()
     text = texts_of(tmp_path / "sweep" / "report" / "index.html")
     # Mean, standard deviation, minimum and maximum are those that the sweep has printed.
-    spread = next(line.split() for line in said if line.startswith("all "))[2:]
-    assert f"{' '.join(head.split())} mean std min max {' '.join(row.split())} {' '.join(spread)} " in text
+    mean, std, low, high = next(line.split() for line in said if line.startswith("all "))[2:]
+    head, row = " ".join(head.split()), " ".join(row.split())
+    assert f"{head} mean ± std min max {row} {mean} ± {std} {low} {high} " in text
     results = [json.loads(file.read_text())["mean_return"] for file in tmp_path.glob("sweep/*/result.json")]
     assert row.split()[:5] == ["all", "8", "of", "8", f"{sum(sorted(results)[2:6]) / 4:#.4g}"]
     assert "Performance profile of mean return" in text
@@ -88,12 +89,22 @@ def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, s
 # as attributes of the page's root.
 PRESS = """<script>
 const root = document.documentElement;
-for (const name of ["Return against frames", "Actor loss"]) {
+for (const name of ["Return against frames", "actor_loss"]) {
   const figure = root.querySelector(`figure[aria-label="${name}"] svg`), box = figure.getBoundingClientRect();
   const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
   figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
-  root.dataset[name.split(" ")[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
+  root.dataset[name.split(/[ _]/)[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
 }
+const [box] = root.querySelectorAll("input"), path = box.closest("figure").querySelector(".curve > path");
+const roughness = () => {
+  const heights = [...path.getAttribute("d").matchAll(/[ML] \\S+ (\\S+)/g)].map(([, y]) => +y);
+  return heights.slice(1).reduce((sum, y, i) => sum + Math.abs(y - heights[i]), 0);
+};
+const before = [roughness(), path.getAttribute("d")];
+box.click();
+root.dataset.smoothed = `${roughness() < before[0] / 2} ${path.previousSibling.getAttribute("d") === before[1]}`;
+box.click();
+root.dataset.smoothed += ` ${path.getAttribute("d") === before[1]} ${document.querySelectorAll(".faint").length}`;
 const entries = [...document.querySelectorAll("[role=button]")];
 entries[1].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
 root.dataset.pressed = entries.map(each => each.dataset.of + " " + each.ariaPressed).join("; ");
@@ -107,9 +118,11 @@ root.dataset.figures = new Set(hidden.map(each => each.closest("svg"))).size;
 def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, browse, tmp_path):
     (tmp_path / "page.html").write_text(page.read_text().replace("</body>", f"{PRESS}</body>"))
     dom = browse(tmp_path / "page.html", "--dump-dom", "--window-size=1280,900").stdout
-    data = dict(re.findall(r'data-(return|actor|pressed|hidden|figures)="([^"]*)"', dom))
+    data = dict(re.findall(r'data-(return|actor|pressed|hidden|figures|smoothed)="([^"]*)"', dom))
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["return"])
-    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor loss: -?0\.0\d{4,}", data["actor"])
+    assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor_loss: -?0\.0\d{4,}", data["actor"])
+    # Smoothed over a faint line with all values, and back.
+    assert data["smoothed"] == "true true true 0"
     assert data["pressed"] == "num_workers=1 true; num_workers=2 false"
     assert (data["hidden"], data["figures"]) == ("num_workers=2", "11")
 
@@ -218,7 +231,9 @@ def test_a_run_that_was_repeated_is_one_seed(mixed):
         "num_workers=2": "2 of 2",
     }
     # Neither a deviation nor an interval.
-    assert seeds["first"][1].count(">-<") == 2
+    assert "±" not in seeds["first"][1]
+    assert seeds["first"][1].count(">-<") == 1
+    assert all("±" in seeds[f"num_workers={number}"][1] for number in (1, 2))
 
 
 def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
@@ -234,13 +249,13 @@ def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
         *(f"{name}, pushing:Env" for name in learning),
         *(f"{name}, CartPole-v1" for name in learning[::2]),
     ]
-    losses = "Actor loss", "Approx KL", "Clip fraction", "Critic loss", "Entropy", "Explained variance", "Learning rate"
-    assert titles["Losses"] == [f"{name}, {env}" for env in envs for name in losses]
+    losses = "actor_loss approx_kl clip_fraction critic_loss entropy explained_variance learning_rate"
+    assert titles["Losses"] == [f"<code>{name}</code>, {env}" for env in envs for name in losses.split()]
     assert titles["Throughput"] == [
         *("Throughput, pushing:Env", "Scaling with workers, pushing:Env"),
         "Throughput, CartPole-v1",
     ]
-    evaluated = ["{}, pushing:Env", "{} of evaluations, pushing:Env"]
+    evaluated = ["<code>{}</code>, pushing:Env", "<code>{}</code> of evaluations, pushing:Env"]
     assert titles["Success rate"][:2] == [title.format("is_success") for title in evaluated]
     assert titles["Metrics"] == [title.format("pushed") for title in evaluated]
     assert (mixed / "is_success_evaluated-pushing_Env.png").exists()

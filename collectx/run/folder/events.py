@@ -244,6 +244,12 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"no episode ended in {fields['frames']:,} frames, so this run has no return. Raise "
             "collector.total_frames, or cut each episode after N frames: collector.max_frames_per_traj=N."
         )
+    if name == "return_fell":
+        best, last = _short(fields["best"]), _short(fields["last"])
+        return (
+            f"the return fell from its best, {best} at {fields['frames']:,} frames, to {last}. To keep the best "
+            "weights, train with checkpoint.keep_best=mean_return."
+        )
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich.table import Table
@@ -23,47 +23,55 @@ def chart(
     height: int,
     style: str,
     low: float | None = None,
+    place: Callable[[float], str] = clock,
+    unit: str = "",
 ) -> Text:
     """Returns the drawing of a curve with its title and the limits of both axes.
 
     Args:
-        points: at least two pairs (time, value), with ascending times in seconds.
+        points: at least two pairs (place, value), with ascending places.
         width, height: the size of the whole chart, in characters; two rows contain text.
         low: the value at which the vertical axis begins; None: the minimum.
+        place: formats the ends of the horizontal axis, the right one with a `unit`; by default, seconds.
     """
-    times, values = np.array(points, float).T
+    places, values = np.array(points, float).T
     width, rows = width - _LABELS - 1, height - 2
-    curve = np.interp(np.linspace(times[0], times[-1], 2 * width), times, values)
+    curve = np.interp(np.linspace(places[0], places[-1], 2 * width), places, values)
     # The limits are those of all values, also of peaks between two columns.
     low, high = values.min() if low is None else low, values.max()
     levels = np.rint((curve - low) / ((high - low) or 1.0) * (4 * rows - 1)).astype(int)
     cells = np.zeros((rows, width), int)
-    for place, (before, level) in enumerate(zip([levels[0], *levels], levels, strict=False)):
+    for column, (before, level) in enumerate(zip([levels[0], *levels], levels, strict=False)):
         # A steep part of the curve is a vertical line.
         for dot in range(min(level, before + 1), max(level, before - 1) + 1):
-            cells[rows - 1 - dot // 4, place // 2] |= _DOTS[place % 2, 3 - dot % 4]
+            cells[rows - 1 - dot // 4, column // 2] |= _DOTS[column % 2, 3 - dot % 4]
     labels = {0: number(float(high)), rows - 1: number(float(low))}
     text = Text(f"{'':{_LABELS}} ")
     text.append(f"{title}\n", "bold")
     for row, line in enumerate(cells):
         text.append(f"{labels.get(row, ''):>{_LABELS}} ", "dim")
         text.append("".join(chr(0x2800 + cell) for cell in line) + "\n", style)
-    begin, end = clock(times[0]), clock(times[-1])
+    begin, end = place(places[0]), place(places[-1]) + unit
     return text.append(f"{'':{_LABELS}} {begin}{end:>{width - len(begin)}}", "dim")
 
 
 def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int, begin_s: float = 0.0) -> Table | None:
-    """Returns the drawing of mean return and frames per second beside each other; None before there is a curve. The
-    zero of the curve is `begin_s` on the axis of time."""
-    curve = [(begin_s + time, frames, value) for time, frames, value in curve]
-    returns = [(time, value) for time, _, value in curve if value == value]
+    """Returns the drawing of the mean return over the frames, and beside it that of the speed over the time; None
+    before there is a curve. The zero of the curve is `begin_s` on the axis of time."""
+    returns = [(float(frames), value) for _, frames, value in curve if value == value]
     size = width // 2 - 2, height
-    drawn = [chart("return", returns, *size, "green")] if len(returns) > 1 else []
-    if len(speeds := rates(curve)) > 1:
+    drawn = [chart("return", returns, *size, "green", place=_short, unit=" frames")] if len(returns) > 1 else []
+    if len(speeds := [(begin_s + time, rate) for time, rate in rates(curve)]) > 1:
         drawn.append(chart("frames/s", speeds, *size, "cyan", low=0.0))
     grid = Table.grid(padding=(0, 2))
     grid.add_row(*drawn)
     return grid if drawn else None
+
+
+def _short(count: float) -> str:
+    """Formats a number of frames: `1.23M`."""
+    size, unit = next((each for each in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * each[0]), (1.0, ""))
+    return f"{count / size:.3g}{unit}"
 
 
 def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tuple[float, float]]:
@@ -79,11 +87,11 @@ def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tup
 
 
 def sparkline(curve: Sequence[tuple[float, int, float]], width: int = 16) -> str:
-    """Returns the mean return over time as a line of blocks; empty before there is a curve."""
-    points = [(time, value) for time, _, value in curve if value == value]
+    """Returns the mean return over the frames as a line of blocks; empty before there is a curve."""
+    points = [(frames, value) for _, frames, value in curve if value == value]
     if len(points) < 2:
         return ""
-    times, values = np.array(points, float).T
-    line = np.interp(np.linspace(times[0], times[-1], width), times, values)
+    places, values = np.array(points, float).T
+    line = np.interp(np.linspace(places[0], places[-1], width), places, values)
     levels = (line - line.min()) / ((line.max() - line.min()) or 1.0) * (len(_BLOCKS) - 1)
     return "".join(_BLOCKS[level] for level in np.rint(levels).astype(int))

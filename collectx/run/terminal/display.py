@@ -14,13 +14,15 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -50,7 +52,7 @@ DETAILS_EVERY = 10
 # Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel.
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
-_MOST_LINES = 11
+_MOST_LINES = 12
 STARTING = "starting the workers"
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
@@ -60,6 +62,34 @@ _DOMINATES = 0.6
 _FRAME = re.compile(r'  File "(?P<file>.+?)", line \d+')
 TRACEBACK = "\nTraceback (most recent call last):\n"
 _PACKAGE = f"{Path(__file__).parents[2]}/"
+
+
+@dataclass(frozen=True)
+class SweepBar:
+    """The bar of a sweep that runs one point after another.
+
+    Attributes:
+        number, count: the point's number, from 1, and how many points the sweep has.
+        num_run, num_left: how many points this command has run, and how many it has to run, with this one.
+        begin_s: when the first of them started, by `time.monotonic`.
+    """
+
+    number: int
+    count: int
+    num_run: int
+    num_left: int
+    begin_s: float
+
+    def row(self, view: View) -> tuple[RenderableType, str, str, str]:
+        """Returns the bar of the sweep, the number of the point, the elapsed and the remaining time. That is known when
+        part of a point has run, as if all points took equally long."""
+        now = view.numbers
+        share = min(1.0, now.frames / now.expected_frames) if now.expected_frames > 0 else 0.0
+        elapsed_s = max(view.elapsed_s, time.monotonic() - self.begin_s)  # the first point begins with the process
+        done = self.num_run + share
+        left = f"ETA {clock(elapsed_s / done * (self.num_left - share))}" if done else ""
+        bar = ProgressBar(total=self.count, completed=self.number - 1 + share, complete_style="cyan")
+        return bar, f"sweep: point {self.number} of {self.count}", f"elapsed {clock(elapsed_s)}", left
 
 
 class Progress:
@@ -75,6 +105,7 @@ class Progress:
         console: Console | None = None,
         start_s: float | None = None,
         stays: bool = True,
+        sweep: SweepBar | None = None,
     ):
         """
         Args:
@@ -82,8 +113,9 @@ class Progress:
             console: by default, standard output.
             start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
             stays: whether the last state stays on the screen. That of each point would fill it during a sweep.
+            sweep: the sweep that the run is a point of; None: of none, or of one whose length is not known.
         """
-        self._stays = stays
+        self._stays, self._sweep = stays, sweep
         self._console = console or Console()
         self._printed_s = -math.inf
         self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
@@ -173,16 +205,17 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = (self._rates.summary if is_last else self._rates.view)(time.monotonic())
         stage = stage_of(self.count_ready() if view.numbers.started is None else None, self.stage())
+        sweep = self._sweep
         if is_last:
-            stage = ""
+            stage, sweep = "", None
         if (live := self._live) is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(view.numbers.curve, self._console, view)
-            live.update(render_panel(view, self._title, charts, foot, stage), refresh=True)
+            live.update(render_panel(view, self._title, charts, foot, stage, sweep), refresh=True)
         elif self._cell is not None:
             foot = "" if is_last else "Interrupt the kernel to save and stop"
-            drawn = render_panel(view, self._title, charts_of(view.numbers.curve, _notebook(), view), foot, stage)
-            self._cell.update(_html(drawn))
+            charts = charts_of(view.numbers.curve, _notebook(), view)
+            self._cell.update(_html(render_panel(view, self._title, charts, foot, stage, sweep)))
         else:
             self._lines.print(view, is_last, stage)
 
@@ -289,27 +322,37 @@ def format_details(view: View) -> list[str]:
 
 
 def render_panel(
-    view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", stage: str = ""
+    view: View,
+    title: str = "",
+    charts: RenderableType | None = None,
+    foot: str = "",
+    stage: str = "",
+    sweep: SweepBar | None = None,
 ) -> RenderableType:
-    """Returns the live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its
-    scalars, and `foot`; before the first batch, `stage`, which otherwise replaces the remaining time. Fits in 80
-    columns."""
+    """Returns the live display: `title`, a bar, another one for the `sweep`, the sums, `charts`, a row for each worker
+    and one for the trainer, its scalars, and `foot`; before the first batch, `stage`, which otherwise replaces the
+    remaining time. Fits in 80 columns."""
     now = view.numbers
     rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
     dim_foot = [_one_line(foot, "dim")] if foot else []
-    if now.started is None:
-        return Group(*rows, Text(f"{stage or STARTING}, elapsed {clock(view.elapsed_s)}", style="dim"), *dim_foot)
     has_total = now.expected_frames >= 0
     head = Table.grid(padding=(0, 2), expand=has_total)
     if has_total:
         head.add_column(ratio=1)
     for _ in range(3):
         head.add_column(no_wrap=True)
+    of_sweep = () if sweep is None else sweep.row(view)[0 if has_total else 1 :]
+    if now.started is None:
+        head.add_row(*of_sweep)
+        starting = Text(f"{stage or STARTING}, elapsed {clock(view.elapsed_s)}", style="dim")
+        return Group(*rows, starting, *([Constrain(head, _CHART[0])] if of_sweep else []), *dim_foot)
     bar = ProgressBar(
         total=max(1, now.expected_frames), completed=now.frames, complete_style="green", finished_style="green"
     )
     left = stage or (_left(view) if view.left_s else "")
     head.add_row(*([bar] if has_total else []), _frames(now, " / "), f"elapsed {clock(view.elapsed_s)}", left)
+    if of_sweep:
+        head.add_row(*of_sweep)
     learning = Text.assemble(
         "return ",
         (number(now.mean_return), "bold green"),
@@ -330,9 +373,19 @@ def render_panel(
     if (waits := _trainer(view)[1:]) and not view.is_summary:
         rows.append(Text(" ".join(waits), "yellow"))
     if now.scalars:
-        scalars = "   ".join(f"{name} {scalar(value)}" for name, value in now.scalars.items())
-        rows.append(Text(printable(scalars), style="cyan"))
+        rows.append(_Scalars(now.scalars))
     return Group(*rows, *dim_foot)
+
+
+@dataclass(frozen=True)
+class _Scalars:
+    """Scalars in lines that do not end between a name and its value."""
+
+    values: Mapping[str, float]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = "   ".join(f"{printable(name)}\0{scalar(value)}" for name, value in self.values.items())
+        yield Text(textwrap.fill(text, options.max_width).replace("\0", " "), "cyan")
 
 
 def _one_line(text: str, style: str) -> Text:

@@ -154,10 +154,11 @@ def print_sweep(
     points: Iterable[tuple[str, Path]],
     statuses: Mapping[Path, Status] | None = None,
     objective: str = "mean_return",
+    took_s: float | None = None,
 ) -> None:
-    """Prints a table of the points (name and run folder) ranked by `objective`, and the sweep folder. If seeds were
-    swept, the first table is not ranked, and a second one ranks the statistics over seeds. Run folders without a result
-    that are not in `statuses` are "not started"."""
+    """Prints a table of the points (name and run folder) ranked by `objective`, the sweep folder, how long the sweep
+    took, and the command of its report. If seeds were swept, the first table is not ranked, and a second one ranks the
+    statistics over seeds. Run folders without a result that are not in `statuses` are "not started"."""
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for name, folder in points:
         try:
@@ -181,6 +182,9 @@ def print_sweep(
     say(f"sweep folder: {root}")
     if any(f"{OF_EVALUATION}{objective}" in (result or {}) for _, _, result in rows):
         note_evaluations(objective, [typed(root)])
+    elif took_s is not None:
+        command = f"collectx report {shlex.quote(typed(root))}"
+        message(f"the sweep took {clock(took_s)}. To compare its runs on one page: {command}")
 
 
 def note_evaluations(objective: str, words: Sequence[str]) -> None:

@@ -216,7 +216,7 @@ def test_a_missing_package_names_the_extra(sweep, monkeypatch, capsys, package):
 
 def test_where_a_run_comes_from(tmp_path):
     files = RunFolder(tmp_path)
-    assert set(_origin(files).values()) == {""}
+    assert set(_origin(files, tmp_path / "report").values()) == {"", f'<a href="..">{tmp_path}</a>'}
     files.meta.parent.mkdir(parents=True, exist_ok=True)
     meta = {
         "time": "now",
@@ -227,7 +227,7 @@ def test_where_a_run_comes_from(tmp_path):
     }
     for git, commit in ({}, ""), ({"commit": "abc"}, "abc"), ({"commit": "abc", "dirty": True}, "abc with changes"):
         write_json(files.meta, meta | {"git": {"cwd": git}})
-        origin = _origin(files)
+        origin = _origin(files, tmp_path)
         assert (origin["commit"], origin["command"], origin["torch"]) == (commit, "collectx run 3", "2.1")
 
 
@@ -238,15 +238,15 @@ def test_the_row_of_a_group_has_an_interval_of_four_runs_or_more(tmp_path):
     ]
     rows = [_group_row(Group("one", tuple(part)), "frames", False) for part in (runs, runs[1:], runs[4:])]
     assert [row[1:] for row in rows] == [
-        ("4 of 5, stopped", "6.000", "4.000 to 8.000", "4 to 8", "6.000", "2.309", "4.000", "8.000"),
-        ("3 of 4, stopped", "6.667", "-", "4 to 8", "6.667", "2.309", "4.000", "8.000"),
-        ("0 of 1, stopped", *"-------"),
+        ("4 of 5, stopped", "6.000", "4.000 to 8.000", "4 to 8", "6.000 ± 2.309", "4.000", "8.000"),
+        ("3 of 4, stopped", "6.667", "-", "4 to 8", "6.667 ± 2.309", "4.000", "8.000"),
+        ("0 of 1, stopped", *"------"),
     ]
     # Where all groups have fewer, they have their extremes.
     rows = [_group_row(Group("one", tuple(part)), "frames", True) for part in (runs[1:], runs[3:])]
     assert [row[1:] for row in rows] == [
-        ("3 of 4, stopped", "6.667", "4.000 to 8.000", "4 to 8", "2.309"),
-        ("1 of 2, stopped", "8.000", "-", "8", "-"),
+        ("3 of 4, stopped", "6.667 ± 2.309", "4.000 to 8.000", "4 to 8"),
+        ("1 of 2, stopped", "8.000", "-", "8"),
     ]
 
 

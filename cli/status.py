@@ -88,7 +88,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             if is_root:
                 raise ConfigError(f"status: {error}") from error
             status, numbers = RunStatus(Status.DAMAGED, str(error)), None
-        rows.append((*cells(name, status.status, numbers), job or ""))
+        rows.append((*cells(name, status.status, numbers), *([job or ""] if submitted else [])))
         lines = status.detail.splitlines()
         if lines:
             details += [f"{name}: {lines[0]}", *([] if is_brief else lines[1:])]
@@ -106,8 +106,8 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     if (root / "multirun.yaml").is_file():
         from collectx.cli.sweep import not_started  # imports Hydra
 
-        rows += [(*cells(name, "not started", None), "") for name in not_started(root)]
-    print_table(rows, ("run", *COLUMNS[1:], "job"))
+        rows += [(*cells(name, "not started", None), *[""] * bool(submitted)) for name in not_started(root)]
+    print_table(rows, ("run", *COLUMNS[1:], *["job"] * bool(submitted)))
     if stopped:
         which = "a point that its sweep stopped, such as the best of them" if len(runs) > 1 else "this point alone"
         details.append(f"To go on with {which}: collectx resume {shlex.quote(printing.typed(min(stopped)[-1]))}")

@@ -102,7 +102,7 @@ const roughness = () => {
 };
 const before = [roughness(), path.getAttribute("d")];
 box.click();
-root.dataset.smoothed = `${roughness() < before[0] / 2} ${path.previousSibling.getAttribute("d") === before[1]}`;
+root.dataset.smoothed = `${roughness() < before[0]} ${path.previousSibling.getAttribute("d") === before[1]}`;
 box.click();
 root.dataset.smoothed += ` ${path.getAttribute("d") === before[1]} ${document.querySelectorAll(".faint").length}`;
 const entries = [...document.querySelectorAll("[role=button]")];

@@ -243,20 +243,30 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
         print("  ".join(padded).rstrip(), flush=True)
 
 
+def _lines(parts: Iterable[str], width: int) -> list[str]:
+    """Joins parts of a name to lines that are, where the parts allow it, not longer than `width`."""
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
     """Returns a rich table. `num_texts` is how many of the first columns are texts; the others are numbers. Where a row
-    does not fit on the terminal, the names in the first column are broken after their commas."""
+    does not fit on the terminal, the names in the first column are broken after their commas and slashes."""
     from rich.table import Table
     from rich.text import Text
 
     rows = [*rows]
-    widths = [max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)]
-    if sum(widths) > shutil.get_terminal_size().columns:
-        rows = [(name.replace(",", ",\n"), *others) for name, *others in rows]
+    # With the space between two columns.
+    widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
+    if (room := shutil.get_terminal_size().columns - sum(widths[1:]) - 3) < widths[0] - 3:
+        rows = [("\n".join(_lines(re.split("(?<=[,/])", name), room)), *others) for name, *others in rows]
     made = Table(**style)
     for index, title in enumerate(head):
-        is_text = index < num_texts
-        made.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+        made.add_column(title, justify="left" if index < num_texts else "right", overflow="fold", no_wrap=index > 0)
     for row in rows:
         made.add_row(*(Text(printable(text), _STYLES.get(text, "")) for text in row))
     return made

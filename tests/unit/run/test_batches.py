@@ -65,12 +65,14 @@ class FakeCollector:
         return next(self._versions)
 
 
-def taken(collector, folder, statistics, digest=None, **options):
-    """Returns the batches of a collector, in a run that begins with these statistics."""
-    cfg, signals = composed("collector=single"), Signals()
+def taken(collector, folder, statistics, digest=None, words=(), log=None, **options):
+    """Returns the batches of a collector, in a run that begins with these statistics. `words` are overrides."""
+    cfg, signals = composed(" ".join(["collector=single", *words])), Signals()
     record = ResultBuilder(cfg, signals)
     record.statistics, record.digest = statistics, digest
-    return RunBatches(RunContext(cfg, folder, signals, record), collector, **options)
+    run = RunContext(cfg, folder, signals, record)
+    run.log = log or run.log
+    return RunBatches(run, collector, **options)
 
 
 def test_batches_lines_and_sums(folder, batch_info):
@@ -194,6 +196,23 @@ def test_mean_return_is_over_the_last_episodes(batch_info):
         means.append(statistics.mean_return)
     assert means == [1000.0, 1000.0, pytest.approx(1.8)]
     assert statistics.num_episodes == 110
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "is_said"), [(1, (), True), (0, (), False), (1, ["checkpoint.keep_best=mean_return"], False)]
+)
+def test_a_return_that_fell_is_said_where_a_trainer_learns_and_keeps_no_best(
+    folder, batch_info, version, words, is_said
+):
+    returns = (20.0, 390.0, 120.0)
+    infos = [batch_info(i, {"returns": [mean] * 100}, version=version) for i, mean in enumerate(returns)]
+    said = []
+    collection = taken(
+        FakeCollector(*infos), folder, Statistics(-1), words=words, log=lambda name, **fields: said.append(fields)
+    )
+    frames = [len(batch) for batch in collection]
+    collection.close()
+    assert said == ([{"best": 390.0, "frames": sum(frames[:2]), "last": 120.0}] if is_said else [])
 
 
 def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, batch_info):

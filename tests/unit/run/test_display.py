@@ -21,6 +21,7 @@ from collectx.run.terminal.display import (
     DETAILS_EVERY,
     NUM_WORKERS_SHOWN,
     Progress,
+    SweepBar,
     charts_of,
     format_details,
     format_error,
@@ -135,7 +136,7 @@ VIEWS = {
 }
 
 
-def test_panels_and_lines(expected):
+def test_panels_and_lines(expected, monkeypatch):
     texts = []
     for name, view in VIEWS.items():
         console = Console(file=io.StringIO(), width=80)
@@ -143,6 +144,12 @@ def test_panels_and_lines(expected):
         console.print(render_panel(view, "a title", None, "a foot", stage))
         lines = [format_line(view, stage), *format_details(view)]
         texts += [f"--- {name}", *map(str.rstrip, console.file.getvalue().splitlines()), *map(printable, lines)]
+    monkeypatch.setattr(display.time, "monotonic", lambda: 130.0)
+    for name in ("nothing yet", "endless", "the workers wait"):
+        texts.append(f"--- {name}, in a sweep")
+        console = Console(file=io.StringIO(), width=80)
+        console.print(render_panel(VIEWS[name], sweep=SweepBar(3, 5, 1, 3, 100.0)))
+        texts += map(str.rstrip, console.file.getvalue().splitlines())
     texts.append("--- a narrow terminal, no foot")
     console = Console(file=io.StringIO(), width=50)
     console.print(render_panel(VIEWS["all frames"], "a title that is as long as that of a run in a deep folder"))

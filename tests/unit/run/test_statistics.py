@@ -165,6 +165,31 @@ def test_the_best_mean_is_of_a_complete_window(monkeypatch):
     assert math.isnan(Statistics(-1).mean_return)
 
 
+@pytest.mark.parametrize(
+    ("means", "has_fallen"),
+    [
+        ((20.0, 390.0, 120.0), True),
+        ((20.0, 390.0, 250.0), False),  # less than half of what it rose by
+        ((20.0, 120.0, 390.0), False),
+        ((-1500.0, -200.0, -1200.0), True),
+        ((-200.0, -900.0, -1500.0), True),
+        ((-1500.0, -900.0, -200.0), False),
+        ((22.0, 25.0, 21.0), False),  # less than episodes differ by
+        ((20.0,), False),
+    ],
+)
+def test_a_mean_far_below_the_best_has_fallen(means, has_fallen):
+    one = Statistics(-1)
+    assert not one.has_fallen
+    for mean in means:
+        one.add(batch_info(part(returns=[mean - 5.0, mean + 5.0] * 50)), 0.0)
+    assert (one.has_fallen, one.best_frames) == (has_fallen, 4 * (1 + np.argmax(means)))
+    again = Statistics(-1)
+    again.load(json.loads(json.dumps(one.state() | {"workers": {}})), 0.0)
+    again.curve = one.curve
+    assert (again.has_fallen, again.best_frames) == (has_fallen, one.best_frames)
+
+
 def test_a_metric_is_the_mean_of_the_last_hundred_values_by_whole_batches():
     one = Statistics(-1, metrics=("success", "speed"))
     found = []

@@ -5,6 +5,7 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_panels_and_lines(expected, monkeypatch):
         console.print(render_panel(view, "a title", None, "a foot", stage))
         lines = [format_line(view, stage), *format_details(view)]
         texts += [f"--- {name}", *map(str.rstrip, console.file.getvalue().splitlines()), *map(printable, lines)]
-    monkeypatch.setattr(display.time, "monotonic", lambda: 130.0)
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: 130.0))
     for name in ("nothing yet", "endless", "the workers wait"):
         texts.append(f"--- {name}, in a sweep")
         console = Console(file=io.StringIO(), width=80)

@@ -7,7 +7,7 @@ from pathlib import Path
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, printable
 from collectx.jobs.status import named_run, statuses
 from collectx.process import until
 from collectx.run import RunFolder
@@ -75,7 +75,8 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
             tail, prefix = tails.setdefault(path, LinesTail(path)), f"{path.stem} | " if role is None else ""
             while lines := tail.read_lines(is_last=has_ended)[0]:
                 has_printed = True
-                printing.say("\n".join(prefix + line.decode(errors="replace") for line in lines))
+                text = "\n".join(prefix + line.decode(errors="replace") for line in lines)
+                print(printable(text), flush=True)  # as long as they are
         return has_ended
 
     while not has_ended:

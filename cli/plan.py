@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 from collectx.cli import run, sweep
@@ -49,7 +51,8 @@ def _plan(arguments: Arguments) -> int:
         planned = plan.plan(runs, num_parallel)
     except CollectxError as error:
         raise ConfigError(str(error)) from error
-    print(json.dumps(planned, indent=2) if "json" in arguments.flags else "\n".join(plan.lines(planned)))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(json.dumps(planned, indent=2) if "json" in arguments.flags else "\n".join(plan.lines(planned, columns)))
     return 0
 
 

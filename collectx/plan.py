@@ -12,6 +12,7 @@ optimizer state, activations).
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -414,14 +415,14 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     return written
 
 
-def lines(planned: dict[str, Any]) -> Iterator[str]:
+def lines(planned: dict[str, Any], columns: int | None = None) -> Iterator[str]:
     """Yields a plan as text, without sizes and counts of 0: all sections of a single run, or one line per run of a
-    sweep; then SLURM's part and the totals."""
+    sweep; then SLURM's part and the totals. Values that are too long for a terminal of so many `columns` are broken."""
     runs = planned["runs"]
     if len(runs) == 1:
         for title, section in runs[0].items():
             if isinstance(section, dict):
-                yield from _section(title, section)
+                yield from _section(title, section, columns)
     else:
         for each in runs:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
@@ -433,14 +434,18 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
     for script in planned["slurm"]:
         yield from ("slurm", *(f"  {line}" for line in script))
     if len(runs) > 1:
-        yield from _section("totals", planned["totals"])
+        yield from _section("totals", planned["totals"], columns)
 
 
-def _section(title: str, values: Section) -> Iterator[str]:
+def _section(title: str, values: Section, columns: int | None) -> Iterator[str]:
     yield title
     shown = {_label(key): _shown(key, value) for key, value in values.items() if value != 0}
     width = max(map(len, shown))
-    yield from (f"  {name:{width}}  {value}" for name, value in shown.items())
+    margin = " " * (width + 4)
+    for name, value in shown.items():
+        room = 0 if columns is None else max(20, columns - len(margin))
+        parts = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False) if room else [value]
+        yield f"  {name:{width}}  " + f"\n{margin}".join(parts)
 
 
 def _counted(number: int, one: str, several: str = "") -> str:

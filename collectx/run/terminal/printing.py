@@ -74,8 +74,13 @@ def print_message(text: str, style: str = "") -> None:
 
 
 def say(text: str) -> None:
-    """Prints a text to standard output."""
-    print(printable(text), flush=True)
+    """Prints a text to standard output; on a terminal, long lines are broken between words."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        print_line(Console(), text)
+    else:
+        print(printable(text), flush=True)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
@@ -255,7 +260,8 @@ def _lines(parts: Iterable[str], width: int) -> list[str]:
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
     """Returns a rich table. `num_texts` is how many of the first columns are texts; the others are numbers. Where a row
-    does not fit on the terminal, the names in the first column are broken after their commas and slashes."""
+    does not fit on the terminal, the names in the first column are broken after commas, slashes and spaces, and the
+    other texts between words."""
     from rich.table import Table
     from rich.text import Text
 
@@ -263,10 +269,14 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **
     # With the space between two columns.
     widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
     if (room := shutil.get_terminal_size().columns - sum(widths[1:]) - 3) < widths[0] - 3:
-        rows = [("\n".join(_lines(re.split("(?<=[,/])", name), room)), *others) for name, *others in rows]
+        rows = [("\n".join(_lines(re.split("(?<=[,/ ])", name), room)), *others) for name, *others in rows]
     made = Table(**style)
     for index, title in enumerate(head):
-        made.add_column(title, justify="left" if index < num_texts else "right", overflow="fold", no_wrap=index > 0)
+        is_text = index < num_texts
+        words = [] if index == 0 else [word for row in rows for word in row[index].split()]
+        least = max(map(len, words), default=None)
+        justify: Any = "left" if is_text else "right"
+        made.add_column(title, justify=justify, overflow="fold", no_wrap=not is_text, min_width=least)
     for row in rows:
         made.add_row(*(Text(printable(text), _STYLES.get(text, "")) for text in row))
     return made

@@ -238,6 +238,14 @@ def test_numbers_have_units_and_what_is_zero_is_left_out():
     assert [*lines(planned)] == ["section", *expected, "slurm", "  #SBATCH --time=1"]
 
 
+def test_a_terminal_breaks_long_values_between_words_below_each_other():
+    values = {"cores": "3 threads share 2 cores of this machine", "to": "/a/folder/longer/than/the/terminal"}
+    planned = {"runs": [{"name": "run", "cost": values}], "slurm": [], "totals": {}}
+    text = "\n".join(lines(planned, 34)).split("\n")
+    broken = ["cost", "  cores  3 threads share 2 cores", "         of this machine"]
+    assert text == [*broken, "  to     /a/folder/longer/than/the/terminal"]
+
+
 class Steps:
     """Envs whose steps take as long as `times` say."""
 

@@ -136,3 +136,10 @@ def test_names_that_do_not_fit_are_broken_after_their_commas(monkeypatch):
     _, first, second = console.file.getvalue().splitlines()
     assert first.split() == ["policy.normalize_observations=True,", *row[1:]]
     assert second.split() == ["seed=0"]
+    # A line has as much as fits.
+    rows = [("a/lr=0.1,seed=0", "dropped", "12", "3"), ("a_longer_name=x seed=1", "dropped", "12", "3")]
+    monkeypatch.setenv("COLUMNS", "44")
+    console = Console(file=io.StringIO(), width=44)
+    console.print(printing.table(rows, ("run", "status", "frames", "std"), 2, box=None))
+    _, *lines = map(str.split, console.file.getvalue().splitlines())
+    assert [line[0] for line in lines] == ["a/lr=0.1,seed=0", "a_longer_name=x", "seed=1"]

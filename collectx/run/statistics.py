@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import pstdev
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.trainer import RETURN_WINDOW
@@ -189,7 +188,8 @@ class Statistics:
         value, and, so that chance does not count, by more than the standard deviation of the last episodes' returns."""
         first = next((value for _, _, value in self.curve if value == value), math.nan)
         fall = self.best_return - self.mean_return
-        return fall > (self.best_return - first) / 2 and fall > pstdev(self._returns)
+        deviation = math.hypot(*(each - self.mean_return for each in self._returns)) / math.sqrt(RETURN_WINDOW)
+        return fall > (self.best_return - first) / 2 and fall > deviation
 
     def _add_metrics(self, totals: Any) -> None:
         """Adds the sums and counts of one batch, `[2, metrics]`."""

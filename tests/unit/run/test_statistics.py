@@ -176,6 +176,7 @@ def test_the_best_mean_is_of_a_complete_window(monkeypatch):
         ((-1500.0, -900.0, -200.0), False),
         ((22.0, 25.0, 21.0), False),  # less than episodes differ by
         ((20.0,), False),
+        ((20.0, 390.0, -math.inf), False),  # of no known deviation
     ],
 )
 def test_a_mean_far_below_the_best_has_fallen(means, has_fallen):

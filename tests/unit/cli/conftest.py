@@ -27,7 +27,7 @@ class Stub:
         self.mean_return: Callable[[RunConfig], float | None] = lambda cfg: None
         self.digests, self.workers = ["0", "1", "2"], [0, 1, 1]
 
-    def execute(self, cfg: RunConfig, folder: Path, argv: list[str], open_launcher: object = None) -> SimpleNamespace:
+    def execute(self, cfg: RunConfig, folder: Path, argv: list[str], *others: object) -> SimpleNamespace:
         self.calls.append((cfg, folder, argv))
         status, files = self.status(cfg), RunFolder(folder)
         files.begin()

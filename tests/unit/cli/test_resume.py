@@ -288,8 +288,8 @@ def test_reproduce_compares_the_sources_of_all_parts_that_it_repeats(
     stub.status, stub.digests = (lambda cfg: "completed"), ["0", "other", "2"]
     execute = stub.execute
 
-    def executed(cfg, folder, argv, open_launcher=None):
-        result = execute(cfg, folder, argv, open_launcher)
+    def executed(cfg, folder, argv, *others):
+        result = execute(cfg, folder, argv, *others)
         snapshot.write_meta(cfg, RunFolder(folder), argv)
         return result
 

@@ -25,6 +25,7 @@ from collectx.jobs.status import NamedRun, Outcome
 from collectx.place import place_of
 from collectx.run import RunFolder, Status, preflight
 from collectx.run.after import foreign_code
+from collectx.run.terminal import printing
 
 _HINTS = {
     "mean_return": "no episode ended. Raise collector.total_frames.",
@@ -114,6 +115,8 @@ class Task:
             self.is_detached = run_jobs(jobs, self.argv, sweep, self.outcomes)
         from collectx.run import execute
 
+        if len(jobs) < len(runs):
+            printing.print_notes()
         for run in runs:
             if run not in jobs:
                 open_launcher = None

@@ -128,7 +128,7 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
     `subcommand`. Raises `UsageError` if a flag is unknown, lacks its value or is blocked; the message says why."""
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
-        raise UsageError(f"{subcommand}: unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
+        raise UsageError(f"unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
     values = vars(flags)
     if foreign := [name for name in values if name in _HYDRAS and name not in _READS[subcommand]]:
         raise UsageError(f"{subcommand} has no flag --{foreign[0]}, unlike run. {synopsis(usage)}")
@@ -151,7 +151,7 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
         return f". Did you mean {near}?"
     # As in `[episodes=10]`.
     is_in_usage = re.search(rf"[ \[]{re.escape(key)}=", usage) is not None
-    if not is_in_usage and (subcommand not in COMPOSING or not (has_value or flag.startswith("--"))):
+    if not is_in_usage and (subcommand not in COMPOSING or not (has_value or len(key) > 1)):
         return f". {synopsis(usage)}" if usage else f". To list all flags: collectx {subcommand} --help"
     if name == "--resume":
         return ". To continue a run: collectx resume RUN_DIR"
@@ -238,16 +238,14 @@ def one_group(
         if group in groups and group != unknown[0]:
             choice = unknown[0].partition(".")[2]
             what = f"{group} {choice}" if choice in (choices or {}).get(group, ()) else f"{group} -v"
-            raise UsageError(f"{subcommand}: '{unknown[0]}' is not a group. To list its options: collectx list {what}")
+            raise UsageError(f"'{unknown[0]}' is not a group. To list its options: collectx list {what}")
         more = "To list all: collectx list"
         if having := [group for group in groups if unknown[0] in (choices or {}).get(group, ())]:
             which = either(f"collectx {subcommand} {group} {unknown[0]}" for group in having)
-            raise UsageError(f"{subcommand}: '{unknown[0]}' is a choice, not a group. To list its keys: {which}")
-        raise UsageError(f"{subcommand}: there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}")
+            raise UsageError(f"'{unknown[0]}' is a choice, not a group. To list its keys: {which}")
+        raise UsageError(f"there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}")
     if len(words) > 1:
-        raise UsageError(
-            f"{subcommand}: name one group, not {len(words)} ({', '.join(words)}), or none for all groups."
-        )
+        raise UsageError(f"name one group, not {len(words)} ({', '.join(words)}), or none for all groups.")
     return next(iter(words), None)
 
 

@@ -30,9 +30,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from collectx.cli.overrides import BASED, Checked, check_overrides, key_of, of_file, quoted
+from collectx.cli.overrides import BASED, Checked, check_overrides, key_of, no_such_choice, of_file, quoted
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
+from collectx.config.other_names import meant
 from collectx.config.problem import Missing, Problem, Unknown, did_you_mean, either, naming
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import ABSENT, Unset, incomplete
@@ -265,6 +266,11 @@ _PLUGINS = {
     "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
     "hydra/sweeper/optuna": "'collectx[optuna]'",
 }
+# What to do about an error of YAML's parser, by a part of its text.
+_YAML_ADVICE = {
+    "'\\t'": "Indent with spaces, not with tabs.",
+    "mapping values are not": "Here or in the line before, a colon needs a blank after it, or its value needs quotes.",
+}
 # What to write with `hydra/sweeper=halving` for options of Optuna's sweeper.
 _OF_HALVING = {
     "n_trials": "write sweep.draws=N.",
@@ -283,7 +289,8 @@ def _explained(error: BaseException, overrides: Sequence[str], config_name: str)
     cause = error.__cause__
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
         why = ", ".join(filter(None, (error.context, error.problem)))
-        return f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
+        advice = next((f" {_YAML_ADVICE[part]}" for part in _YAML_ADVICE if part in why), "")
+        return f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}.{advice}"
     if isinstance(error, UnicodeDecodeError):
         # The name of the file is only in a variable of Hydra's loader.
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "full_path" in frame.f_locals]
@@ -302,12 +309,10 @@ def _explained(error: BaseException, overrides: Sequence[str], config_name: str)
             )
         if package := _PLUGINS.get(path):
             return f"{group}={name} needs a plugin of Hydra that is not installed. Install it: pip install {package}"
-        more = f"To list all: collectx list {group}" if group in GROUPS else ""
-        near = did_you_mean(name, error.options or (), f"{group}=", more)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
         if group.startswith(_PRESET_FOLDERS) and (inner := group.rpartition("/")[2]) in _SELECTED:
             return _within(file[1], inner, name)
-        return f"{source}{group}={name} is unknown{near}"
+        return f"{source}{no_such_choice(group, name, error.options or ())}"
     if isinstance(cause, OmegaConfBaseException):
         # The key that OmegaConf could not set, unless a file sets it.
         key = str(cause.full_key)
@@ -371,9 +376,10 @@ def _not_in_defaults(found: re.Match[str], overrides: Sequence[str], config_name
 
 def _unknown(key: str) -> str:
     if (option := key.removeprefix("hydra.launcher.")) != key:
+        own = next((each for each in meant(option) if each.startswith("launcher.")), f"launcher.{option}")
         return (
             f"{key} is not an option of the chosen hydra/launcher. To run collectx as a SLURM job, use launcher=slurm "
-            f"launcher.{option}=VALUE. To sweep with submitit, add -m hydra/launcher=submitit_slurm."
+            f"{own}=VALUE. To sweep with submitit, add -m hydra/launcher=submitit_slurm."
         )
     if (option := key.removeprefix("hydra.sweeper.")) != key:
         instead = f" With hydra/sweeper=halving, {_OF_HALVING[option]}" if option in _OF_HALVING else ""
@@ -415,8 +421,11 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     choice = hydra.runtime.choices.get(group)
     if group in _PRESETS and choice is not None and isinstance(problem, Unknown):
         return _not_global(group, choice)
-    if problem.path in _SELECTED and (file := _file_with(problem.path, problem.value, hydra)):
-        return f"{file} sets {problem.path} to the text '{problem.value}'. {_select(problem.path, problem.value)}"
+    is_typed = any(word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra))
+    if not is_typed and (file := _file_with(problem.path, hydra)):
+        if problem.path in _SELECTED and isinstance(problem.value, str):
+            return f"{file} sets {problem.path} to the text '{problem.value}'. {_select(problem.path, problem.value)}"
+        return f"{file}: {text}"
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return text
     if key == "kind" and isinstance(problem, Missing):
@@ -424,21 +433,21 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
             f"{group}={choice} cannot be used: {group}/{choice}.yaml does not say which kind it extends. Begin the "
             f"file with `defaults: [BASE, _self_]`, where BASE is {either(KINDS[group])}."
         )
-    is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
-        word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra)
-    )
+    is_elsewhere = hydra.runtime.choices.get("experiment") is not None or is_typed
     is_of_file = isinstance(problem, Unknown) or problem.value is not ABSENT
     return f"{group}/{choice}.yaml: {text}" if is_of_file and not is_elsewhere else text
 
 
-def _file_with(key: str, value: object, hydra: DictConfig) -> str | None:
-    """Returns the user's file that sets a key of the run to this text; None if there is none."""
+def _file_with(key: str, hydra: DictConfig) -> str | None:
+    """Returns the user's preset, or primary file, that sets a key of the run; None if there is none."""
     presets = [f"{preset}/{hydra.runtime.choices.get(preset)}.yaml" for preset in _PRESETS]
     folders = [Path(each.path) for each in hydra.runtime.config_sources if each.schema == "file"]
     for name in (*presets, f"{hydra.job.config_name}.yaml"):
-        for path in (folder / name for folder in folders if isinstance(value, str)):
-            content = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else None
-            if isinstance(content, dict) and content.get(key) == value:
+        for path in (folder / name for folder in folders):
+            value = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else None
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
                 return name
     return None
 

@@ -34,8 +34,8 @@ eval first prints which code the configuration imports. If RUN_DIR belongs to an
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
 
-# `env=NAME` is the group.
-_SHORT = {field.name for field in fields(EvalOptions)} - {"env"}
+# `env=NAME` is the group; the env of the run has the envs of one worker.
+_SHORT = {field.name for field in fields(EvalOptions)} - {"env"} | {"env.num_envs"}
 _HERE = {"launcher": "inline", "trainer": "meter"}
 
 
@@ -57,9 +57,10 @@ def _eval(arguments: Arguments) -> int:
 
     # Where the envs of the run were.
     with contextlib.chdir(run_folder.path) if working_directory(run_folder) else contextlib.nullcontext():
-        if changed := " ".join(word for word in words if word.lstrip("+~").startswith("env")):
-            printing.note(f"evaluates in another env than the run's: {changed}")
+        changed = " ".join(word for word in overrides if word.lstrip("+~").startswith("env"))
         policy, spec, seen = trained.build(cfg, evaluation.check_of_spaces(run_folder, changed), env_limit(cfg))
+        if changed:
+            printing.note(f"evaluates in another env than the run's: {changed}")
         recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
         if cfg.eval.env:
             printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")

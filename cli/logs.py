@@ -26,16 +26,16 @@ Exit status: 0 success, 2 wrong usage, 130 Ctrl-C."""
 def _logs(arguments: Arguments) -> int:
     run, *others = runs_of("logs", arguments.words[:1], _USAGE)
     if others:
-        raise ConfigError(f"logs: '{arguments.words[0]}' is a sweep. Name one of its runs, such as {run.path}.")
+        raise ConfigError(f"'{arguments.words[0]}' is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1 and "-".join(words) in roles(run):
-        raise ConfigError(f"logs: write the role as one word: {'-'.join(words)}.")
+        raise ConfigError(f"write the role as one word: {'-'.join(words)}.")
     if len(words) > 1:
         raise ConfigError(
-            f"logs: name one role, such as {words[0]}, not {len(words)} ({', '.join(words)}), or none to see all logs."
+            f"name one role, such as {words[0]}, not {len(words)} ({', '.join(words)}), or none to see all logs."
         )
     role = words[0] if words else None
     if role is not None and role not in (known := roles(run)):
-        raise ConfigError(f"logs: there is no role '{role}'{did_you_mean(role, known)}")
+        raise ConfigError(f"there is no role '{role}'{did_you_mean(role, known)}")
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = "there are no logs" if role is None else f"{role} has no log"
         printing.note(

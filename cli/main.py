@@ -41,8 +41,12 @@ SUBCOMMANDS = {
 _OTHER_NAMES = {
     "train": "run",
     "start": "run",
+    "submit": "run launcher=slurm",
+    "validate": "plan",
     "evaluate": "eval",
     "test": "eval",
+    **dict.fromkeys(("sweep", "multirun", "search"), "run -m"),
+    **dict.fromkeys(("play", "enjoy", "render", "video"), "eval RUN_DIR video=true"),
     "continue": "resume",
     "stop": "cancel",
     "plot": "report",

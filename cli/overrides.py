@@ -19,6 +19,7 @@ from collectx.config import other_names
 from collectx.config.check import known_paths
 from collectx.config.problem import did_you_mean, either
 from collectx.config.registry import GROUPS
+from collectx.run.preflight import known_env_id
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     broken: set[str] = set()
     notes: list[str] = []
     chosen: dict[str, str] = {}
-    for text in _joined(overrides, groups):
+    for text in joined(overrides, groups):
         if "=" in text and text not in overrides:
             problems.append(f"{text} arrives in pieces, as it is not in quotes. Write {shlex.quote(text)}")
             continue
@@ -140,16 +141,18 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     if choice.startswith("{"):
         names = ", ".join(options[:3])
         return f"{key}={choice} is not a name, such as {names}. Write its options one by one: {key}.NAME=VALUE"
+    if key == "env" and choice.lower() not in options and (env_id := known_env_id(choice)):
+        base = "pong" if env_id.startswith("ALE/") else "gym"
+        return f"env={choice} is unknown. To make the Gymnasium env with this name: env={base} env.id={env_id}"
     if ":" not in choice or key not in _CLASS_OPTIONS:
-        more = f"To list all: collectx list {key}"
+        more = f"To list all: collectx list {key}" if "/" not in key else ""
         if os.path.isfile(file := f"conf/{key}/{choice}.yaml") and choice[:1] != "_":
             return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
         if choice.lower() in ("none", "off", "false") and key in ("logger", "experiment", "debug"):
             return f"{key}={choice} is unknown. Did you mean {key}=null?"
-        if key == "env" and re.search(r"-v\d+$", choice):
-            return f"env={choice} is unknown. To make the Gymnasium env with this id: env=gym env.id={choice}"
-        own = ("To write ", f"{key}=") if key in ("policy", "trainer") else (f"{key}=",)
-        if meant := [each for each in other_names.meant(choice) if each.startswith(own)]:
+        # What is meant by the choice of a group: options, choices and presets, not commands.
+        meant = other_names.meant(f"{key}={choice}") or other_names.meant(choice)
+        if meant := [each for each in meant if each.startswith(("To write ", key)) or "=" in each]:
             names = f"Valid names: {', '.join(options)}. " if meant[-1].startswith("To write ") else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         advice = did_you_mean(choice, options, f"{key}=", more)
@@ -203,17 +206,17 @@ def of_file(text: str) -> str:
     return f"{text} is a file, and collectx takes names. Write {words}"
 
 
-def _joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the overrides, with the two words of `seed 3`, or of `policy.hidden_sizes=[64, 64]`, as one of them."""
-    joined: list[str] = []
+def joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns words of a command line, with the two words of `seed 3`, or of `policy.hidden_sizes=[64, 64]`, as one."""
+    words: list[str] = []
     for i, text in enumerate(overrides):
-        last = joined[-1] if joined else ""
+        last = words[-1] if words else ""
         is_cut = _is_open(last) and not _is_open(" ".join((last, *overrides[i:])))
         if last and text and "=" not in text and (is_cut or last in groups or last in known_paths()):
-            joined[-1] += f" {text}"
+            words[-1] += f" {text}"
         else:
-            joined.append(text)
-    return joined
+            words.append(text)
+    return words
 
 
 def _is_open(text: str) -> bool:
@@ -242,6 +245,8 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
         return f"'{text}' has no value. Write key=value or group=choice, without spaces around the =."
     if interval := re.fullmatch(r"(.*)interval\((.*?),\s*log\s*=\s*true\)", text, re.IGNORECASE):
         return f"{text} cannot be read. A logarithmic interval is {interval[1]}tag(log,interval({interval[2]}))"
+    if equals := re.fullmatch(r"([\w.]+)(?: +=|=(?== | *=| ))[= ]*([\w.-]+)", text):
+        return f"'{text}' cannot be read. Write {equals[1]}={equals[2]}"
     if text.endswith(",") and not _is_open(text):
         return f"{text} cannot be read. Leave out the comma at its end: {text.rstrip(',')}"
     if listed := re.fullmatch(r"([\w.]+=)\(([^()]*)\)", text):

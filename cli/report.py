@@ -35,22 +35,20 @@ def _report(arguments: Arguments) -> int:
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
     if unknown := [each for each in folders if re.match(r"\w+=", str(each)) and not each.exists()]:
         name = str(unknown[0]).partition("=")[0]
-        raise ConfigError(f"report: {name} is not an option{did_you_mean(name, _OPTIONS)}")
+        raise ConfigError(f"{name} is not an option{did_you_mean(name, _OPTIONS)}")
     if not folders or not all(arguments.words):
-        raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
+        raise ConfigError(f"which runs? {synopsis(_USAGE)}")
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"report: {error.name} is not installed. Install it: pip install 'collectx[report]'"
-        ) from error
+        raise ConfigError(f"{error.name} is not installed. Install it: pip install 'collectx[report]'") from error
     runs = read.read_runs(folders)
     objective = options.get("objective") or objective_of(runs[0].run_folder)
     metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
     evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)
     known = (*OBJECTIVES, *metrics, *evaluated)
     if objective not in known:
-        raise ConfigError(f"report: objective={objective} is unknown{did_you_mean(objective, known)}")
+        raise ConfigError(f"objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     missing = [f"{folder}/{name}" if folders[1:] else name for folder in folders for name in not_started(folder)]

@@ -42,7 +42,7 @@ def _resume(arguments: Arguments) -> int:
         )
     if where := where_running(run_folder):
         raise UsageError(
-            f"resume: {run_folder.path} is {where}. Wait until it ends, or stop it: collectx cancel {run_folder.path}"
+            f"{run_folder.path} is {where}. Wait until it ends, or stop it: collectx cancel {run_folder.path}"
         )
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):

@@ -75,18 +75,19 @@ def launch(
     checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
-    with telling_imports():
-        prepared = prepare(composer, checked, arguments.is_multirun)
-    for text in checked.notes:
-        printing.note(text)
-    task = Task(arguments.argv)
-    if isinstance(prepared, sweep.Sweep):
-        is_complete = _sweep(composer, prepared, task)
-    else:
-        is_complete = True
-        _run(composer, prepared, task, trusted)
-    if task.problems:
-        raise ConfigError(*dict.fromkeys(task.problems))
+    with printing.notes_wait():
+        with telling_imports():
+            prepared = prepare(composer, checked, arguments.is_multirun)
+        for text in checked.notes:
+            printing.note(text)
+        task = Task(arguments.argv)
+        if isinstance(prepared, sweep.Sweep):
+            is_complete = _sweep(composer, prepared, task)
+        else:
+            is_complete = True
+            _run(composer, prepared, task, trusted)
+        if task.problems:
+            raise ConfigError(*dict.fromkeys(task.problems))
     if results is not None:
         results += task.outcomes
     return exit_status(*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,8 @@ from hydra.core.config_store import ConfigStore
 
 from collectx.cli.arguments import Arguments, UsageError, synopsis
 from collectx.cli.compose import SNAPSHOT, Composer
-from collectx.cli.overrides import key_of
+from collectx.cli.overrides import joined, key_of
+from collectx.config import other_names
 from collectx.config.registry import GROUPS
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
@@ -25,17 +27,19 @@ def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tupl
     """Returns the only run folder among the words of a command line, and the overrides. A folder may look like an
     override: a point of a sweep is called `collector.num_workers=2`. Raises `UsageError` if there is not exactly one
     folder, it contains no run that this version can read, or there is `--multirun`."""
-    folders = [word for word in arguments.words if os.path.isdir(word) or not ("=" in word or word.startswith("~"))]
+    words = joined(arguments.words, {})
+    folders = [word for word in words if os.path.isdir(word) or not re.search("[= ]|^~", word)]
     if len(folders) != 1:
         problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})." if folders else "which run?"
-        raise UsageError(f"{arguments.argv[1]}: {problem} {synopsis(usage)}")
+        meant = next(filter(None, map(other_names.meant, folders)), None)
+        raise UsageError(f"{problem} {other_names.hint(meant) if meant else synopsis(usage)}")
     if arguments.is_multirun:
         raise UsageError(why_no_sweep)
     run_folder = RunFolder(folders[0])
     try:
         saved_config.check_folder(run_folder)
     except ConfigError as error:
-        raise UsageError(f"{arguments.argv[1]}: {error}") from error
+        raise UsageError(str(error)) from error
     return run_folder, tuple(word for word in arguments.words if word not in folders)
 
 
@@ -59,7 +63,7 @@ def compose_saved(
     named = set(map(key_of, overrides))
     for preset in {"debug", "experiment"} & named:
         raise UsageError(
-            f"{arguments.argv[1]}: {preset}=NAME is for new runs, as `collectx {arguments.argv[1]}` starts from the "
+            f"{preset}=NAME is for new runs, as `collectx {arguments.argv[1]}` starts from the "
             "saved configuration. Set single options instead, such as launcher=inline."
         )
     replaced = [group for group in GROUPS if group in named]

@@ -44,10 +44,10 @@ _NUM_NEWEST = 10
 
 def _status(arguments: Arguments) -> int:
     if "" in arguments.words:
-        raise ConfigError("status: the folder name is empty. For the current folder: collectx status .")
+        raise ConfigError("the folder name is empty. For the current folder: collectx status .")
     if not arguments.words and not os.path.exists(_OUTPUTS):
         raise ConfigError(
-            f"status: there are no runs here yet, because there is no folder '{_OUTPUTS}'. To start one: collectx run. "
+            f"there are no runs here yet, because there is no folder '{_OUTPUTS}'. To start one: collectx run. "
             "To list those of another folder: collectx status DIR"
         )
     folders = [Path(word) for word in arguments.words] or [_OUTPUTS]
@@ -56,7 +56,7 @@ def _status(arguments: Arguments) -> int:
     missing = [folder for folder in folders if not os.path.exists(folder)]
     if missing or not runs:
         what = f"folder '{missing[0]}'" if missing else f"run in or below '{folders[0]}'"
-        raise ConfigError(f"status: there is no {what}. To list the runs in '{_OUTPUTS}': collectx status")
+        raise ConfigError(f"there is no {what}. To list the runs in '{_OUTPUTS}': collectx status")
     root = Path(os.path.commonpath([absolute(folder) for folder in folders]))
     if arguments.words:
         return _show(root, runs)
@@ -86,7 +86,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             status, numbers = status_of(run, job, states), numbers_of(run)
         except DamagedFileError as error:
             if is_root:
-                raise ConfigError(f"status: {error}") from error
+                raise ConfigError(str(error)) from error
             status, numbers = RunStatus(Status.DAMAGED, str(error)), None
         rows.append((*cells(name, status.status, numbers), *([job or ""] if submitted else [])))
         lines = status.detail.splitlines()

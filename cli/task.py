@@ -25,6 +25,7 @@ from collectx.jobs.status import NamedRun, Outcome
 from collectx.place import place_of
 from collectx.run import RunFolder, Status, preflight
 from collectx.run.after import foreign_code
+from collectx.run.terminal import printing
 
 if TYPE_CHECKING:
     from collectx.run.terminal.display import SweepBar
@@ -119,6 +120,8 @@ class Task:
             self.is_detached = run_jobs(jobs, self.argv, sweep, self.outcomes)
         from collectx.run import execute
 
+        if len(jobs) < len(runs):
+            printing.print_notes()
         for run in runs:
             if run not in jobs:
                 open_launcher = None

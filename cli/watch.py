@@ -48,17 +48,17 @@ def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder
     in that folder."""
     if len(words) != 1:
         problem = f"name one folder, not {len(words)} ({', '.join(words)})." if words else "which run?"
-        raise ConfigError(f"{subcommand}: {problem} {synopsis(usage)}")
+        raise ConfigError(f"{problem} {synopsis(usage)}")
     if not words[0]:
-        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder: collectx {subcommand} .")
+        raise ConfigError(f"the folder name is empty. For the current folder: collectx {subcommand} .")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if os.path.isfile(folder / "multirun.yaml") else runs_below(folder, max_depth=1)
     if not runs:
         if not os.path.exists(folder):
-            raise ConfigError(f"{subcommand}: there is no folder '{words[0]}'. To list your runs: collectx status")
+            raise ConfigError(f"there is no folder '{words[0]}'. To list your runs: collectx status")
         what = "contains neither a run nor a sweep" if folder.is_dir() else "is a file, not a run folder"
-        raise ConfigError(f"{subcommand}: '{words[0]}' {what}. To list your runs: collectx status")
+        raise ConfigError(f"'{words[0]}' {what}. To list your runs: collectx status")
     return runs
 
 

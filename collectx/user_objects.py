@@ -17,13 +17,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from collectx import progress
 from collectx.config.interpolation import escaped
-from collectx.config.problem import YAML, did_you_mean, nearest
+from collectx.config.problem import YAML, did_you_mean, either, nearest
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError, summary_of
@@ -43,6 +44,11 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     callable. Raises `ConfigError` if there is no such callable; the message names the option `where`."""
     if callable(name):
         return name
+    if isinstance(name, str) and name.isidentifier() and find_spec(name) is not None:
+        members = vars(import_module(name)).items()
+        own = [key for key, each in members if key[0] != "_" and getattr(each, "__module__", "") == name]
+        choices = either(f"{name}:{key}" for key in own or ["NAME"])
+        raise ConfigError(f"{where}={name} is a module. Name a class or function in it: {choices}.")
     if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
         raise ConfigError(f"{where}={name} is not an import path. Write it as package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")

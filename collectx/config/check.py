@@ -202,6 +202,11 @@ _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
 # What `collectx tune` searches on every machine.
 _TUNED = ("collector.num_workers", "env.num_envs")
+# What to do about a mapping that is another value, or a number out of its range.
+_ADVICE = {
+    "collector.num_workers": "for no workers, use collector=single.",
+    "eval.env": "set its keys, as in eval.env.id=CartPole-v1.",
+}
 # Example values for messages about missing options, by the last part of their names.
 _EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
 
@@ -384,11 +389,13 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         rule = out_of_range(str(value), limits, language) if "choices" in limits else None
         has_keys = language is YAML and describe(hint, language) == language.types[dict]
         rule = rule or wrong_type(hint, language)
-        advice = f"set its keys, as in {path}.NAME=VALUE." if has_keys else _spelt(path, value, hint, language)
+        how = _ADVICE.get(path, f"set its keys, as in {path}.NAME=VALUE.")
+        advice = how if has_keys else _spelt(path, value, hint, language)
         return Problem(path, rule, value, advice)
     if violated := out_of_range(converted, limits, language):
         may_be_null = "choices" not in limits and type(None) in members(hint)
-        return Problem(path, f"{violated[:-1]}, or {language.show(None)}." if may_be_null else violated, value)
+        rule = f"{violated[:-1]}, or {language.show(None)}." if may_be_null else violated
+        return Problem(path, rule, value, _ADVICE.get(path, "") if language is YAML else "")
     return converted
 
 
@@ -445,7 +452,9 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
 
 def _unknown(path: str) -> Problem:
     """Returns the problem that there is no group or section with the key `path`."""
-    if meant := other_names.meant(path):
+    # As in wandb.project, without its section.
+    within = [known for known in known_paths() if "." in path and known.endswith(f".{path}")]
+    if meant := within or other_names.meant(path):
         return Unknown(path, f"is not an option. {other_names.hint(meant)}")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]

@@ -12,12 +12,14 @@ from pathlib import Path
 from collectx.config.schema.run import LoggerConfig
 
 TABLE = Path(__file__).with_name("other_names.md")
-# What users call options that no library calls so, with the section or without one, as they write them.
+# What users call options and choices that no library calls so, as they write them.
 _PATHS = {
     **{each.name: f"logger={each.name}" for each in dataclasses.fields(LoggerConfig) if each.default is None},
     **dict.fromkeys(("name", "run.dir", "run.name"), "hydra.run.dir"),
     **dict.fromkeys(("checkpoint.freq", "checkpoint.interval"), "checkpoint.every_batches"),
     **dict.fromkeys(("eval.freq", "eval.interval"), "eval.every_batches"),
+    **dict.fromkeys(("debug=true", "debug=1"), "debug=tiny"),
+    "collector=sync": "collector=multi_sync",
     "best": "eval.weights=best",
     "env.name": "env.id",
     "eval.num_envs": "eval.env.num_envs",

@@ -18,6 +18,7 @@ from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig,
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.infos import keep_mask, lacks_mask
+from collectx.env.spaces import outside
 from collectx.env.wrappers import normalizers_of
 from collectx.errors import ConfigError
 from collectx.fork_server import descendants
@@ -80,7 +81,12 @@ def read_spec(
         progress.one_more()
         try:
             first = _first_observations(env, cfg, with_example)
-            spec = dataclasses.replace(env.spec, normalizers=normalizers_of(env.user_envs), example_observation=first)
+            spec = dataclasses.replace(
+                env.spec,
+                normalizers=normalizers_of(env.user_envs),
+                example_observation=first if with_example else {},
+                outside=outside(env.spec.observation_space, first),
+            )
             examine(env)
             # A user's callable decides the number of envs itself.
             return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
@@ -90,14 +96,14 @@ def read_spec(
 
 
 def _first_observations(group: Env, cfg: EnvConfig, with_example: bool) -> dict[Key, torch.Tensor]:
-    """Returns the first observations of a group; empty without `with_example`. Resets the group to get them, or to look
-    for a mask of legal actions in the infos. The group then keeps these infos."""
+    """Returns the first observations of a group; empty if it is not reset. Resets the group if `with_example`, or to
+    look for a mask of legal actions in the infos. The group then keeps these infos."""
     seeds = [1] * group.spec.num_envs
     first = first_observations(group, seeds) if with_example else {}
     if not isinstance(cfg, GymnasiumConfig | UserEnvConfig) or not lacks_mask(group, cfg.exclude_keys):
         return first
     if not with_example:
         with contextlib.suppress(Exception):  # a worker whose reset fails reports it
-            first_observations(group, seeds)
+            first = first_observations(group, seeds)
     is_kept = keep_mask(group, is_needed=not with_example)
     return first_observations(group, seeds) if is_kept and with_example else first

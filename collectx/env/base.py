@@ -70,6 +70,7 @@ class EnvSpec:
             user's policy, which tells its outputs. Empty: that call gets zeros.
         infos: dtype and shape of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).
         normalizers: the classes of wrappers that keep statistics in each env (`collectx.env.wrappers`).
+        outside: a sentence about first observations outside of the bounds of their space; "": there are none.
         device: the device, with its index, of a group that takes and writes tensors instead of arrays
             (`collectx.env.tensor_vector`); None: it takes and writes arrays.
     """
@@ -95,6 +96,7 @@ class EnvSpec:
     example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     infos: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     normalizers: tuple[str, ...] = field(default=(), compare=False)
+    outside: str = field(default="", compare=False)
     device: torch.device | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ Observations have further rules for keys: `collectx/env/observation.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -270,3 +270,17 @@ def _split(arrays: Sequence[np.ndarray]) -> list[Any]:
     copy = arrays[0].copy()
     # Iterating over one dimension would give scalars, which a Box of shape () does not contain.
     return list(copy) if copy.ndim > 1 else [copy[e, ...] for e in range(len(copy))]
+
+
+def outside(space: spaces.Space, observations: Mapping[Key, torch.Tensor]) -> str:
+    """Returns a sentence about the first observation below or above the bounds of its `Box`; "" if there is none. Box
+    spaces deeper in a space than in a Dict are not compared."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
+    for key, value in observations.items():
+        box, seen = parts.get(key[0]) if len(key) == 1 else None, value.numpy(force=True)
+        if isinstance(box, spaces.Box) and ((seen < box.low) | (seen > box.high)).any():
+            return (
+                f"the first {'.'.join(key)} of the env has values from {seen.min():.6g} to {seen.max():.6g}, outside "
+                f"of its space, {box!s:.100}. Correct the bounds: wrappers and other libraries rely on them."
+            )
+    return ""

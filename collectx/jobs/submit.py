@@ -186,6 +186,7 @@ def _submit_and_watch(
     jobs = unfinished | submitted
     if refusals and not jobs:
         raise ConfigError(*dict.fromkeys(refusals.values()))
+    printing.print_notes()
     refused = [run for run in runs if run.folder in refusals]
     _remove_traces(refused)
     for text in dict.fromkeys(refusals.values()):

@@ -7,6 +7,7 @@ keys, shapes and casts. `collectx.policy.call_plan` decides how the policy is ca
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -146,6 +147,8 @@ class UserActor(Actor):
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
                 values = "the first observations of the env" if spec.example_observation else "zeros for observations"
                 error.add_note(f"raised when the policy was called once with {values}: {seen}")
+                if sizes := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x", str(error)):
+                    error.add_note(f"a layer takes {sizes[2]} features, but gets {sizes[1]}")
                 if note := self._dtypes_note(spec):
                     error.add_note(note)
                 if isinstance(error, TypeError) and "required positional argument" in str(error):

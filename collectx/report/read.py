@@ -260,7 +260,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
             reason = f"there is no run in or below '{folder}'" if os.path.isdir(folder) else f"'{folder}' is a file"
             if not os.path.exists(folder):
                 reason = f"there is no folder '{folder}'"
-            raise ConfigError(f"report: {reason}. To list your runs: collectx status")
+            raise ConfigError(f"{reason}. To list your runs: collectx status")
         found |= {run_folder.path: run_folder for run_folder in below}
     root = next(root for root in next(iter(found)).parents if all(root in path.parents for path in found))
     jobs = [read_job(run_folder) for run_folder in found.values()]

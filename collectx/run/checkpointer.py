@@ -150,6 +150,8 @@ class Checkpointer:
             message = summary_of(error)
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
+            if "pickle" in message:
+                message = f"{message}. {self._of_state_dict()}"
             self._events("checkpoint_failed", batches=statistics.batches, type=type(error).__name__, message=message)
             every_s = min(every_s, _RETRY_S)
         finally:
@@ -208,7 +210,16 @@ class Checkpointer:
         trainer without a state. Raises `OSError` if the file could not be written."""
         state: dict = getattr(self._trainer, "state_dict", dict)()
         if state:
-            write_atomically(path, lambda file: torch.save(state, file))
+            try:
+                write_atomically(path, lambda file: torch.save(state, file))
+            except Exception as error:
+                if "pickle" in str(error):
+                    error.add_note(self._of_state_dict())
+                raise
+
+    def _of_state_dict(self) -> str:
+        name = type(self._trainer).__name__
+        return f"Return only tensors and plain data from {name}.state_dict(), whose result checkpoints contain."
 
     def _state(self, wait_for_workers: bool) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
@@ -238,9 +249,7 @@ def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[E
     function takes the env group of one worker, or one env of the group, in any state."""
 
     def announce(group: Env) -> None:
-        reason = group.unsaved or states.reason_not_saved(group, "the group of envs")
-        if reason is not None:
-            reason = reason.removeprefix("the group of envs cannot be saved: ")  # as the event says
+        reason = group.unsaved or states.reason_not_saved(group)
         if cfg.collector.num_workers_per_collector > 1:
             reason = "the processes within a worker do not report the state of their envs"
         if reason is not None:

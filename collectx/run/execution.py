@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -260,6 +261,8 @@ class _Execution:
             if has_videos:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
         self._context.stage = display.STARTING
+        if spec.outside:
+            self._context.add_event("observations_outside", message=spec.outside)
         if spec.normalizers:
             self._context.add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         names = undeclared(getattr(cfg.env, "info_keys", ()))
@@ -398,8 +401,12 @@ class _Execution:
             if not collection.is_exhausted:
                 raise
         except AttributeError as error:
-            if error.obj is collection:
-                error.add_note("the policy and the spec are arguments of your trainer's constructor")
+            if error.obj is collection and error.name in ("policy", "spec", "seed", "device"):
+                error.add_note(f"{error.name} is an argument of your trainer's constructor")
+            raise
+        except KeyError as error:
+            if found := re.match(r"key \"(\w+)\" not found in TensorDict with keys .*'next'", str(error.args[0])):
+                error.add_note(f'what a step returns is below "next", as in TorchRL: batch["next", "{found[1]}"]')
             raise
         minutes = self._cfg.run.max_minutes
         return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason

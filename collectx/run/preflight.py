@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from collectx import rules
 from collectx.config.derived import env_option, is_device, share_of
-from collectx.config.problem import Conflict, Problem, check_all, did_you_mean, either, nearest
+from collectx.config.problem import YAML, Conflict, Problem, check_all, did_you_mean, either, nearest
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
@@ -43,6 +44,8 @@ SHARED_PATHS: dict[str, Callable[[RunConfig], str | None]] = {
 _Call = tuple[Target, tuple[str, ...]]
 # Arguments of `gymnasium.make`.
 _MAKE = ("max_episode_steps", "disable_env_checker")
+# What an argument must be, by its annotation, which is a text in a module with `from __future__ import annotations`.
+_NUMBERS: dict[Any, str] = {name: YAML.types[kind] for kind in (int, float, bool) for name in (kind, kind.__name__)}
 # The arguments that collectx passes itself, by the option that names what is called; to a wrapper, it passes the env.
 _GIVEN = {"policy.target": ("spec",), "trainer.target": ("policy", "spec", "seed", "device")}
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
@@ -105,8 +108,11 @@ def _argument_problems(cfg: RunConfig, env_path: str = "env") -> list[str]:
                 continue
         names = parameters(target.name) if target.kwargs else None
         for key in target.kwargs:
+            number = None if names is None else _NUMBERS.get(names.get(key))
+            if number and isinstance(value := target.kwargs[key], str):
+                messages.append(f"{target.kwargs_key}.{key}={value} must be {number}, as {target.name} declares.")
             if names is not None and key not in (*names, *extra, *HYDRA_KEYS):
-                given = _GIVEN.get(target.key, names[:1] if target.key.endswith("]") else ())
+                given = _GIVEN.get(target.key, [*names][:1] if target.key.endswith("]") else ())
                 settable = [each for each in (*names, *extra) if each not in given]
                 hint = did_you_mean(str(key), settable, prefix=f"{target.kwargs_key}.")
                 messages.append(f"{target.kwargs_key}.{key} is not an argument of {target.name}{hint}")
@@ -130,16 +136,34 @@ def _made_by_id(env: EnvConfig, path: str) -> Iterator[_Call]:
 
 
 @functools.cache
-def parameters(target: str) -> tuple[str, ...] | None:
-    """Returns the names of the arguments that a class or function takes; None if it takes any, or cannot be imported.
-    `target` is "package.module:Name" or "package.module.Name"."""
+def parameters(target: str) -> dict[str, Any] | None:
+    """Returns the arguments that a class or function takes, with their annotations; None if it takes any, or cannot be
+    imported. `target` is "package.module:Name" or "package.module.Name"."""
     try:
         arguments = inspect.signature(resolve(target, "")).parameters.values()
     except Exception:  # any error of the imported module: the run reports it
         return None
     if any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None
-    return tuple(each.name for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+    named = [each for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    return {each.name: each.annotation for each in named}
+
+
+def known_env_id(name: str) -> str | None:
+    """Returns the newest id of Gymnasium's envs, Atari's included, that is `name` apart from its namespace, its version
+    and the spelling: ALE/Breakout-v5 for breakout and for BreakoutNoFrameskip-v4. Without one, `name` if it has a
+    version, otherwise None."""
+    import gymnasium
+
+    with suppress(ImportError):
+        gymnasium.register_envs(importlib.import_module("ale_py"))
+
+    def parts(env_id: str) -> list[str]:
+        return re.sub(r"^.*/|NoFrameskip|[_ ]", "", env_id).lower().split("-v")
+
+    known = [each for each in gymnasium.registry if parts(each)[0] == parts(name)[0]]
+    newest = max(known, key=lambda each: int(parts(each)[-1]) if "-v" in each else -1, default=None)
+    return newest or (name if re.search(r"-v\d+$", name) else None)
 
 
 def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
@@ -158,16 +182,8 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
         is_unknown = isinstance(error, gymnasium.error.UnregisteredEnv)
         near = nearest(env_id, gymnasium.registry)
         # Gymnasium proposes other names, but not the name with a version.
-        base = re.sub(r"-v\d+$", "", env_id)
-        versions = [each for each in gymnasium.registry if each.rpartition("-v")[0] == base]
-        with suppress(ImportError):
-            gymnasium.register_envs(importlib.import_module("ale_py"))
-        if is_unknown and f"ALE/{env_id}" in gymnasium.registry:
-            return [f"{path}.id={env_id} is unknown. Did you mean {path}.id=ALE/{env_id}?"]
-        if versions:
-            latest = max(versions, key=lambda each: int(each.rpartition("-v")[2]))
-            known = f" Gymnasium knows {' and '.join(versions)}." if len(versions) > 1 and base != env_id else ""
-            return [f"{path}.id={env_id} is unknown. Did you mean {path}.id={latest}?{known}"]
+        if (newest := known_env_id(env_id)) not in (None, env_id):
+            return [f"{path}.id={env_id} is unknown. Did you mean {path}.id={newest}?"]
         if is_unknown:
             question = f" Did you mean {path}.id={near}?" if near else ""
             advice = f"If a module registers it, name the module too: {path}.id=MODULE:{env_id}"

@@ -40,7 +40,8 @@ _Result = TypeVar("_Result")
 
 def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) -> torch.Tensor:
     """Returns the pickle of `value` as a uint8 tensor, which torch saves and loads with `weights_only=True`. Messages
-    call the value `name`. Raises `NotRestorableError` if the value cannot be pickled; the message names the part.
+    call the value `name`, if not "". Raises `NotRestorableError` if the value cannot be pickled; the message names the
+    part.
 
     Args:
         outside: objects that the value may refer to, but that are not part of its state, such as the policy. `loads`
@@ -51,7 +52,7 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
     try:
         _deeply(lambda: _Pickler(file, outside).write(value))
     except Exception as error:
-        where = ": ".join(filter(None, (f"{name} cannot be saved", _culprit(value, outside), _line(error))))
+        where = ": ".join(filter(None, (name and f"{name} cannot be saved", _culprit(value, outside), _line(error))))
         raise NotRestorableError(where) from error
     # Compressed, because bounds of spaces and models of simulators are mostly zeros.
     return torch.frombuffer(bytearray(zlib.compress(file.getbuffer(), level)), dtype=torch.uint8)
@@ -68,16 +69,16 @@ def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] =
         raise NotRestorableError(f"the saved state of {name} cannot be read: {_line(error)}") from error
 
 
-def reason_not_saved(value: Any, name: str) -> str | None:
+def reason_not_saved(value: Any) -> str | None:
     """Returns why `value` cannot be saved or recreated; None if it can."""
     try:
-        saved = dumps(value, name, level=0)
+        saved = dumps(value, "", level=0)
         _Unpickler(saved, _kept(value, ()), (), loads_kept=False).read()
     except NotRestorableError as error:
         # The `state_dict` of an env that was not reset may raise an error.
         return None if isinstance(error.__cause__, _StateDictError) else str(error)
     except Exception as error:
-        return f"{name} cannot be saved, because it could not be read back: {_line(error)}"
+        return f"what was saved could not be read back: {_line(error)}"
     return None
 
 

@@ -82,7 +82,7 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
 
 
 def _why_no_graph(error: BaseException) -> str:
-    """Returns five lines: the cause, the user's line that raised it, and what to change. torch's own text takes a
+    """Returns four lines: what to change, and the cause with the user's line that raised it. torch's own text takes a
     screen."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -91,11 +91,10 @@ def _why_no_graph(error: BaseException) -> str:
     where = f"in {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "(not raised in your code)"
     return "\n  ".join(
         [
-            f"torch.export cannot make a graph of the policy: {type(error).__name__}: {lines[0]}",
+            "the policy has no graph. Use format=torchscript or state_dict, which accept more policies; or avoid",
+            ".item(), `if` on a tensor, and distributions: return logits.argmax(-1), or pass validate_args=False.",
+            f"torch.export raised {type(error).__name__}: {lines[0]}",
             where,
-            "A graph cannot depend on the values of tensors. Avoid .item() and `if` on a tensor. Avoid distributions",
-            "too, which check their arguments: return logits.argmax(-1), or pass validate_args=False.",
-            "Or use format=torchscript or format=state_dict, which accept more policies.",
         ]
     )
 

@@ -170,6 +170,7 @@ _MESSAGES = {
     "held one. Keep clones of what it needs, and drop batches before a fork.",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
+    "observations_outside": "{message}",
     "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "
     "parameter env_index, and use it in the path.",
     "peer_refused": "refused a connection from {address}: {reason}",

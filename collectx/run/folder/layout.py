@@ -325,6 +325,8 @@ def folder_errors(
         yield
     except OSError as error:
         why = error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
+        if isinstance(error, FileExistsError):
+            why = "a file has this name"
         raise ConfigError(f"cannot create the {what} {path}: {why}. Choose another folder with {option}.") from error
 
 

@@ -135,13 +135,14 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     now = _comparable(cfg, saved)
     found = _fixed(saved, _back(saved, now, cfg.run.moved))
     is_moved = not cfg.run.moved and _fixed(saved, _back(saved, now, True)) != found
-    advice = "Leave it out, or start a new run in another folder."
+    what = "it" if len(found) == 1 else "what changes them"
+    advice = f"Leave out {what}, or start a new run in another folder."
     if is_moved:
         advice = (
             "If only the place of your data is another, add --moved (in `collectx run`: run.moved=true). Otherwise, "
             f"{advice[0].lower()}{advice[1:]}"
         )
-    return [f"{text} cannot change when you resume {run_folder.path}. {advice}" for text in found]
+    return [f"{' and '.join(found)} cannot change when you resume {run_folder.path}. {advice}"] if found else []
 
 
 def _fixed(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

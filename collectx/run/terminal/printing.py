@@ -12,14 +12,14 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.run import OF_EVALUATION
-from collectx.errors import DamagedFileError, printable
+from collectx.errors import ConfigError, DamagedFileError, printable
 from collectx.progress import erase
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Status
@@ -52,9 +52,39 @@ def error(text: str) -> None:
     print_message(f"collectx: {text}", "bold red")
 
 
+# The notes that wait for the start of a run; None: notes are printed at once.
+_waiting: list[str] | None = None
+
+
 def note(text: str) -> None:
     """Prints a warning, or information that helps the user, to standard error."""
-    print_message(f"note: {text}", "yellow")
+    if _waiting is None:
+        print_message(f"note: {text}", "yellow")
+    else:
+        _waiting.append(text)
+
+
+@contextmanager
+def notes_wait() -> Iterator[None]:
+    """Keeps the notes of the block until `print_notes`, or its end. A `ConfigError` drops them: they are about a run
+    that does not start."""
+    global _waiting
+    _waiting = []
+    try:
+        yield
+    except ConfigError:
+        _waiting = None
+        raise
+    finally:
+        print_notes()
+
+
+def print_notes() -> None:
+    """Prints the notes that wait; later ones do not."""
+    global _waiting
+    texts, _waiting = _waiting or (), None
+    for text in texts:
+        note(text)
 
 
 def message(text: str) -> None:

@@ -101,6 +101,9 @@ run --cfg nothing
 run --config-dir file
 doctor --json=1
 run -x
+run -seed 3
+sweep seed=0,1
+play finished
 """,
     "compositions": r"""
 plan colector=x env.num_envs=0
@@ -121,6 +124,18 @@ run trainer.gamma=0,99
 run -m trainer.gamma=0,99 seed=-1,1
 run seed=0,10
 run policy=LSTM
+run collector=sync
+run env=minigrid
+run env=pettingzoo
+run hydra/launcher=slurm
+run hydra.launcher.timeout_min=60
+run launcher=slurm launcher.timeout_min=60
+run env.seed=3
+run wandb.project=foo
+run collector.num_workers=0
+run 'seed = 3'
+run seed==3
+run logger=tb
 run seed=${oc.env:NOTHING}
 """,
     "mistakes": r"""
@@ -154,6 +169,10 @@ run --config-dir files experiment=no_override
 run --config-dir files experiment=only_slash
 run --config-dir files experiment=no_group
 run --config-dir files experiment=texts
+run --config-dir files experiment=tab
+run --config-dir files experiment=blank
+run --config-dir files experiment=unknown
+run --config-dir files experiment=unknown trainer.gamma=b
 run env=mine experiment=without
 run --config-dir empty env=mine
 run --config-dir conf experiment=without
@@ -173,6 +192,10 @@ export finished format=pt
 export finished onnx
 eval finished/policy.pt
 logs finished/logs
+eval finished best
+resume nothing policy.hidden_sizes=[64, 64]
+resume nothing seed 3
+run hydra.run.dir=finished collector.min_workers=1
 resume finished/checkpoints/000000002
 resume finished debug=inline
 reproduce finished experiment=without
@@ -204,6 +227,9 @@ def folders(tmp_path, monkeypatch):
         "files/experiment/no_override.yaml": "# @package _global_\ndefaults: [env: pendulum]\n",
         "files/experiment/only_slash.yaml": "# @package _global_\ndefaults: [/env: pendulum]\n",
         "files/experiment/no_group.yaml": "# @package _global_\ndefaults: [override /envv: pendulum]\n",
+        "files/experiment/tab.yaml": "# @package _global_\ntrainer:\n\tgamma: 0.9\n",
+        "files/experiment/blank.yaml": "# @package _global_\ntrainer:\n  gamma:0.9\n  num_epochs: 2\n",
+        "files/experiment/unknown.yaml": "# @package _global_\ncolector: {num_workers: 3}\ntrainer: {gamma: a}\n",
         "files/experiment/texts.yaml": "# @package _global_\ntrainer: ppo\nlogger: csv\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",

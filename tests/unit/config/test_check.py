@@ -127,6 +127,8 @@ WRONG_ARGUMENTS = {
     "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "Did you mean env.wrappers[0].max_episode_steps?",
     "policy=custom policy.target=user_code.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes is not an "
     "argument of ",
+    "env.entry_point=user_code.faulty:FaultyEnv env.id=null env.kwargs.at_step=many": "env.kwargs.at_step=many must be "
+    "an integer, as user_code.faulty:FaultyEnv declares.",
     # What collectx passes itself is not offered.
     "env.wrappers=[{TimeLimit:{steps:1}}]": "TimeLimit. Valid names: max_episode_steps.",
     "trainer=custom trainer.target=user_code.drawing:DrawingTrainer trainer.kwargs.learning=1": "Valid names: stop_at.",
@@ -205,10 +207,19 @@ def test_a_class_as_a_choice_is_answered_with_what_to_type(typed, meant):
     assert list(raised.value.problems) == [f"{typed} is unknown. To use your own: {meant}"]
 
 
-@pytest.mark.parametrize("id", ["Acrobot-v1", "ALE/Pong-v5"])
-def test_an_id_of_gymnasium_as_a_choice_is_answered_with_what_to_type(id):
-    with pytest.raises(ConfigError, match=f"env={id} is unknown.*: env=gym env.id={id}"):
-        compose([f"env={id}"])
+@pytest.mark.parametrize(
+    ("choice", "meant"),
+    [
+        ("Acrobot-v1", "env=gym env.id=Acrobot-v1"),
+        ("lunarlander", "env=gym env.id=LunarLander-v3"),
+        ("mine/Env-v0", "env=gym env.id=mine/Env-v0"),
+        ("mine:Env-v0", "env=gym env.id=mine:Env-v0"),
+        *((each, "env=pong env.id=ALE/Breakout-v5") for each in ("breakout", "ALE/Breakout-v5", "atari/breakout")),
+    ],
+)
+def test_an_id_of_gymnasium_as_a_choice_is_answered_with_what_to_type(choice, meant):
+    with pytest.raises(ConfigError, match=f"env={choice} is unknown.*: {meant}$"):
+        compose([f"env={choice}"])
 
 
 @pytest.mark.sample(5)
@@ -237,7 +248,8 @@ def test_the_arguments_of_what_is_imported(source: str, tmp_path, monkeypatch):
     module = f"sourced{[*SOURCES].index(source)}"
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    assert preflight.parameters(f"{module}:make") == SOURCES[source]
+    found = preflight.parameters(f"{module}:make")
+    assert (found and tuple(found)) == SOURCES[source]
 
 
 def test_no_integer_is_too_large_for_64_bits():

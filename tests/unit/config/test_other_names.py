@@ -24,7 +24,9 @@ UNLIKE = {
 def test_the_table_names_options_that_exist():
     groups, options = Composer().groups, {*known_paths(), "hydra.run.dir", "hydra.verbose"}
     for first, *_ in ROWS:
-        for meant in re.findall(r"`([^`]+)`", first) or re.findall(r"\(\.\./(.+)\)", first):
+        for meant in re.findall(r"`((?:collectx )?[^` ]+)(?: env.id=[^`]+)?`", first) or re.findall(
+            r"\(\.\./(.+)\)", first
+        ):
             path, _, value = meant.partition("=")
             is_choice = value in (*groups.get(path, ()), "NAME") and path in groups
             is_command = meant.split()[0] == "collectx" and meant.split()[1] in SUBCOMMANDS

@@ -227,7 +227,7 @@ def test_the_spec_is_read_of_one_env_where_envs_are_independent(registered):
 def test_an_id_that_is_an_entry_point_is_told_the_option():
     with pytest.raises(ConfigError, match=r"so write env\.entry_point=user_code\.faulty:FaultyEnv\.$"):
         build(replace(gym(1), id="user_code.faulty:FaultyEnv"))
-    with pytest.raises(ConfigError, match=r"`Nothing` doesn't exist\.$"):
+    with pytest.raises(ConfigError, match=r"`Nothing` doesn't exist\."):
         build(replace(gym(1), id="user_code.faulty:Nothing"))
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from configurations import counting, gym, gym_vector
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -17,7 +18,7 @@ from user_code.tensorenv import TensorCountingEnv
 from worlds.masked import MaskedEnv
 
 from collectx.env import read_spec
-from collectx.env.spaces import parts_of
+from collectx.env.spaces import outside, parts_of
 from collectx.user_objects import UserEnvConfig
 
 torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
@@ -208,3 +209,22 @@ def test_a_spec_without_an_example_keeps_a_mask_that_a_reset_returns():
         ("info", "_action_mask"),
     ]
     assert not spec.example_observation
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "said"),
+    [
+        (
+            spaces.Box(-1, 1, (2,)),
+            {"observation": [5.0, 0.0]},
+            "the first observation of the env has values from 0 to",
+        ),
+        (spaces.Box(-1, 1, (2,)), {"observation": [1.0, -1.0]}, ""),
+        (spaces.Dict(a=spaces.Box(0, 9, (2,)), b=spaces.Discrete(2)), {"a": [-1.0, 3.0], "b": 7}, "the first a of the"),
+    ],
+)
+def test_first_observations_outside_of_their_box_are_told(space, seen, said):
+    observations = {(name,): torch.tensor([value]) for name, value in seen.items()}
+    text = outside(space, observations)
+    assert text.startswith(said)
+    assert bool(text) == bool(said)

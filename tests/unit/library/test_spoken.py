@@ -173,7 +173,7 @@ def test_errors_of_a_command_name_options():
 
 
 def test_an_env_that_composes_a_configuration_reads_the_names_of_options():
-    with pytest.raises(ConfigError, match=r"^collector\.num_workers=0 must be at least 1\.$"):
+    with pytest.raises(ConfigError, match=r"^collector\.num_workers=0 must be at least 1\. For no workers, use "):
         _collect(lambda: compose(["collector.num_workers=0"]))
 
 

@@ -209,6 +209,19 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     assert not any(path.exists() for path in announced)
 
 
+@pytest.mark.parametrize(
+    ("train", "note"),
+    [
+        (lambda collection: next(collection)["reward"], 'as in TorchRL: batch["next", "reward"]'),
+        (lambda collection: collection.policy, "policy is an argument of your trainer's constructor"),
+    ],
+)
+def test_what_a_trainer_looks_for_in_the_wrong_place_is_told(cfg, tmp_path, train_with, capsys, train, note):
+    train_with(train)
+    assert execute(cfg, tmp_path, []).status is Status.FAILED
+    assert note in capsys.readouterr().err
+
+
 def stop(*arguments):
     os.kill(os.getpid(), signal.SIGINT)
     raise AssertionError
@@ -317,6 +330,12 @@ def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
     [
         (OSError(28, "No space left"), "OSError", "{checkpoints}: No space left"),
         (KeyError("step"), "KeyError", "KeyError: 'step'"),
+        (
+            TypeError("cannot pickle 'module' object"),
+            "TypeError",
+            "TypeError: cannot pickle 'module' object. Return only tensors and plain data from "
+            "{trainer}.state_dict(), whose result checkpoints contain.",
+        ),
     ],
 )
 def test_a_checkpoint_that_could_not_be_written_is_among_the_failures_once(
@@ -329,7 +348,7 @@ def test_a_checkpoint_that_could_not_be_written_is_among_the_failures_once(
     options = replace(cfg.checkpoint, every_batches=1)
     assert execute(replace(cfg, checkpoint=options), tmp_path, []).status is Status.COMPLETED
     files, saved, _ = read(tmp_path)
-    message = message.format(checkpoints=files.checkpoints)
+    message = message.format(checkpoints=files.checkpoints, trainer="MeterTrainer")
     assert saved["failures"] == [{"type": type_, "message": f"no checkpoint could be written: {message}"}]
     failed = [event for event in files.read_events() if event["event"] == "checkpoint_failed"]
     assert [(event["type"], event["message"]) for event in failed] == [(type_, message)] * 6

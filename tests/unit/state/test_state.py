@@ -222,8 +222,8 @@ def test_the_trial_at_the_start_reads_what_it_has_written_and_changes_nothing():
     env = _Stateful()
     env.reset(seed=0)
     env.load_state_dict = None
-    assert reason_not_saved(env, "env") is None
-    assert "could not be read back: ValueError" in reason_not_saved(_Unreadable(), "env")
+    assert reason_not_saved(env) is None
+    assert "could not be read back: ValueError" in reason_not_saved(_Unreadable())
 
 
 def test_deeply_nested_attributes_are_saved():

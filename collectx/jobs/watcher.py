@@ -78,6 +78,9 @@ class Watcher:
         cancel: ends jobs without a checkpoint.
         may_leave: whether the jobs may outlive this process.
         is_owner: whether this command started the jobs, so Ctrl-C may end them.
+        begun: returns the runs that have begun since the last call.
+        awaits: whether further runs will begin. It is asked when all runs have ended, and five seconds after that
+            the watcher stops waiting for them.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class Watcher:
         cancel: Callable[[Sequence[str]], None] = commands.cancel,
         may_leave: bool = True,
         is_owner: bool = True,
+        begun: Callable[[], Sequence[tuple[NamedRun, str | None]]] = tuple,
+        awaits: Callable[[], bool] = bool,
     ):
         self.is_detached = False
         self._runs = [WatchedRun(run, job) for run, job in runs]
@@ -97,6 +102,8 @@ class Watcher:
         self._grace_s = max(run.grace_s for run, _ in runs)
         self._may_leave = may_leave
         self._is_owner = is_owner
+        self._begun, self._awaits = begun, awaits
+        self._idle_s: float | None = None
         self._interrupted_s: float | None = None
         self._is_cancelled = False
         self._next_query_s = 0.0
@@ -105,9 +112,9 @@ class Watcher:
         self._damaged: list[WatchedRun] = []
 
     def watch(self) -> list[Outcome]:
-        """Blocks until all runs have ended, or the user leaves. Shows the runs meanwhile, and their failures at the
-        end. Call it within `sigterm_raises` if the runs are to end with this process."""
-        while self._unfinished():
+        """Blocks until all runs have ended and no other begins, or the user leaves. Shows the runs meanwhile, and their
+        failures at the end. Call it within `sigterm_raises` if the runs are to end with this process."""
+        while self._goes_on():
             try:
                 self._watch()
             except Terminated:
@@ -139,9 +146,18 @@ class Watcher:
     def _unfinished(self) -> list[WatchedRun]:
         return [run for run in self._runs if not run.status.has_ended]
 
+    def _goes_on(self) -> bool:
+        """Whether a run has not ended, or one may begin: between two points of a sweep, none runs."""
+        if self._unfinished():
+            self._idle_s = None
+            return True
+        if self._idle_s is None and self._awaits():
+            self._idle_s = time.monotonic()
+        return self._idle_s is not None and time.monotonic() < self._idle_s + _SETTLE_S
+
     def _watch(self) -> None:
         with RunsDisplay(self._runs, self._foot()) as display:
-            while self._unfinished():
+            while self._goes_on():
                 self._update(display)
                 self._limit_end()
                 time.sleep(REFRESH_S)
@@ -176,7 +192,7 @@ class Watcher:
                 run.result_ns = time_ns
             self._query(display, now_s)
             waited_s = now_s - max(run.since_s for run in self._runs)
-            is_ending = any(run.ended_s is not None for run in self._unfinished())
+            is_ending = self._idle_s is not None or any(run.ended_s is not None for run in self._unfinished())
             pause_s = _MIN_QUERY_S if is_ending else min(_MAX_QUERY_S, max(_MIN_QUERY_S, waited_s / 10))
             self._next_query_s = time.monotonic() + pause_s
         display.draw()
@@ -189,6 +205,7 @@ class Watcher:
                     show(text, event.get("worker"))
 
     def _query(self, display: RunsDisplay, now_s: float) -> None:
+        self._runs += [WatchedRun(run, job) for run, job in self._begun()]
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:

@@ -1,5 +1,6 @@
 """`collectx cancel`, `watch` and `logs` as typed, on runs that are starting and on folders of another version."""
 
+import re
 import subprocess
 from contextlib import ExitStack
 
@@ -37,10 +38,32 @@ def test_runs_that_start_and_runs_of_another_version_are_cancelled_with_the_othe
         first, *ended = cancelled.stdout.splitlines()
         assert first == "1 of 3 runs has already ended."
         assert sorted(ended) == [f"{run}: interrupted: interrupted by SIGTERM" for run in (other, starting)]
-        assert cancelled.stderr == ""
+        # A slow start says that it imports packages.
+        assert [line for line in cancelled.stderr.splitlines() if not line.startswith("collectx: starting")] == []
         for folder, process in zip((other, starting), runs, strict=True):
             assert process.wait(200) == 130
             assert result(folder)["exit_reason"] == "interrupted by SIGTERM"
         said, error = watch.communicate(timeout=200)
         assert watch.returncode == 130, said + error
         assert "cannot be read" not in error
+
+
+def test_a_sweep_is_watched_from_its_first_point_to_its_last(tmp_path, wait_until):
+    """Also if it is interrupted: points that never begin are waited for as long as another could begin."""
+    words = ["debug=tiny", "trainer=meter", "run.max_batches=3", "hydra.sweep.dir=sweep"]
+    process = start("run", "-m", *words, "seed=0,1,2", cwd=tmp_path)
+    try:
+        wait_until(lambda: (tmp_path / "sweep" / "seed=0" / "snapshot").exists(), 200, "the first point")
+        watched = collectx("watch", "sweep", cwd=tmp_path).stdout
+        assert process.wait(200) == 0
+    finally:
+        process.kill()
+    rows = [line.split()[:2] for line in watched.splitlines() if line.startswith("seed=")]
+    assert rows == [[f"seed={seed}", "completed"] for seed in range(3)]
+    with open(tmp_path / "sweep" / "multirun.yaml", "r+") as file:
+        text = file.read()
+        assert "seed=0,1,2" in text
+        file.seek(0)
+        file.write(text.replace("seed=0,1,2", "seed=0,1,2,3"))
+    watched = collectx("watch", "sweep", cwd=tmp_path).stdout
+    assert re.search(r"^seed=3 +not started", watched, re.M), watched

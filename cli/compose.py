@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
 from hydra import initialize_config_module
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -111,20 +111,26 @@ class Composer:
             raise ConfigError(
                 f"--config-dir {config_dir} names the group {inner}. Name the folder above it: --config-dir {above}"
             )
+        group, _, choice = config_name.partition("/")
+        if choice and group in (*GROUPS, *_PRESETS):
+            raise ConfigError(f"--config-name {config_name} names a choice. Write {group}={choice} in its place.")
         self.config_dir = config_dir
         self.config_name = config_name
         with _separate_hydra():
             plugins.register(config_dir)
             with initialize_config_module("collectx.conf", job_name="collectx", **plugins.VERSION_BASE):
                 self._hydra: Any = GlobalHydra.instance().hydra
-                self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
+                loader: Any = GlobalHydra.instance().config_loader()
+        # Also for Hydra's launchers, which compose the points of a sweep with it.
+        loader.load_configuration = partial(_load, loader)
+        self._loader = loader
         # A cache by the choices of the groups: the points of a sweep usually choose the same files.
-        self._base_60: dict[str, list[str]] = {}
+        self._of_files: dict[str, list[str]] = {}
         self.groups = self.choices(())
 
     def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
         """Returns the choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
-        loader: Any = self._loader
+        loader = self._loader
         sources = loader.get_sources()
 
         def options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
@@ -153,9 +159,12 @@ class Composer:
         sweep, for the overrides of one of its points. It keeps the sweep's time, and its overrides of Hydra's part.
         Raises `ConfigError` if Hydra could not compose it."""
         with config_errors(yaml.YAMLError, ValueError, overrides=overrides, config_name=self.config_name):
+            node: DictConfig
             if master is not None:
-                return self._loader.load_sweep_config(master, list(overrides))
-            return self._loader.load_configuration(self.config_name, list(overrides), mode)
+                node = self._loader.load_sweep_config(master, list(overrides))
+            else:
+                node = self._loader.load_configuration(self.config_name, list(overrides), mode)
+            return node
 
     def run(self, node: DictConfig, folder: str, task: Callable[[DictConfig], Any]) -> None:
         """Lets Hydra run the task with a composed configuration: `hydra.callbacks`, logging, the folder with `.hydra`,
@@ -197,29 +206,52 @@ class Composer:
             problem = f"{self.config_name}.yaml selects no env, policy or trainer. Add the line '{BASED}' to it."
             return Composed(node, incomplete(RunConfig), [problem])
         composed = examine(node, broken)
-        return dataclasses.replace(composed, problems=[*composed.problems, *self._base_60_problems(node.hydra)])
+        return dataclasses.replace(composed, problems=[*composed.problems, *self._file_problems(node.hydra)])
 
-    def _base_60_problems(self, hydra: DictConfig) -> list[str]:
-        """Returns a message for each number such as 12:00:00 in the user's files: YAML 1.1 reads it as 43200, which no
-        longer looks like a time."""
+    def _file_problems(self, hydra: DictConfig) -> list[str]:
+        """Returns messages about what Hydra reads in the user's files in another way than it is written."""
         folders = [Path(each.path) for each in hydra.runtime.config_sources if each.schema == "file"]
         key = str(hydra.runtime.choices)
-        if not folders or key in self._base_60:
-            return self._base_60.get(key, [])
-        words = [str(word) for word in (*hydra.overrides.hydra, *hydra.overrides.task)]
+        if not folders or key in self._of_files:
+            return self._of_files.get(key, [])
+        overridden: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
+        words = [str(word) for each in overridden.values() for word in each]
         with config_errors(yaml.YAMLError, ValueError):
             files = self._loader.compute_defaults_list(self.config_name, words, RunMode.RUN).defaults
         paths = dict.fromkeys(folder / f"{each.config_path}.yaml" for each in files for folder in folders)
-        problems = [
-            f"{path}, line {event.start_mark.line + 1 if event.start_mark else 0}: YAML reads {event.value} as the "
-            f"number {yaml.safe_load(event.value)} (base 60). If it is a time or a text, put it in quotes: "
-            f"'{event.value}'."
-            for path in paths
-            if path.is_file()
-            for event in yaml.parse(path.read_text("utf-8"), yaml.SafeLoader)
-            if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _BASE_60.fullmatch(event.value)
-        ]
-        return self._base_60.setdefault(key, problems)
+        problems = [text for path in paths if path.is_file() for text in _misread(path)]
+        return self._of_files.setdefault(key, problems)
+
+
+def _load(loader: Any, *arguments: Any, **options: Any) -> DictConfig:
+    """Composes with Hydra's loader. Names in `hydra.job.override_dirname` are those that were typed: `_forced` of
+    `collectx.cli.overrides` puts `++` before them."""
+    node: DictConfig = type(loader).load_configuration(loader, *arguments, **options)
+    between = re.escape(node.hydra.job.config.override_dirname.item_sep)
+    name = as_written(node, "hydra.job.override_dirname")
+    with read_write(node.hydra), open_dict(node.hydra):
+        node.hydra.job.override_dirname = re.sub(rf"(^|{between})\+\+", r"\1", name)
+    return node
+
+
+def _misread(path: Path) -> Iterator[str]:
+    """Yields a message for each number such as 12:00:00 in a file, which YAML 1.1 reads as 43200, and about a defaults
+    list that overrides a group twice, or that puts the base of a choice behind the choice itself."""
+    text = path.read_text("utf-8")
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _BASE_60.fullmatch(event.value):
+            yield (
+                f"{path}, line {event.start_mark.line + 1 if event.start_mark else 0}: YAML reads {event.value} as the "
+                f"number {yaml.safe_load(event.value)} (base 60). If it is a time or a text, put it in quotes: "
+                f"'{event.value}'."
+            )
+    content = yaml.safe_load(text)
+    defaults = (content.get("defaults") if isinstance(content, dict) else None) or []
+    if path.parent.name in GROUPS and "_self_" in defaults[:-1]:
+        yield f"{path} puts `_self_` before other defaults, whose values then replace its own. Put `_self_` last."
+    keys = [key for each in defaults if isinstance(each, dict) for key in each if key.startswith("override ")]
+    for key in dict.fromkeys(key for key in keys if keys.count(key) > 1):
+        yield f"{path} contains `{key}` {keys.count(key)} times, and Hydra uses the first. Leave one."
 
 
 @contextmanager
@@ -312,7 +344,7 @@ def _explained(error: BaseException, overrides: Sequence[str], config_name: str)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
         if group.startswith(_PRESET_FOLDERS) and (inner := group.rpartition("/")[2]) in _SELECTED:
             return _within(file[1], inner, name)
-        return f"{source}{no_such_choice(group, name, error.options or ())}"
+        return f"{source}{no_such_choice(group, name, error.options or [*KINDS.get(group, ())])}"
     if isinstance(cause, OmegaConfBaseException):
         # The key that OmegaConf could not set, unless a file sets it.
         key = str(cause.full_key)
@@ -422,6 +454,8 @@ def _text(problem: Problem, hydra: DictConfig) -> str:
     if group in _PRESETS and choice is not None and isinstance(problem, Unknown):
         return _not_global(group, choice)
     is_typed = any(word.lstrip("+").startswith(problem.path) for word in overrides_of(hydra))
+    if isinstance(problem, Unknown) and problem.path.rpartition(".")[2].isdigit() and not is_typed:
+        text = f"{problem.path}: a comma in braces ends a value, so a number is a key. Write 1_024, not 1,024."
     if not is_typed and (file := _file_with(problem.path, hydra)):
         if problem.path in _SELECTED and isinstance(problem.value, str):
             return f"{file} sets {problem.path} to the text '{problem.value}'. {_select(problem.path, problem.value)}"

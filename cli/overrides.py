@@ -4,6 +4,7 @@ are checked after the composition.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -155,6 +156,8 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         if meant := [each for each in meant if each.startswith(("To write ", key)) or "=" in each]:
             names = f"Valid names: {', '.join(options)}. " if meant[-1].startswith("To write ") else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
+        if other := next(Path().glob(f"*/{key}/{glob.escape(choice)}.yml"), None):
+            return f"{key}={choice} is unknown, because {other} has another ending. Rename it to {choice}.yaml."
         advice = did_you_mean(choice, options, f"{key}=", more)
         if key == "env" and "Did you mean" not in advice:
             advice += " For an env of another package, set env.id: see docs/reference/ecosystem.md."

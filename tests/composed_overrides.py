@@ -106,7 +106,7 @@ def remember_compositions(patch: pytest.MonkeyPatch) -> None:
             [word.input_line for word in words if word.is_hydra_override() == is_hydras] for is_hydras in (True, False)
         )
         node.hydra.overrides.hydra, node.hydra.overrides.task = hydras, tasks
-        node.hydra.job.override_dirname = ",".join(sorted(tasks))
+        node.hydra.job.override_dirname = ",".join(sorted(task.removeprefix("++") for task in tasks))
         node.hydra.runtime.cwd = os.getcwd()
         return node
 

@@ -173,6 +173,13 @@ run --config-dir files experiment=tab
 run --config-dir files experiment=blank
 run --config-dir files experiment=unknown
 run --config-dir files experiment=unknown trainer.gamma=b
+run --config-dir files experiment=twice
+run --config-dir files experiment=comma
+run --config-dir files env=first
+run --config-dir files env=base
+run --config-dir files env=ending
+run --config-dir files env=good env.kwargs.size=${nothing}
+run --config-dir files --config-name experiment/twice debug=tiny
 run env=mine experiment=without
 run --config-dir empty env=mine
 run --config-dir conf experiment=without
@@ -230,6 +237,14 @@ def folders(tmp_path, monkeypatch):
         "files/experiment/tab.yaml": "# @package _global_\ntrainer:\n\tgamma: 0.9\n",
         "files/experiment/blank.yaml": "# @package _global_\ntrainer:\n  gamma:0.9\n  num_epochs: 2\n",
         "files/experiment/unknown.yaml": "# @package _global_\ncolector: {num_workers: 3}\ntrainer: {gamma: a}\n",
+        "files/experiment/twice.yaml": (
+            "# @package _global_\ndefaults: [override /env: pong, override /trainer: meter, override /env: cartpole]\n"
+        ),
+        "files/experiment/comma.yaml": "# @package _global_\ncollector: {frames_per_batch: 1,024}\n",
+        "files/env/first.yaml": "defaults: [_self_, gym]\nentry_point: a:B\n",
+        "files/env/base.yaml": "defaults: [gymm, _self_]\nid: CartPole-v1\n",
+        "files/env/ending.yml": "defaults: [gym, _self_]\nid: CartPole-v1\n",
+        "files/env/good.yaml": "defaults: [gym, _self_]\nid: CartPole-v1\n",
         "files/experiment/texts.yaml": "# @package _global_\ntrainer: ppo\nlogger: csv\n",
         "finished/snapshot/config.yaml": "seed: 0\n",
         "finished/snapshot/meta.json": "{}",

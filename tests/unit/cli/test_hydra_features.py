@@ -95,7 +95,7 @@ RUNS = [
     ("debug=null experiment=null", SEED, [0]),
     ("~debug", SEED, [0]),
     ("hydra.run.dir=here/${seed}", _folder, ["here/0"]),
-    ("hydra.run.dir=${hydra.job.override_dirname} seed=2", _folder, ["++seed=2"]),
+    ("hydra.run.dir=${hydra.job.override_dirname} seed=2", _folder, ["seed=2"]),
     ("hydra.run.dir=here hydra.output_subdir=null", lambda cfg, folder: (folder / ".hydra").exists(), [False]),
     (
         "hydra.run.dir=here hydra.output_subdir=.mine",

@@ -301,6 +301,7 @@ _PLUGINS = {
 # What to do about an error of YAML's parser, by a part of its text.
 _YAML_ADVICE = {
     "'\\t'": "Indent with spaces, not with tabs.",
+    "but got '{'": "Put a value with ${...} in quotes.",
     "mapping values are not": "Here or in the line before, a colon needs a blank after it, or its value needs quotes.",
 }
 # What to write with `hydra/sweeper=halving` for options of Optuna's sweeper.

@@ -7,6 +7,7 @@ traceback as a note (`RemoteFailure`).
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import pickle
@@ -28,7 +29,12 @@ def text_of(error: BaseException) -> str:
     `error.__str__` does."""
     try:
         is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
-        return _shorten(str(error.args[0] if is_sentence else error), _MAX_TEXT)
+        text = str(error.args[0] if is_sentence else error)
+        if isinstance(error, AttributeError) and text.endswith(f"no attribute '{error.name}'"):
+            with contextlib.suppress(Exception):  # the user's object may not say what it has
+                (near,) = difflib.get_close_matches(error.name, dir(error.obj), n=1, cutoff=0.8)
+                text += f". Did you mean '{near}'?"  # as Python's own traceback says
+        return _shorten(text, _MAX_TEXT)
     except Exception as refusal:
         return f"(no text: str() raised {type(refusal).__name__})"
 

@@ -91,8 +91,9 @@ class EnvNumbers:
         return {**self.named_by(target), **arguments_of(target, self.filled(dict(kwargs)), where)}
 
     @contextmanager
-    def explained(self, made_by: object) -> Iterator[None]:
-        """Adds a note to an error of the block, which makes the env: the numbers, and the name of `made_by`."""
+    def explained(self, made_by: object, kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Adds a note to an error of the block, which makes the env: the numbers, the name of `made_by`, and `kwargs`,
+        the arguments that the configuration gives it."""
         try:
             yield
         except CollectxError:
@@ -103,7 +104,8 @@ class EnvNumbers:
             while isinstance(made_by, partial):
                 made_by = made_by.func
             name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
-            error.add_note(f"raised while {name}() was making {which}")
+            given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+            error.add_note(f"raised while {name}({given[:100]}) was making {which}")
             if "HydraConfig" in str(error):
                 error.add_note(_NO_HYDRA)
             raise

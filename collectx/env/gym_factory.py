@@ -43,7 +43,7 @@ def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers]
     make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, source)
 
     def make_one(numbers: EnvNumbers) -> gymnasium.Env:
-        with numbers.explained(made_by):
+        with numbers.explained(made_by, kwargs):
             env = call_with_tuples(make, **numbers.arguments(made_by, kwargs))
             _check_env(env, cfg)
             for wrap in wrappers:

@@ -380,7 +380,7 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
     """Returns the vector env that one call makes. The call may take the env numbers of the first env."""
     entry_point = resolve_source(cfg)
     show_once()
-    with numbers.explained(entry_point or constructor(cfg)):
+    with numbers.explained(entry_point or constructor(cfg), cfg.kwargs):
         if entry_point is not None:
             arguments = numbers.arguments(entry_point, cfg.kwargs)
             made = call_with_tuples(entry_point, num_envs=cfg.num_envs, **arguments)

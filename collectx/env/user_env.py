@@ -117,7 +117,7 @@ def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]
 
 
 def _create(cfg: UserEnvConfig, numbers: EnvNumbers) -> Any:
-    with numbers.explained(cfg.create):
+    with numbers.explained(cfg.create, cfg.kwargs):
         return cfg.create(**{**numbers.named_by(cfg.create), **cfg.kwargs})
 
 

@@ -3,6 +3,7 @@
 import json
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 from user_code.faulty import BrokenLever, Wordless
@@ -126,6 +127,13 @@ def test_one_without_words_travels_and_none_ends_the_trainer_silently(error, kin
 def test_the_summary_of_an_error_without_words_names_its_type():
     assert summary_of(Wordless()) == "Wordless: (no text: str() raised RuntimeError)"
     assert summary_of(KeyError("x")) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(("name", "end"), [("pubish", ". Did you mean 'publish'?"), ("collect", "")])
+def test_the_summary_of_a_missing_attribute_names_one_with_a_similar_name(name, end):
+    with pytest.raises(AttributeError) as raised:
+        getattr(SimpleNamespace(publish=1), name)
+    assert summary_of(raised.value) == f"AttributeError: 'types.SimpleNamespace' object has no attribute '{name}'{end}"
 
 
 @pytest.mark.parametrize(

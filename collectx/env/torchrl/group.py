@@ -66,7 +66,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
     show_once()
 
     def make_one(e: int) -> Any:
-        with numbers.of(e).explained(make):
+        with numbers.of(e).explained(make, cfg.kwargs):
             return call(make, numbers.of(e).arguments(make, cfg.kwargs), "env.kwargs")
 
     env = make_one(0)

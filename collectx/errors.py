@@ -32,7 +32,7 @@ def text_of(error: BaseException) -> str:
         text = str(error.args[0] if is_sentence else error)
         if isinstance(error, AttributeError) and text.endswith(f"no attribute '{error.name}'"):
             with contextlib.suppress(Exception):  # the user's object may not say what it has
-                (near,) = difflib.get_close_matches(error.name, dir(error.obj), n=1, cutoff=0.8)
+                (near,) = difflib.get_close_matches(str(error.name), dir(error.obj), n=1, cutoff=0.8)
                 text += f". Did you mean '{near}'?"  # as Python's own traceback says
         return _shorten(text, _MAX_TEXT)
     except Exception as refusal:

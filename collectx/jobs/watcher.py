@@ -52,6 +52,8 @@ _MIN_QUERY_S = 1.0
 _MAX_QUERY_S = 10.0
 # How long after a job's end its result may take to appear on this host, and SLURM to report its state.
 _SETTLE_S = 5.0
+# The columns of a run's curve in a table.
+_MIN_CURVE, _MAX_CURVE = 6, 16
 # How long SLURM may take to end cancelled jobs, or interrupted ones after their grace time: its KillWait is 30 s.
 _CANCEL_S = 90.0
 
@@ -471,6 +473,7 @@ class RunsDisplay:
 
     def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()
+        jobs = ["job"] * any(run.job for run in self._runs)
         for run in self._runs:
             state = str(run.status.status)
             if run.status.status is Status.QUEUED and run.status.detail:
@@ -478,6 +481,11 @@ class RunsDisplay:
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
             rate = None if run.status.has_ended else run.window.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
-            rows.append((run.name, run.job or "", state, elapsed, *numbers, sparkline(run.statistics.curve)))
-        head = ("point", "job", "state", "for", "frames", "frames/s", "return", "")
-        return table(rows, head, 3, box=None, header_style="dim")
+            rows.append((run.name, *[run.job or ""] * len(jobs), state, elapsed, *numbers))
+        head = ["point", *jobs, "state", "for", "frames", "frames/s", "return"]
+        # A curve takes no room from the names.
+        width = self._console.width - sum(max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)) - 2
+        if width >= _MIN_CURVE:
+            curves = [sparkline(run.statistics.curve, min(width, _MAX_CURVE)) for run in self._runs]
+            rows, head = [(*row, curve) for row, curve in zip(rows, curves, strict=True)], [*head, ""]
+        return table(rows, head, 2 + len(jobs), box=None, header_style="dim")

@@ -86,8 +86,8 @@ def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tup
     return list(zip(ends[1:].tolist(), (np.diff(np.interp(ends, times, frames)) / passed).tolist(), strict=True))
 
 
-def sparkline(curve: Sequence[tuple[float, int, float]], width: int = 16) -> str:
-    """Returns the mean return over the frames as a line of blocks; empty before there is a curve."""
+def sparkline(curve: Sequence[tuple[float, int, float]], width: int) -> str:
+    """Returns the mean return over the frames as a line of `width` blocks; empty before there is a curve."""
     points = [(frames, value) for _, frames, value in curve if value == value]
     if len(points) < 2:
         return ""

@@ -296,9 +296,10 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **
     from rich.text import Text
 
     rows = [*rows]
-    # With the space between two columns.
-    widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
-    if (room := shutil.get_terminal_size().columns - sum(widths[1:]) - 3) < widths[0] - 3:
+    # The space between two columns, and around the table: without a box it is narrower.
+    gap, around = (3, 3) if style.get("box", True) else (2, 2)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    if (room := shutil.get_terminal_size().columns - sum(width + gap for width in widths[1:]) - around) < widths[0]:
         rows = [("\n".join(_lines(re.split("(?<=[,/ ])", name), room)), *others) for name, *others in rows]
     made = Table(**style)
     for index, title in enumerate(head):

@@ -80,7 +80,7 @@ def test_charts_and_sparklines(expected):
 def test_a_sparkline_rises_with_its_curve():
     line = sparkline(RISING, 8)
     assert line == "▁▂▃▄▅▆▇█"
-    assert sparkline([(0.0, 1, float("nan")), (1.0, 2, 1.0)]) == ""
+    assert sparkline([(0.0, 1, float("nan")), (1.0, 2, 1.0)], 8) == ""
 
 
 @pytest.mark.parametrize(("height", "has_curves"), [(30, True), (12, False)])

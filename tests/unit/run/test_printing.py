@@ -44,6 +44,7 @@ def test_messages_are_printed_as_they_are(monkeypatch, capsys, is_terminal):
 def test_a_terminal_breaks_long_lines_between_words_but_not_within_commands_and_paths(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "24")  # else rich takes a dumb terminal for 80 columns wide
     command = "collectx resume /a/long/folder collector.total_frames=N"
     text = f"  - 100 frames are no multiple of env.num_envs=8, so use 96.\nTo go on: {command}\n{50 * 'long'} path"
     printing.note(text)

@@ -29,6 +29,11 @@ def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None
             np.random.set_state(numpy_state)
 
 
+def drawn_seed() -> int:
+    """Draws a seed from torch's global generator, as a DataLoader does."""
+    return int(torch.randint(2**61, (), device="cpu"))
+
+
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """Inside the block torch computes with one thread, as results of linear algebra (the QR decomposition of an

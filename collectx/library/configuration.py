@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import torch
-
 from collectx.collector.batch_info import part_shape
 from collectx.config import other_names
 from collectx.config.check import check_option, members, out_of_range
@@ -35,6 +33,7 @@ from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, Re
 from collectx.library.overrides import kind_of_class
 from collectx.library.slurm import slurm_resources
 from collectx.library.values import exploration_name
+from collectx.random_state import drawn_seed
 from collectx.worker.spec import ConfigOverrides
 
 
@@ -70,13 +69,8 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
         inference=_group("inference", keywords.inference, options),
         devices=DevicesConfig(**options["devices"]),
         trainer=_group("trainer", "meter", {}),
-        seed=_drawn_seed() if keywords.seed is None else keywords.seed,
+        seed=drawn_seed() if keywords.seed is None else keywords.seed,
     )
-
-
-def _drawn_seed() -> int:
-    """Draws a seed from torch's global generator, as a DataLoader does."""
-    return int(torch.randint(2**61, (), device="cpu"))
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:

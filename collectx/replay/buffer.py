@@ -49,7 +49,7 @@ class ReplayBuffer:
 
     Args:
         capacity: maximum number of frames. New frames overwrite the oldest.
-        sampler: how `sample` chooses frames; None: uniformly. Do not share a sampler between buffers.
+        sampler: how `sample` chooses frames; None: `UniformSampler()`. Do not share a sampler between buffers.
         batch_size: default of the argument of `sample`.
         scratch_dir: an existing folder in which a memory-mapped file stores the frames, if they do not fit in memory.
             None: they are in memory.

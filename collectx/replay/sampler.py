@@ -12,6 +12,7 @@ import numpy as np
 
 from collectx.batch import TRAJ_IDS, Key, Leaf
 from collectx.errors import ConfigError, ShapeError
+from collectx.random_state import drawn_seed
 from collectx.replay.ring import Ring
 
 
@@ -27,11 +28,12 @@ class Sampler:
         random: the generator of this process.
 
     Args:
-        seed: seed of the generator; None: a random one.
+        seed: seed of the generator. None: a number that the constructor draws from torch's global generator, so a
+            script is repeatable after `torch.manual_seed`.
     """
 
     def __init__(self, seed: int | None = None):
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(drawn_seed() if seed is None else seed)
 
     def __getstate__(self) -> dict[str, Any]:
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}

@@ -15,7 +15,7 @@ from collectx.config.derived import resolve_devices
 from collectx.config.problem import Conflict, Problem, opt, use
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.run import RunConfig
-from collectx.config.schema.trainer import LearningTrainerConfig
+from collectx.config.schema.trainer import ImpalaTrainerConfig, LearningTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
@@ -39,8 +39,19 @@ def check(cfg: RunConfig, spec: EnvSpec, has_interruptor: bool = False) -> None:
 
 
 def check_slots(cfg: RunConfig, spec: EnvSpec, actor: Actor, slots: SlotSpec) -> None:
-    """Raises `ConfigError` if the policy's state cannot be kept beside the env's tensors, or if the slots do not fit in
-    this machine's memory; over a network, the trainer receives as many bytes."""
+    """Raises `ConfigError` if the policy does not write what the trainer needs, if its state cannot be kept beside the
+    env's tensors, or if the slots do not fit in this machine's memory; over a network, the trainer receives as many
+    bytes."""
+    outputs = [".".join(leaf.key) for leaf in actor.leaves]
+    learns = isinstance(cfg.trainer, PpoTrainerConfig | ImpalaTrainerConfig) and actor.module is not None
+    if learns and "action_log_prob" not in outputs:
+        advice = ": see the page 'Your policy'."
+        if cfg.collector.exploration_type != "random":
+            advice = f", or use {opt('collector.exploration_type=random')}, if it does so when it samples."
+        raise ConfigError(
+            f"trainer={cfg.trainer.kind} needs action_log_prob, but the policy {type(actor.module).__name__} writes "
+            f"only {' and '.join(outputs)}. Let it write the log-probability of its action too{advice}"
+        )
     if spec.device is not None:
         if actor.states:
             raise ConfigError(

@@ -47,7 +47,7 @@ from collectx.run.words import END
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
-    from collectx.env.base import Env
+    from collectx.env.base import Env, EnvSpec
     from collectx.loggers import Logger
     from collectx.place.launcher import Launcher
     from collectx.run.batches import RunBatches
@@ -164,6 +164,7 @@ class _Execution:
         self._run_folder, self._record, self._signals = run.folder, run.record, run.signals
         self._point = point
         self._trainer: Trainer
+        self._spec: EnvSpec
         self._policy: Any = None
         self._close_note: threading.Timer | None = None
         self._make_loggers: dict[str, Callable[[], Logger]] = {}
@@ -261,6 +262,7 @@ class _Execution:
             if has_videos:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
         self._context.stage = display.STARTING
+        self._spec = spec
         if spec.outside:
             self._context.add_event("observations_outside", message=spec.outside)
         if spec.normalizers:
@@ -405,11 +407,20 @@ class _Execution:
                 error.add_note(f"{error.name} is an argument of your trainer's constructor")
             raise
         except KeyError as error:
-            if found := re.match(r"key \"(\w+)\" not found in TensorDict with keys .*'next'", str(error.args[0])):
-                error.add_note(f'what a step returns is below "next", as in TorchRL: batch["next", "{found[1]}"]')
+            if found := re.match(r'key "(\w+)" not found in TensorDict with keys', str(error.args[0])):
+                self._explain(error, found[1])
             raise
         minutes = self._cfg.run.max_minutes
         return f"{minutes:g} minutes passed (run.max_minutes={minutes:g})" if collection.is_late else reason
+
+    def _explain(self, error: KeyError, key: str) -> None:
+        """Adds a note to the error of a trainer that looked for `key` in a batch, if another key was meant."""
+        observed = [leaf.key for leaf in self._spec.observation]
+        if any(leaf.key[0] == key for leaf in self._spec.next_only_leaves):
+            error.add_note(f'what a step returns is below "next", as in TorchRL: batch["next", "{key}"]')
+        elif key == "observation" and (key,) not in observed:
+            parts = " and ".join(f"batch{[*path]}" for path in observed)
+            error.add_note(f"the env's observation has these parts: {parts}")
 
     def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:
         reasons = collector.load(point.collector, self._cfg.seed)

@@ -22,7 +22,6 @@ from torch import nn
 from collectx.batch import TRAJ_IDS, Key, as_key
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError
 from collectx.policy.fast_call import hooked
 from collectx.policy.heads import HeadGradient
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
@@ -399,11 +398,6 @@ class Transitions:
             value = batch.get(key)
             return value.reshape(-1, size[-1], *value.shape[len(size) :]).to(device, non_blocking=True)
 
-        if batch.get("action_log_prob", None) is None:
-            raise ConfigError(
-                "the trainer needs action_log_prob, but the batches do not contain it, because only sampled actions "
-                "have one. Use collector.exploration_type=random."
-            )
         return cls(
             observation=[get(*key) for key in observation_keys],
             next_observation=[get("next", *key) for key in observation_keys],

@@ -1,4 +1,5 @@
-"""Built-in trainers with a user's policy over several observations: actor, critic and trainer agree on their order."""
+"""Trainers and a user's policy over several observations: actor, critic and trainer agree on their order, and an error
+names the observations."""
 
 import json
 import subprocess
@@ -81,3 +82,38 @@ def test_a_key_that_no_batch_has_is_named(tmp_path):
     done = forked("run", *RUN, *PPO, "policy.kwargs.keys=[heat,goals]", "hydra.run.dir=run", cwd=tmp_path, status=1)
     assert "the policy's observation_keys name goals, but" in done.stderr
     assert "goal, heat" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ([], "too: see the page 'Your policy'."),
+        (["collector.exploration_type=mode"], "too, or use collector.exploration_type=random, if it"),
+    ],
+)
+def test_a_policy_that_writes_no_log_probability_is_refused_at_the_start(tmp_path, words, advice):
+    text = OWN.replace(', "action_log_prob": choice.log_prob(action)', "")
+    (tmp_path / "own.py").write_text(text)
+    words = [*RUN, *PPO, "policy.kwargs.keys=[heat]", *words, "hydra.run.dir=run"]
+    done = forked("run", *words, cwd=tmp_path, status=2)
+    assert "trainer=ppo needs action_log_prob, but the policy Cook writes only action. Let it" in done.stderr
+    assert advice in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "note"),
+    [
+        ("'observation'", "observation has these parts: batch['goal'] and batch['heat'] and batch['info', 'hour'] and"),
+        ("'next', 'observation'", "observation has these parts: batch['goal'] and"),
+        ("'reward'", 'what a step returns is below "next", as in TorchRL: batch["next", "reward"]'),
+        ("'hours'", None),
+    ],
+)
+def test_a_trainer_that_looks_for_a_key_that_no_batch_has_is_told_the_keys(tmp_path, key, note):
+    trainer = f"class Trainer:\n    def train(self, batches):\n        next(batches)[{key}]\n"
+    (tmp_path / "own.py").write_text(OWN + trainer)
+    words = [*RUN[:-1], "policy.kwargs.keys=[heat]", "trainer=custom", "trainer.target=own:Trainer", "debug=tiny"]
+    err = forked("run", *words, "hydra.run.dir=run", cwd=tmp_path, status=1).stderr
+    assert f"KeyError: key {key.split()[-1].replace(chr(39), chr(34))} not found" in err
+    assert note in err if note is not None else "parts" not in err and "below" not in err

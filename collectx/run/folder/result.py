@@ -182,7 +182,7 @@ class ResultBuilder:
         """Records that training returned, with `error` None, or raised `error`. The first call sets the status; a later
         error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
         for example, raises an unrelated error. `reason` is what the trainer returned; if a text, it says why the
-        trainer ended the run."""
+        trainer ended the run. A trainer that took no batch and gave no reason has failed."""
         error = None if error is None else self.cause_of(error)
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
@@ -207,7 +207,8 @@ class ResultBuilder:
             elif self.statistics.batches == self._max_batches:
                 delivered = counted(self._max_batches, "batch", "batches")
                 self._reason = f"{delivered} delivered (run.max_batches={self._max_batches})"
-            elif self.statistics.batches == 0:
+            elif self.statistics.batches == 0 and not isinstance(reason, str):
+                self._status = Status.FAILED
                 self._reason = "train() returned without a batch. To get batches, write `for batch in collection:`"
             else:
                 self._reason = f"the trainer ended the run after {frames} frames"

@@ -80,7 +80,7 @@ def test_which_devices_of_an_env_that_returns_tensors_are_refused(expected, monk
         there = None if device is None else torch.device(device)
         found = [*map(str, said(knobs, device=there))]
         if has_states:
-            spec, actor = SimpleNamespace(device=there), SimpleNamespace(states=(1,))
+            spec, actor = SimpleNamespace(device=there), SimpleNamespace(states=(1,), leaves=(), module=None)
             with pytest.raises(ConfigError) as refused:
                 fits.check_slots(config(**knobs), spec, actor, None)
             found = [str(refused.value)]

@@ -101,6 +101,22 @@ def test_a_buffer_that_travels_shares_its_frames_and_its_lock(has_memfd, tmp_pat
     assert one["observation"].shape == (30, SIZE)
 
 
+@pytest.mark.parametrize("make", [UniformSampler, PrioritizedSampler, lambda: SliceSampler(2)])
+def test_a_script_that_seeds_torch_draws_the_same_frames_each_time(make):
+    def drawn():
+        buffers = [ReplayBuffer(100, sampler=make()) for _ in range(2)]
+        for buffer in buffers:
+            buffer.extend(Stream(1).take(100))
+        return [buffer.sample(20)["index"].tolist() for buffer in buffers]
+
+    torch.manual_seed(0)
+    first, second = drawn()
+    torch.manual_seed(0)
+    assert drawn() == [first, second]
+    assert first != second
+    assert drawn() != [first, second]
+
+
 def test_threads():
     buffer = ReplayBuffer(200)
     buffer.extend(Stream(2).take(8))

@@ -26,6 +26,7 @@ from collectx.errors import ConfigError, SpaceError
 from collectx.fork_server import start
 from collectx.run import RunFolder, Status, cores, execute, execution
 from collectx.run.folder.layout import locked
+from collectx.run.folder.result import exit_status
 
 
 def read(folder):
@@ -182,7 +183,15 @@ def test_a_trainer_may_end_the_run_and_say_why(cfg, tmp_path, train_with, capsys
     train_with(lambda collection: f"enough after {next(collection).numel()}")
     assert execute(cfg, tmp_path / "run2", []).exit_reason == "enough after 20"
     train_with(lambda collection: None)
-    assert execute(cfg, tmp_path / "run3", []).exit_reason.startswith("train() returned without a batch. To")
+    train_with(lambda collection: "nothing to learn")
+    assert execute(cfg, tmp_path / "run3", []).status is Status.COMPLETED
+
+
+def test_a_trainer_that_takes_no_batch_has_failed(cfg, tmp_path, train_with, capsys):
+    train_with(lambda collection: None)
+    result = execute(cfg, tmp_path, [])
+    assert (result.status, exit_status(result.status)) == (Status.FAILED, 1)
+    assert "collectx: train() returned without a batch. To get batches, write" in capsys.readouterr().err
 
 
 def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):

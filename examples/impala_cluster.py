@@ -19,7 +19,8 @@ from collections import deque
 
 import gymnasium
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import InteractionType, TensorDictModuleBase
+from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 from torch.distributions import Categorical
 
@@ -48,7 +49,7 @@ class Actor(TensorDictModuleBase):
 
     def forward(self, tensordict):
         distribution = Categorical(logits=self.net(tensordict["observation"]))
-        action = distribution.sample()
+        action = distribution.sample() if interaction_type() is InteractionType.RANDOM else distribution.mode
         return tensordict.update({"action": action, "log_prob": distribution.log_prob(action)})
 
 

@@ -144,14 +144,20 @@ def test_a_new_project_runs_as_its_readme_says(tmp_path):
     for _, *words in commands:
         forked(*words, "collector.total_frames=1600", cwd=project)
     run([*test, "-p", "no:cacheprovider"], project)
+    # The package is called as its folder, and the policy respects the exploration type.
+    (folder, *_) = sorted((project / "outputs").glob("*/*"))
+    assert "target: mine.policy:make_policy" in (folder / "snapshot" / "config.yaml").read_text()
+    assert "samples" not in forked("eval", str(folder), "episodes=2", cwd=project).stderr
     refused = collectx("init", "mine", cwd=tmp_path, status=2).stderr
     assert "init: mine exists and is not an empty folder. Name a new one: collectx init DIR" in refused
     (tmp_path / "file").touch()
     assert "file exists and is not an empty folder" in forked("init", "file", cwd=tmp_path, status=2).stderr
     assert "init: name one folder. Usage: collectx init DIR" in forked("init", cwd=tmp_path, status=2).stderr
-    (tmp_path / "empty").mkdir()
-    forked("init", "empty", cwd=tmp_path)
-    assert (tmp_path / "empty" / "conf" / "experiment" / "docking.yaml").is_file()
+    for name, package in (("empty", "empty"), ("torch", "docking"), ("my-env", "docking"), ("class", "docking")):
+        (tmp_path / name).mkdir()
+        forked("init", name, cwd=tmp_path)
+        assert (tmp_path / name / package / "env.py").is_file()
+        assert (tmp_path / name / "conf" / "experiment" / "docking.yaml").is_file()
 
 
 def test_the_list_of_the_examples_has_all_of_them():

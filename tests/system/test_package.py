@@ -50,8 +50,8 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     # The project is that of a checkout.
     run("collectx", "init", "mine", **installed)
     mine, folder = tmp_path / "mine", "examples/custom_trainer_project/"
-    files = sorted(str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file())
-    assert files == sorted(name.removeprefix(folder) for name in tracked.splitlines() if name.startswith(folder))
+    files = {str(path.relative_to(mine)).replace("mine/", "docking/") for path in mine.rglob("*") if path.is_file()}
+    assert files == {name.removeprefix(folder) for name in tracked.splitlines() if name.startswith(folder)}
 
 
 def test_the_containerfile_passes_its_linter():

@@ -1,7 +1,8 @@
 """The policy: a factory of a TensorDictModule. Every worker and the trainer call it."""
 
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import InteractionType, TensorDictModule
+from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 
@@ -19,7 +20,8 @@ class Gaussian(nn.Module):
 
     def forward(self, observation):
         distribution = self.distribution(observation)
-        raw = distribution.sample()
+        # Runs collect with samples; `collectx eval` evaluates the mean.
+        raw = distribution.sample() if interaction_type() is InteractionType.RANDOM else distribution.mean
         return raw.clamp(-self.bound, self.bound), raw, distribution.log_prob(raw).sum(-1)
 
 

@@ -44,6 +44,15 @@ def summary_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text_of(error)}"
 
 
+def misfit_of(error: Exception) -> str:
+    """Returns, in one line, why a `load_state_dict` refused a state. torch lists every weight; this names the first,
+    and rather one of another size than a missing one."""
+    _, *lines = text_of(error).splitlines() or [""]
+    if not isinstance(error, RuntimeError) or not lines:
+        return " ".join(summary_of(error).split())
+    return next((line for line in lines if "size mismatch" in line), lines[0]).strip().rstrip(".")
+
+
 def traceback_of(error: BaseException) -> str:
     """Returns the formatted traceback of `error`, shortened and escaped like `text_of`."""
     return _shorten("".join(traceback.format_exception(error)), _MAX_TRACEBACK)

@@ -20,7 +20,7 @@ from collectx.checkpoints import STATE, Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic, share_of
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFileError, summary_of
+from collectx.errors import ConfigError, DamagedFileError, misfit_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
 from collectx.run.folder.batch_line import BatchLine
@@ -155,7 +155,10 @@ class ResumePoint:
             try:
                 FlatWeights(policy).read(weights)
             except ValueError as error:
-                raise ConfigError(f"cannot continue from {self._checkpoint.path}: {error}") from error
+                raise ConfigError(
+                    f"cannot continue from {self._checkpoint.path}: the weights of the policy have another size than "
+                    "the saved ones. Restore the code of the run."
+                ) from error
 
     def load_trainer(self, trainer: Trainer) -> None:
         """Restores the trainer and its replay buffers. Raises `ConfigError` if the trainer does not accept the state,
@@ -170,7 +173,10 @@ class ResumePoint:
                 else:
                     self.empty_buffers.append(key)
         except Exception as error:
-            text = f"{name} does not accept its saved state: {summary_of(error)}"
+            text = (
+                f"{name} does not accept its saved state ({misfit_of(error)}). Restore the code of the run, or mend "
+                "load_state_dict."
+            )
             if not hasattr(trainer, "load_state_dict"):
                 text = f"{name} has no load_state_dict. Add a method load_state_dict(state), the inverse of state_dict."
             raise ConfigError(f"cannot continue from {self._checkpoint.path}: {text}") from error

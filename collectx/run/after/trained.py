@@ -30,7 +30,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, numpy_dtype
-from collectx.errors import ConfigError, DamagedFileError, ShapeError, summary_of, text_of
+from collectx.errors import ConfigError, DamagedFileError, ShapeError, misfit_of, summary_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.flat_weights import FlatWeights, not_finite
@@ -338,12 +338,9 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             return
         except Exception as error:
             if isinstance(error, RuntimeError):
-                # torch lists every weight.
-                _, *lines = text_of(error).splitlines()
-                first = next((each for each in lines if "size mismatch" in each), " ".join(lines[:1]) or text_of(error))
                 raise ConfigError(
                     f"the weights in {run_folder.policy} do not fit the policy. Leave out overrides that change the "
-                    f"policy or the spaces of the env, or restore the code of the run ({first.strip().rstrip('.')})."
+                    f"policy or the spaces of the env, or restore the code of the run ({misfit_of(error)})."
                 ) from error
             raise DamagedFileError(
                 f"{run_folder.policy} cannot be loaded: {summary_of(error)}. Restore it from a copy, or repeat the run."

@@ -14,6 +14,7 @@ from composed_overrides import composed
 from omegaconf import OmegaConf
 from user_code.drawing import DrawingTrainer, ForgetfulTrainer
 
+from collectx import policy
 from collectx.checkpoints import Checkpoints, _describe
 from collectx.cli import reproduce, resume, run
 from collectx.config.schema.run import RunOptions
@@ -87,6 +88,37 @@ def test_a_resume_that_does_not_begin_says_how_to_continue_only_what_is_incomple
         assert f"the earlier run in {folder} stays, because the new one did not begin" in said
         assert (advice in said) == (not is_complete)
         assert resume.main([str(folder), "trainer.kwargs.stop_at=0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        (lambda self, state: state["opt"], "(KeyError: 'opt')"),
+        (
+            lambda self, state: torch.nn.Linear(4, 9).load_state_dict({"weight": torch.ones(9, 5)}),
+            "(size mismatch for ",
+        ),
+        (lambda self, state: torch.nn.Linear(4, 9).load_state_dict({}), '(Missing key(s) in state_dict: "weight", "bi'),
+    ],
+)
+def test_a_trainer_whose_code_has_changed_is_told_in_one_line(tmp_path, monkeypatch, capsys, load, why):
+    folder = tmp_path / "run"
+    assert run.main([*_INLINE.split(), _STOPPED, f"hydra.run.dir={folder}"]) == 130
+    monkeypatch.setattr(DrawingTrainer, "load_state_dict", load)
+    capsys.readouterr()
+    assert resume.main([str(folder)]) == 2
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "cannot continue" in line)
+    assert f"DrawingTrainer does not accept its saved state {why}" in said
+    assert said.endswith("). Restore the code of the run, or mend load_state_dict.")
+    assert "\t" not in said
+
+
+def test_a_policy_whose_code_has_changed_is_told(tmp_path, monkeypatch, capsys):
+    folder, words = tmp_path / "run", _INLINE.replace("DrawingTrainer", "ForgetfulTrainer").split()
+    assert run.main([*words, _STOPPED, f"hydra.run.dir={folder}"]) == 130
+    monkeypatch.setattr(policy, "build", lambda cfg, spec, seed: torch.nn.Linear(4, 3))
+    assert resume.main([str(folder)]) == 2
+    assert "the policy have another size than the saved ones. Restore the code of the" in capsys.readouterr().err
 
 
 @pytest.mark.sample(1)

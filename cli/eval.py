@@ -30,7 +30,9 @@ evaluate the newest policy of the run in RUN_DIR, in separate envs with separate
 episodes=10 is short for eval.episodes=10, and so on for every option of `eval` (to list them: collectx list eval). To
 evaluate in a different env, override it: eval.env.kwargs.gravity=5. video=true saves a video of each episode in
 RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
-eval first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
+
+If RUN_DIR was written on another machine, the command first prints which code the configuration imports. If it belongs
+to another user, add --trust.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
 

@@ -40,7 +40,10 @@ RUN_DIR to PATH, by default in RUN_DIR/export/. weights=best takes the checkpoin
 
 Inputs of torchscript and onnx are the observations, `[B, *shape]` each, in the order of
 `collectx.load_policy(RUN_DIR).leaves`, and the states of a recurrent policy; outputs are the actions, and the next
-states. export first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
+states.
+
+If RUN_DIR was written on another machine, the command first prints which code the configuration imports. If it belongs
+to another user, add --trust.
 
 collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes that trainer=record wrote.
 

@@ -97,7 +97,8 @@ _SHOWN = 12
 _USAGE = """\
 collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapshot and compare batches.
 
-reproduce first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
+If RUN_DIR was written on another machine, the command first prints which code the configuration imports. If it belongs
+to another user, add --trust.
 
 A run that failed or was interrupted is repeated up to its last batch; a run that was resumed with another
 configuration, up to the first change that affects its batches.

@@ -23,8 +23,10 @@ collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from it
 Batches after the checkpoint are collected again; every batch counts once. To continue a completed run, raise the limit
 that ended it, for example collector.total_frames=200000. You cannot change the seed, env, policy, algorithm, or
 anything else that alters the size or shape of batches: `collectx list GROUP -v` marks these options with "Fixed on
-resume". If only the place of your data is another, add --moved: env.kwargs.data=/new/place --moved. resume first prints
-which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
+resume". If only the place of your data is another, add --moved: env.kwargs.data=/new/place --moved.
+
+If RUN_DIR was written on another machine, resume first prints which code the configuration imports. If it belongs to
+another user, add --trust.
 
 A point that its sweep stopped early (hydra/sweeper=halving) goes on to collector.total_frames.
 

@@ -57,9 +57,9 @@ def compose_saved(
     is_resumed: bool = False,
 ) -> tuple[Composer, RunConfig]:
     """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
-    which code the configuration names. Raises `ConfigError` if the configuration is wrong (the error lists every
-    problem), or the folder is another user's, and not trusted. With `is_resumed`, also if it changes what is fixed on
-    resume."""
+    which code the configuration names, see `foreign_code.check`. Raises `ConfigError` if the configuration is wrong
+    (the error lists every problem), or the folder is another user's, and not trusted. With `is_resumed`, also if it
+    changes what is fixed on resume."""
     named = set(map(key_of, overrides))
     for preset in {"debug", "experiment"} & named:
         raise UsageError(

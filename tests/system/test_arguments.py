@@ -106,7 +106,7 @@ def test_objects_are_built_wherever_a_configuration_has_arguments(tmp_path):
     assert "mean return 120 " in forked("eval", "r", "episodes=1", cwd=tmp_path).stdout
     done = forked("reproduce", "r", cwd=tmp_path)
     assert "identical: all" in done.stdout
-    assert "env.kwargs.rewards.all[0]._target_=parts.Speed is imported from" in done.stderr
+    assert "is imported from" not in done.stderr
 
 
 @pytest.mark.parametrize(

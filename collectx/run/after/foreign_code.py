@@ -1,11 +1,12 @@
-"""The code that a saved configuration names. Before `load_policy` or a command imports any of it, they print it and,
-for another user's folder, require `--trust`. This module imports none of it."""
+"""The code that a saved configuration names. Before `load_policy` or a command imports any of it, they print it if the
+folder comes from another user or machine and, for another user's, require `--trust`. This module imports none of it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
+import socket
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal import printing
 
-_IMPORTED = "is imported from"
+_IMPORTED, _MISSING = "is imported from", "names the package"
 # Launcher options that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("python", "setup"), "is executed"),
@@ -30,13 +31,18 @@ _EXECUTED_BY_LAUNCHER = {
 
 def check(run_folder: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints which code a run of `cfg`, the configuration in `run_folder`, imports and executes, and where it comes
-    from. Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
-    began = run_folder.read_meta(run_folder.meta).get("cwd")
-    texts = [f"{key}={value} {origin}" for key, value, origin in references(cfg, began)]
+    from; if the folder is this user's and was begun on this machine, only the packages that are missing. Raises
+    `ConfigError` if the folder belongs to another user, and `trusted` is false."""
+    meta, owner = run_folder.read_meta(run_folder.meta), other_owner(run_folder)
+    is_own = owner is None and meta.get("host") == socket.gethostname()
+    texts = [
+        f"{key}={value} {origin}"
+        for key, value, origin in references(cfg, meta.get("cwd"))
+        if not is_own or origin.startswith(_MISSING)
+    ]
     found = [text for text in texts if _IMPORTED in text]
     for text in filter(None, ("; ".join(found), *(text for text in texts if text not in found))):
         printing.note(text)
-    owner = other_owner(run_folder)
     if owner is not None and not trusted:
         raise ConfigError(
             f"{run_folder.path} belongs to {owner}, and its configuration says which code is imported and called. Read "
@@ -98,7 +104,7 @@ def _origin(target: str, began: str | None) -> str:
         # The working directory is on the import path.
         is_elsewhere = began not in (None, os.getcwd())
         advice = f". The run began in {began}: start from there, or add it to PYTHONPATH." if is_elsewhere else ""
-        return f"names the package '{package}', which is not installed here{advice}"
+        return f"{_MISSING} '{package}', which is not installed here{advice}"
     found = printing.typed(Path(spec.origin)) if spec.origin else list(spec.submodule_search_locations or ())
     return f"{_IMPORTED} {found}"
 

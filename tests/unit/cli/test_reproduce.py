@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 from contextlib import nullcontext
 
 import pytest
@@ -365,16 +366,16 @@ def test_changed_sources_of_user_code_are_named(stub, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.ci
-def test_one_line_tells_which_files_of_this_folder_are_imported(stub, old, capsys, tmp_path, monkeypatch):
+def test_one_line_tells_which_files_a_run_of_another_machine_imports(stub, old, capsys, tmp_path, monkeypatch):
     for name in ("some_env", "some_policy"):
         (tmp_path / f"{name}.py").write_text("make = None")
     monkeypatch.syspath_prepend(tmp_path)
-    old("env.entry_point=some_env:make env.id=null policy=custom policy.target=some_policy:make")
-    reproduce.main(["old"])
-    files = (
-        "env.entry_point=some_env:make is imported from some_env.py; policy.target=some_policy:make is imported from"
-    )
-    assert f"note: {files} some_policy.py\n" in capsys.readouterr().err
+    files = RunFolder(old("env.entry_point=some_env:make env.id=null policy=custom policy.target=some_policy:make"))
+    for host, is_said in ((socket.gethostname(), False), ("elsewhere", True)):
+        files.meta.write_text(json.dumps(files.read_meta() | {"format": 2, "id": "0", "host": host}))
+        reproduce.main(["old"])
+        note = "note: env.entry_point=some_env:make is imported from some_env.py; policy.target=some_policy:make is"
+        assert (f"{note} imported from some_policy.py\n" in capsys.readouterr().err) == is_said
 
 
 @pytest.mark.ci

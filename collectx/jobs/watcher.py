@@ -43,6 +43,7 @@ from collectx.run.terminal.display import (
     charts_of,
     render_panel,
     title_of,
+    to_continue,
     without_our_frames,
 )
 from collectx.run.terminal.printing import clock, number, print_line, table
@@ -138,6 +139,8 @@ class Watcher:
         self._print_failures()
         if len(self._runs) == 1 and not self.is_detached:
             (run,) = self._runs
+            if run.status.status in (Status.INTERRUPTED, Status.FAILED) and (text := to_continue(run.run_folder)):
+                printing.message(text)
             numbers = None
             with suppress(DamagedFileError):
                 numbers = numbers_of(run.run_folder)

@@ -150,6 +150,7 @@ def test_a_run_is_watched_and_cancelled_by_other_commands(tmp_path, wait_until):
     assert "interrupted by SIGTERM" in collectx("cancel", "run", cwd=tmp_path).stdout
     assert (command.wait(200), watch.wait(200)) == (130, 130), watched.read_text()
     assert "interrupted by SIGTERM" in watched.read_text()
+    assert f"to continue from the newest checkpoint: collectx resume {files.path}" in watched.read_text()
     assert "already ended" in collectx("cancel", "run", "--now", cwd=tmp_path).stdout
 
 

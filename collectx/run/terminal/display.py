@@ -483,10 +483,16 @@ def _stays_complete(result: Result) -> bool:
 
 def _how_to_continue(result: Result) -> str:
     """Returns the command that resumes a run, or how to save checkpoints; not of a run that was too short for that."""
-    if RunFolder(result.folder).has_checkpoint:
-        return f"to continue from the newest checkpoint: collectx resume {shlex.quote(printing.typed(result.folder))}"
+    if text := to_continue(RunFolder(result.folder)):
+        return text
     advice = " Next time, save more often, for example with checkpoint.every_min=1." if result.wall_s > 60 else ""
     return f"no checkpoint was saved, so this run cannot be resumed.{advice}"
+
+
+def to_continue(run_folder: RunFolder) -> str | None:
+    """Returns the command that resumes a run; None without a checkpoint."""
+    command = f"collectx resume {shlex.quote(printing.typed(run_folder.path))}"
+    return f"to continue from the newest checkpoint: {command}" if run_folder.has_checkpoint else None
 
 
 def print_completed(result: Result) -> None:

@@ -16,7 +16,7 @@ from user_code.drawing import DrawingTrainer, ForgetfulTrainer
 
 from collectx import policy
 from collectx.checkpoints import Checkpoints, _describe
-from collectx.cli import reproduce, resume, run
+from collectx.cli import reproduce, resume, run, watch
 from collectx.config.schema.run import RunOptions
 from collectx.jobs import entry
 from collectx.jobs.worker_jobs import JobSpec
@@ -79,6 +79,9 @@ def test_a_trainer_without_a_state_continues_with_the_published_weights(tmp_path
 def test_a_resume_that_does_not_begin_says_how_to_continue_only_what_is_incomplete(tmp_path, monkeypatch, capsys):
     folder, advice = tmp_path / "run", "to continue from the newest checkpoint: collectx resume"
     assert run.main([*_INLINE.split(), _STOPPED, f"hydra.run.dir={folder}"]) == 130
+    capsys.readouterr()
+    assert watch.main([str(folder)]) == 130
+    assert f"{advice} {folder}" in capsys.readouterr().err
     for is_complete in (False, True):
         capsys.readouterr()
         with monkeypatch.context() as patch:

@@ -131,6 +131,9 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     if not run_folder.config.is_file() or not run_folder.has_checkpoint:
         return []
     snapshot.check_format(run_folder)
+    if snapshot.is_edited(run_folder):
+        advice = "Undo the edit, and name what should change behind the command."
+        return [f"{run_folder.newest_config} was edited, so it no longer says what was run. {advice}"]
     saved = _comparable_file(run_folder.newest_config)
     now = _comparable(cfg, saved)
     found = _fixed(saved, _back(saved, now, cfg.run.moved))

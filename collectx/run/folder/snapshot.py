@@ -75,7 +75,8 @@ def write_meta(
     if batches is not None:
         meta_path, patch_path = (folder.resumed(path, batches) for path in (meta_path, patch_path))
     run_id = folder.run_id or secrets.token_hex(8)
-    write_json(meta_path, {"id": run_id, **meta(cfg, argv), "elapsed_s": round(elapsed_s, 3)})
+    config = {folder.newest_config.name: _digest(folder.newest_config)}
+    write_json(meta_path, {"id": run_id, **meta(cfg, argv), "config": config, "elapsed_s": round(elapsed_s, 3)})
     patch = _diff(_typed_in())
     if patch and len(patch) < _MAX_PATCH:
         write_atomically(patch_path, lambda file: file.write(patch))
@@ -163,6 +164,13 @@ def changes(folder: RunFolder, cfg: RunConfig, batches: int | None = None) -> li
         for name, digest in digests.items()
         if any((meta.get(f"{what}s") or {}).get(name, digest) != digest for meta in metas)
     ]
+
+
+def is_edited(folder: RunFolder) -> bool:
+    """Whether somebody has changed the newest configuration of a run folder since it was written."""
+    config = folder.newest_config
+    digest = (folder.read_meta().get("config") or {}).get(config.name)
+    return digest is not None and digest != _digest(config)
 
 
 def _digests(cfg: RunConfig) -> dict[str, str]:

@@ -93,6 +93,22 @@ def test_a_resume_that_does_not_begin_says_how_to_continue_only_what_is_incomple
         assert resume.main([str(folder), "trainer.kwargs.stop_at=0"]) == 0
 
 
+def test_an_edited_configuration_is_refused(tmp_path, capsys):
+    files = RunFolder(tmp_path / "run")
+    words = [*_INLINE.split(), f"hydra.run.dir={files.path}"]
+    assert run.main([*words, _STOPPED]) == 130
+    for total, name in (("224", "config.yaml"), ("256", "config-000000003.yaml")):
+        written = files.newest_config.read_text()
+        assert files.newest_config.name == name
+        files.newest_config.write_text(written.replace("total_frames: ", "total_frames: 9"))
+        for command, again in ((resume.main, [str(files.path)]), (run.main, [*words, "run.resume=auto"])):
+            capsys.readouterr()
+            assert command(again) == 2
+            assert f"{name} was edited, so it no longer says what was run. Undo" in capsys.readouterr().err
+        files.newest_config.write_text(written)
+        assert resume.main([str(files.path), f"collector.total_frames={total}", "trainer.kwargs.stop_at=0"]) == 0
+
+
 @pytest.mark.parametrize(
     ("load", "why"),
     [

@@ -49,7 +49,7 @@ def _resume(arguments: Arguments) -> int:
         raise UsageError(no_checkpoint(run_folder))
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     result = run_folder.read_result() or {}
-    is_over = result.get("exit_reason") == ALL_DELIVERED and not overrides
+    is_over = result.get("exit_reason") == ALL_DELIVERED and "collector.total_frames" not in map(key_of, overrides)
     if "rung" in result and not is_over and "run.max_batches" not in map(key_of, overrides):
         overrides += ("run.max_batches=null",)  # the sweep set it
     composer, cfg = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)

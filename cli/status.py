@@ -26,7 +26,8 @@ from collectx.run.terminal.printing import COLUMNS, cells, print_table
 
 _USAGE = """\
 collectx status [DIR...]: list the runs in and below each DIR with their status; without DIR, the newest runs in
-outputs and in the folders of the current one. The status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
+outputs and in the folders of the current one. The status of jobs comes from SLURM (squeue, then sacct if the cluster
+keeps accounts).
 
   completed, failed, interrupted   the run has ended
   stopped, waiting                 its sweep ended it early, or will compare or continue it (hydra/sweeper=halving)

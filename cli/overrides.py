@@ -163,7 +163,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
             return f"{key}={choice} is unknown, because {other} has another ending. Rename it to {choice}.yaml."
         advice = did_you_mean(choice, options, f"{key}=", more)
         if key == "env" and "Did you mean" not in advice:
-            advice += " For an env of another package, set env.id: see reference/ecosystem in the documentation."
+            advice += " For an env of another package, set env.id: see the page 'Envs and tools that were tried'."
         return f"{key}={choice} is unknown{advice}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

@@ -511,7 +511,7 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     meant = other_names.meant(f"{path}.{key}")
     own = [each for each in meant if each.startswith(f"{path}.") and re.split("[.=]", each)[1] in names]
     # Of logger.wandb.foo, the part wandb is known too.
-    others = [each for each in meant if not each.startswith((f"{path}.", path.replace(".", "="))) and path != "eval"]
+    others = [each for each in meant if not each.startswith(f"{path}.") and path not in ("eval", each.replace("=", "."))]
     if (meant := own or others) and nearest(key, names, 0.8) is None:
         near = f". {other_names.hint(meant)}"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")

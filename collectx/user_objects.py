@@ -14,7 +14,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -228,7 +228,8 @@ def raise_missing(
         name = "the lambda" if name == "<lambda>" else name
         or_given = f", or take what collectx passes: {', '.join(given)}" if given else ""
         problems = [
-            f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE{or_given}." for each in missing
+            f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE{or_given}."
+            for each in missing
         ]
         raise ConfigError(*problems) from error
 

@@ -457,8 +457,8 @@ def _of_kinds(options: list[str], kinds: Mapping[str, Any]) -> list[str]:
     having = {}
     for option in options:
         group, _, rest = option.partition(".")
-        key, known = re.split("[.=]", rest)[0], KINDS.get(group, {})
-        others = [kind for kind, each in known.items() if key in each.schema.__dataclass_fields__]
+        key, known = re.split("[.=]", rest)[0], schemas(group) if group in KINDS else {}
+        others = [kind for kind, cls in known.items() if key in cls.__dataclass_fields__]
         is_lacked = key and kinds.get(group) in known and kinds[group] not in others
         having[option] = others if is_lacked else []
     fitting = [option for option in options if not having[option]]
@@ -511,7 +511,9 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     meant = other_names.meant(f"{path}.{key}")
     own = [each for each in meant if each.startswith(f"{path}.") and re.split("[.=]", each)[1] in names]
     # Of logger.wandb.foo, the part wandb is known too.
-    others = [each for each in meant if not each.startswith(f"{path}.") and path not in ("eval", each.replace("=", "."))]
+    others = [
+        each for each in meant if not each.startswith(f"{path}.") and path not in ("eval", each.replace("=", "."))
+    ]
     if (meant := own or others) and nearest(key, names, 0.8) is None:
         near = f". {other_names.hint(meant)}"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")

@@ -41,7 +41,9 @@ def _rows() -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for line in TABLE.read_text().splitlines()[2:]:
         _, first, *names, _, _ = line.split("|")
-        meant = re.findall(r"`([^`]+)`", first) or [re.sub(r" (.+, see )\[(.+)\].* ", r"To write \1the page '\2'.", first)]
+        meant = re.findall(r"`([^`]+)`", first) or [
+            re.sub(r" (.+, see )\[(.+)\].* ", r"To write \1the page '\2'.", first)
+        ]
         for name in dict.fromkeys(re.findall(r"`([^`]+)`", "|".join(names).lower())):
             rows.setdefault(name, []).extend(meant)
     return rows

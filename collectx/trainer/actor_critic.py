@@ -359,7 +359,9 @@ class FlatObservation(Flatten):
 
     def __init__(self, policy: Any, spec: EnvSpec):
         keys = [*map(as_key, policy.observation_keys)]
-        parts = [(i, key, leaf) for i, key in enumerate(keys) for leaf in spec.observation if leaf.key[: len(key)] == key]
+        parts = [
+            (i, key, leaf) for i, key in enumerate(keys) for leaf in spec.observation if leaf.key[: len(key)] == key
+        ]
         if not parts and spec.observation:
             reads, has = (", ".join(map(".".join, each)) for each in (keys, [leaf.key for leaf in spec.observation]))
             raise ConfigError(

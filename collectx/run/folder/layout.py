@@ -424,7 +424,9 @@ def _folders_in(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [
-        Path(each) for each in shown if each.is_dir(follow_symlinks=False) or (each.is_symlink() and os.path.isdir(each))
+        Path(each)
+        for each in shown
+        if each.is_dir(follow_symlinks=False) or (each.is_symlink() and os.path.isdir(each))
     ]
 
 

@@ -146,7 +146,6 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
-    from collectx.cli.overrides import of_file
     from collectx.config.check import unknown_option
     from collectx.config.other_names import meant
     from collectx.config.registry import GROUPS
@@ -160,6 +159,8 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
         chosen = re.sub(r"\.ya?ml$", "", value or (after if after[:1] != "-" else "")) or "NAME"
         folder = "conf" if os.path.isfile(f"conf/experiment/{chosen}.yaml") else "DIR"
         if os.path.isfile(f"{chosen}.yaml"):
+            from collectx.cli.overrides import of_file  # imports Hydra
+
             return f": {of_file(f'{chosen}.yaml')}"
         return f". To use an experiment of yours: --config-dir {folder} experiment={chosen}"
     if near := nearest(name, [each for each in names(subcommand) if each != "--run"], 0.75):

@@ -55,7 +55,7 @@ def _resume(arguments: Arguments) -> int:
     composer, cfg = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
     # Before notes about a configuration that is refused.
     newest, _ = Checkpoints(run_folder.checkpoints).newest(lambda checkpoint: checkpoint, names=())
-    if newest is not None and not is_over:
+    if newest is not None and (overrides or not is_over):
         check_ends(newest, cfg)
     place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"
     overrides = (*working_directory(run_folder), *overrides, *place)

@@ -106,6 +106,10 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument(short, f"--{name}", dest=name, metavar="VALUE", choices=_VALUES.get(name))
 
     def error(self, message: str) -> NoReturn:
+        if wrong := re.fullmatch(r"argument .*--cfg: invalid choice: '(.*\.ya?ml)' .*", message):
+            from collectx.cli.overrides import of_file
+
+            raise UsageError(f"-c is --cfg of Hydra, which shows the configuration, and {of_file(wrong[1])}")
         if wrong := re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
             choices = wrong[3].replace("'", "")
             raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid values: {choices}.")
@@ -128,7 +132,12 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
     `subcommand`. Raises `UsageError` if a flag is unknown, lacks its value or is blocked; the message says why."""
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
-        raise UsageError(f"unknown flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}")
+        answers: dict[str, list[str]] = {}
+        # argparse adds words that come after them.
+        for flag in [each for each in unknown if each.startswith("-")] or unknown:
+            answers.setdefault(_instead(flag, argv, subcommand, usage), []).append(flag)
+        wrong = [f"unknown flag{'s'[: len(flags) - 1]} {' and '.join(flags)}{end}" for end, flags in answers.items()]
+        raise UsageError("\n".join(wrong))
     values = vars(flags)
     if foreign := [name for name in values if name in _HYDRAS and name not in _READS[subcommand]]:
         raise UsageError(f"{subcommand} has no flag --{foreign[0]}, unlike run. {synopsis(usage)}")
@@ -138,32 +147,41 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
     from collectx.config.check import unknown_option
+    from collectx.config.other_names import meant
     from collectx.config.registry import GROUPS
 
     name, has_value, value = flag.partition("=")
     key = name.lstrip("-")
     if subcommand == "run" and key.replace("-", "") in ("dry", "dryrun"):
         return ". To see what a run would do, without starting it: collectx plan"
+    after = next(iter([*argv, ""][argv.index(flag) + 1 :]))
     if name in ("--config", "--experiment", "--config-file"):
-        chosen = value or "NAME"
-        return f". To use an experiment of yours: --config-dir DIR experiment={chosen}"
+        chosen = re.sub(r"\.ya?ml$", "", value or (after if after[:1] != "-" else "")) or "NAME"
+        folder = "conf" if os.path.isfile(f"conf/experiment/{chosen}.yaml") else "DIR"
+        if os.path.isfile(f"{chosen}.yaml"):
+            from collectx.cli.overrides import of_file  # imports Hydra
+
+            return f": {of_file(f'{chosen}.yaml')}"
+        return f". To use an experiment of yours: --config-dir {folder} experiment={chosen}"
     if near := nearest(name, [each for each in names(subcommand) if each != "--run"], 0.75):
         return f". Did you mean {near}?"
     # As in `[episodes=10]`.
     is_in_usage = re.search(rf"[ \[]{re.escape(key)}=", usage) is not None
-    if not is_in_usage and (subcommand not in COMPOSING or not (has_value or len(key) > 1)):
+    if not is_in_usage and (subcommand not in COMPOSING or not (has_value or len(key) > 1 or meant(key))):
         return f". {synopsis(usage)}" if usage else f". To list all flags: collectx {subcommand} --help"
     if name == "--resume":
         return ". To continue a run: collectx resume RUN_DIR"
     # `collectx eval` also takes the options of `eval` without their group.
-    problems = [unknown_option(path) for path in (key, f"eval.{key}")[: 1 + (subcommand == "eval")]]
+    kinds: dict[str, str] = dict(word.split("=", 1) for word in argv if "=" in word)
+    if "experiment" not in kinds:
+        kinds.setdefault("trainer", "ppo")  # collectx/conf/config.yaml
+    problems = [unknown_option(path, kinds) for path in (key, f"eval.{key}")[: 1 + (subcommand == "eval")]]
     if not is_in_usage and problems[0] is not None and None not in problems:
         return f", and {problems[0]}"
     if not has_value:
         # The words after the flag include its value, if it has one.
         groups = (*GROUPS, "logger", "experiment", "debug")
-        value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
-        value = value if value[:1] not in ("", "-") else "NAME" if key in groups else "true"
+        value = after if after[:1] not in ("", "-") else "NAME" if key in groups else "true"
     return f". Write options without dashes: {key}={value}"
 
 

@@ -147,20 +147,23 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         return f"env={choice} is unknown. To make the Gymnasium env with this name: env={base} env.id={env_id}"
     if ":" not in choice or key not in _CLASS_OPTIONS:
         more = f"To list all: collectx list {key}" if "/" not in key else ""
-        if os.path.isfile(file := f"conf/{key}/{choice}.yaml") and choice[:1] != "_":
+        stem = re.sub(r"\.ya?ml$", "", choice)
+        if stem != choice and stem in options:
+            return f"{key}={choice} is unknown. Did you mean {key}={stem}?"
+        if os.path.isfile(file := f"conf/{key}/{stem}.yaml") and choice[:1] != "_":
             return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
         if choice.lower() in ("none", "off", "false") and key in ("logger", "experiment", "debug"):
             return f"{key}={choice} is unknown. Did you mean {key}=null?"
         # What is meant by the choice of a group: options, choices and presets, not commands.
         meant = other_names.meant(f"{key}={choice}") or other_names.meant(choice)
-        if meant := [each for each in meant if each.startswith(("To write ", key)) or "=" in each]:
-            names = f"Valid names: {', '.join(options)}. " if meant[-1].startswith("To write ") else ""
+        if meant := [each for each in meant if each.startswith(key) or each.endswith(".") or "=" in each]:
+            names = f"Valid names: {', '.join(options)}. " if meant[-1].endswith(".") else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         if other := next(Path().glob(f"*/{key}/{glob.escape(choice)}.yml"), None):
             return f"{key}={choice} is unknown, because {other} has another ending. Rename it to {choice}.yaml."
         advice = did_you_mean(choice, options, f"{key}=", more)
         if key == "env" and "Did you mean" not in advice:
-            advice += " For an env of another package, set env.id: see docs/reference/ecosystem.md."
+            advice += " For an env of another package, set env.id: see the page 'Envs and tools that were tried'."
         return f"{key}={choice} is unknown{advice}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]

@@ -51,13 +51,13 @@ def _resume(arguments: Arguments) -> int:
         raise UsageError(no_checkpoint(run_folder))
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     result = run_folder.read_result() or {}
-    is_over = result.get("exit_reason") == ALL_DELIVERED and not overrides
+    is_over = result.get("exit_reason") == ALL_DELIVERED and "collector.total_frames" not in map(key_of, overrides)
     if "rung" in result and not is_over and "run.max_batches" not in map(key_of, overrides):
         overrides += ("run.max_batches=null",)  # the sweep set it
     composer, cfg = compose_saved(run_folder, saved, overrides, arguments, is_resumed=True)
     # Before notes about a configuration that is refused.
     newest, _ = Checkpoints(run_folder.checkpoints).newest(lambda checkpoint: checkpoint, names=())
-    if newest is not None and not is_over:
+    if newest is not None and (overrides or not is_over):
         check_ends(newest, cfg)
     place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"
     overrides = (*working_directory(run_folder), *overrides, *place)

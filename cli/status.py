@@ -26,7 +26,8 @@ from collectx.run.terminal.printing import COLUMNS, cells, print_table
 
 _USAGE = """\
 collectx status [DIR...]: list the runs in and below each DIR with their status; without DIR, the newest runs in
-outputs. The status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
+outputs and in the folders of the current one. The status of jobs comes from SLURM (squeue, then sacct if the cluster
+keeps accounts).
 
   completed, failed, interrupted   the run has ended
   stopped, waiting                 its sweep ended it early, or will compare or continue it (hydra/sweeper=halving)
@@ -38,32 +39,40 @@ outputs. The status of jobs comes from SLURM (squeue, then sacct if the cluster 
 Exit status: 0 listed, 2 no run in or below DIR, or DIR is damaged."""
 
 _OUTPUTS = Path("outputs")
-# How many runs are shown without DIR.
+# How many runs are shown without DIR, and how deep below the current folder they may be: at points of a sweep there.
 _NUM_NEWEST = 10
+_DEPTH_HERE = 2
 
 
 def _status(arguments: Arguments) -> int:
     if "" in arguments.words:
         raise ConfigError("the folder name is empty. For the current folder: collectx status .")
-    if not arguments.words and not os.path.exists(_OUTPUTS):
-        raise ConfigError(
-            f"there are no runs here yet, because there is no folder '{_OUTPUTS}'. To start one: collectx run. "
-            "To list those of another folder: collectx status DIR"
-        )
     folders = [Path(word) for word in arguments.words] or [_OUTPUTS]
-    runs = list({run.path: run for folder in folders for run in runs_below(folder)}.values())
+    found = [run for folder in folders for run in runs_below(folder)]
+    if not arguments.words:
+        here = runs_below(Path(), _DEPTH_HERE)
+        found += here
+        if any(not run.path.is_relative_to(absolute(_OUTPUTS)) for run in here):
+            folders = [Path()]
+        elif not found:
+            raise ConfigError(
+                "there are no runs here yet. To start one: collectx run. To list those of another folder: collectx "
+                "status DIR"
+            )
+    runs = list({run.path: run for run in found}.values())
     # Names that a shell's * expands to may include files of a sweep, beside its runs.
     missing = [folder for folder in folders if not os.path.exists(folder)]
     if missing or not runs:
         what = f"folder '{missing[0]}'" if missing else f"run in or below '{folders[0]}'"
-        raise ConfigError(f"there is no {what}. To list the runs in '{_OUTPUTS}': collectx status")
+        raise ConfigError(f"there is no {what}. To list the runs here: collectx status")
     root = Path(os.path.commonpath([absolute(folder) for folder in folders]))
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]
     status = _show(root, newest, is_brief=True)
     if len(newest) < len(runs):
-        printing.note(f"showing the newest {len(newest)} of {len(runs)} runs. To see all: collectx status {root}")
+        where = shlex.quote(printing.typed(root))
+        printing.note(f"showing the newest {len(newest)} of {len(runs)} runs. To see all: collectx status {where}")
     return status
 
 

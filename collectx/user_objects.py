@@ -14,7 +14,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -203,18 +203,20 @@ def where_raised(error: SyntaxError | SystemExit) -> str:
     )
 
 
-def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> Any:
+def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str, given: Iterable[str] = ()) -> Any:
     """Returns `target(**kwargs)`, with `kwargs` as in `arguments_of`. Raises `ConfigError` if `target` needs arguments
-    that `kwargs` lack; the message names them as options below `where`."""
+    that `kwargs` lack; the message names them as options below `where`, and the arguments `given` by collectx."""
     try:
         return call_with_tuples(target, **arguments_of(target, kwargs, where))
     except TypeError as error:
-        raise_missing(error, target, kwargs, where)
+        raise_missing(error, target, kwargs, where, given)
         raise
 
 
-def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> None:
-    """Raises a `ConfigError` from `error` if `target` needs arguments that `kwargs` lack."""
+def raise_missing(
+    error: TypeError, target: Callable[..., Any], kwargs: Mapping[str, Any], where: str, given: Iterable[str] = ()
+) -> None:
+    """Raises a `ConfigError` from `error` if `target` needs arguments that `kwargs` lack; see `call`."""
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # a builtin may lack a signature
@@ -224,7 +226,11 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     if missing := [name for name in needed if name not in kwargs]:
         name = getattr(target, "__qualname__", repr(target)).rpartition("<locals>.")[2]
         name = "the lambda" if name == "<lambda>" else name
-        problems = [f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE." for each in missing]
+        or_given = f", or take what collectx passes: {', '.join(given)}" if given else ""
+        problems = [
+            f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE{or_given}."
+            for each in missing
+        ]
         raise ConfigError(*problems) from error
 
 

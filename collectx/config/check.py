@@ -246,9 +246,10 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
             section = _part(name, cls, values[name], problems)
             if name == "sweep":
                 problems += _unknown_objectives(section, sections["env"], sections["eval"])
+    kinds = {group: section.get("kind") for group in GROUPS if isinstance(section := values.get(group), Mapping)}
     for name in values:
         if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
-            problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
+            problems += [_unknown(path, kinds) for path in _leaves(name, values[name]) if path not in ignore]
     return incomplete(RunConfig, **sections, written=[]), problems
 
 
@@ -450,14 +451,29 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
     return _unknown_in(path, key, names, f" of {choice}")
 
 
-def _unknown(path: str) -> Problem:
-    """Returns the problem that there is no group or section with the key `path`."""
+def _of_kinds(options: list[str], kinds: Mapping[str, Any]) -> list[str]:
+    """Returns those of the options that the chosen kinds of their groups have; if there are none, all of them, with the
+    choices that have them."""
+    having = {}
+    for option in options:
+        group, _, rest = option.partition(".")
+        key, known = re.split("[.=]", rest)[0], schemas(group) if group in KINDS else {}
+        others = [kind for kind, cls in known.items() if key in cls.__dataclass_fields__]
+        is_lacked = key and kinds.get(group) in known and kinds[group] not in others
+        having[option] = others if is_lacked else []
+    fitting = [option for option in options if not having[option]]
+    return fitting or [f"{each} of {each.partition('.')[0]}={either(having[each])}" for each in options]
+
+
+def _unknown(path: str, kinds: Mapping[str, Any]) -> Problem:
+    """Returns the problem that there is no group or section with the key `path`. `kinds` are those of the groups, as
+    far as they are known."""
     # As in wandb.project, without its section.
     within = [known for known in known_paths() if "." in path and known.endswith(f".{path}")]
-    if meant := within or other_names.meant(path):
+    if meant := _of_kinds(within or other_names.meant(path), kinds):
         return Unknown(path, f"is not an option. {other_names.hint(meant)}")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
-    last = path.rpartition(".")[2]
+    last = path.rpartition(".")[2].replace("-", "_")
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
     if "." not in path:
         same[:0] = [f"{group}=NAME" for group in GROUPS if group == nearest(path, GROUPS, 0.9)]
@@ -466,20 +482,21 @@ def _unknown(path: str) -> Problem:
         leaves = {known.rpartition(".")[2] for known in known_paths()}
         similar = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
         same += [known for known in known_paths() if known.rpartition(".")[2] == similar]
+    same = _of_kinds(same, kinds)
     if len(same) == 1 or (same and "." not in path):
         return Unknown(path, f"is not an option. Did you mean {either(same[:3])}?")
     groups = did_you_mean(path.partition(".")[0], _TOP_LEVEL, more="To list all groups: collectx list")
     return Unknown(path, f"is not an option{groups}")
 
 
-def unknown_option(path: str) -> Problem | None:
+def unknown_option(path: str, kinds: Mapping[str, Any]) -> Problem | None:
     """Returns the problem that no choice of any group has the option, section or group `path`; None if one has, or if
-    the path is Hydra's."""
+    the path is Hydra's. `kinds` are those of the groups, as far as they are known."""
     group, _, key = path.partition(".")
     if group == "hydra" or {"/", "@"} & {*path}:
         return None
     if group not in _TOP_LEVEL:
-        return _unknown(path)
+        return _unknown(path, kinds)
     known = [each.partition(".")[2] for each in known_paths() if each.startswith(f"{group}.")]
     # A mapping, such as env.kwargs, has keys of its own.
     if not key or not known or any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in known):
@@ -493,7 +510,10 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     near = did_you_mean(key, names, f"{path}.", how_to_list)
     meant = other_names.meant(f"{path}.{key}")
     own = [each for each in meant if each.startswith(f"{path}.") and re.split("[.=]", each)[1] in names]
-    others = [each for each in meant if not each.startswith(f"{path}.") and path != "eval"]
+    # Of logger.wandb.foo, the part wandb is known too.
+    others = [
+        each for each in meant if not each.startswith(f"{path}.") and path not in ("eval", each.replace("=", "."))
+    ]
     if (meant := own or others) and nearest(key, names, 0.8) is None:
         near = f". {other_names.hint(meant)}"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")

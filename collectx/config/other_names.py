@@ -23,6 +23,13 @@ _PATHS = {
     "best": "eval.weights=best",
     "env.name": "env.id",
     "eval.num_envs": "eval.env.num_envs",
+    "devices=cuda:0": "devices=cuda devices.device=cuda:0",
+    "logger.entity": "logger.wandb.entity",
+    "framework": "Leave it out, because collectx uses PyTorch.",
+    "optimizer": "The trainers of collectx use Adam. For another one, write a trainer of your own (trainer=custom).",
+    "n": "collector.num_workers",
+    **dict.fromkeys(("no_cuda", "no_gpu"), "devices=cpu"),
+    **dict.fromkeys(("WANDB_MODE", "wandb_mode"), "logger.wandb.mode"),
     "logger.project": "logger.wandb.project",
     "sweep.dir": "hydra.sweep.dir",
 }
@@ -34,7 +41,9 @@ def _rows() -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for line in TABLE.read_text().splitlines()[2:]:
         _, first, *names, _, _ = line.split("|")
-        meant = re.findall(r"`([^`]+)`", first) or [re.sub(r" \[(.+)\]\(\.\./(.+)\) ", r"To write \1: docs/\2", first)]
+        meant = re.findall(r"`([^`]+)`", first) or [
+            re.sub(r" (.+, see )\[(.+)\].* ", r"To write \1the page '\2'.", first)
+        ]
         for name in dict.fromkeys(re.findall(r"`([^`]+)`", "|".join(names).lower())):
             rows.setdefault(name, []).extend(meant)
     return rows
@@ -53,7 +62,8 @@ def _counts() -> dict[str, str]:
 
 def meant(path: str) -> list[str]:
     """Returns what users mean by an unknown option or choice, such as "trainer.lr": options, choices or commands, or a
-    sentence about writing one; empty if nothing is known."""
+    sentence about writing one; empty if nothing is known. Dashes, as in flags, count as underscores."""
+    path = path.replace("-", "_")
     if path in _PATHS:
         return [_PATHS[path]]
     # The last part that is known: net_arch of policy_kwargs.net_arch, env_config of env_config.gravity.
@@ -64,4 +74,4 @@ def hint(meant: list[str]) -> str:
     """Returns the end of a message about an unknown name, from what `meant` returns."""
     *_, last = meant
     counts = f" It {_counts()[last]}" if meant == [last] and last in _counts() else ""
-    return last if last.startswith("To write ") else f"Did you mean {' or '.join(meant)}?{counts}"
+    return last if last.endswith(".") else f"Did you mean {' or '.join(meant)}?{counts}"

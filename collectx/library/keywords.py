@@ -145,7 +145,10 @@ class Keywords:
     policy: Callable[..., Any] | None = field(
         default=None,
         kw_only=False,
-        metadata={"advice": "pass a module, or another callable from the observation to the action."},
+        metadata={
+            "advice": "pass a module, or another callable from the observation to the action; for an agent of "
+            "Stable-Baselines3, policy_from_agent(agent)."
+        },
     )
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any] | None] | None = None
     create_env_kwargs: PerWorker = None

@@ -388,6 +388,8 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
             continue
         if _without_last_ones(shape) != _without_last_ones(leaf.shape):
             hint = "" if leaf.shape else " For a discrete action, return its index (argmax), not logits or one-hot."
+            if dims == 0 and value.ndim > len(leaf.shape):
+                hint += " The observation of one env has no env dimension; num_envs=1 adds it."
             raise ShapeError(
                 f"the policy returned {name} with shape {list(value.shape)}, but the action space requires shape "
                 f"{[*size, *leaf.shape]}.{hint}"

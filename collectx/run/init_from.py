@@ -115,12 +115,12 @@ class InitialWeights:
         self._states = dict(content) if is_ours else {"policy": content}
 
     def _unflattened(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns published weights by name, if they are those of an equal policy."""
+        """Returns published weights by name, if they are those of a policy with the same layers."""
         weights = FlatWeights(self._module)
         if weights.nbytes != flat.numel():
             raise ConfigError(
                 f"the checkpoint in {self._path} contains {flat.numel()} bytes of weights, but the policy needs "
-                f"{weights.nbytes}. Let the run end, so that it writes policy.pt, or use an equal policy."
+                f"{weights.nbytes}. Let the run end, so that it writes policy.pt, or use a policy with the same layers."
             )
         weights.read(flat)
         return {name: tensor.clone() for name, tensor in self._module.state_dict().items()}
@@ -135,9 +135,9 @@ class InitialWeights:
         if problems and (self._cfg.init_strict or not fits):
             more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
             count = counted(len(fits), "tensor")
-            advice = f"Use an equal policy, or policy.init_strict=false to load only what fits ({count})."
+            advice = f"Use a policy with the same layers, or policy.init_strict=false to load only what fits ({count})."
             if not fits:
-                advice = "Use an equal policy: no tensor fits."
+                advice = "No tensor fits: use a policy with the same layers."
             raise ConfigError(
                 f"policy.init_from={self._cfg.init_from} does not fit: {'; '.join(problems[:_NAMED])}{more}. {advice}"
             )

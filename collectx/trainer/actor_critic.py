@@ -357,8 +357,16 @@ class FlatObservation(Flatten):
     does not write, such as a recurrent state."""
 
     def __init__(self, policy: Any, spec: EnvSpec):
-        keys = enumerate(map(as_key, policy.observation_keys))
-        parts = [(i, key, leaf) for i, key in keys for leaf in spec.observation if leaf.key[: len(key)] == key]
+        keys = [*map(as_key, policy.observation_keys)]
+        parts = [
+            (i, key, leaf) for i, key in enumerate(keys) for leaf in spec.observation if leaf.key[: len(key)] == key
+        ]
+        if not parts and spec.observation:
+            reads, has = (", ".join(map(".".join, each)) for each in (keys, [leaf.key for leaf in spec.observation]))
+            raise ConfigError(
+                f"{type(policy).__name__} reads {reads} (observation_keys), but the observation of the env has {has}. "
+                "Use keys that it has."
+            )
         super().__init__(spec, [leaf for _, _, leaf in parts])
         self._parts = [(i, leaf.key[len(key) :]) for i, key, leaf in parts]
 

@@ -25,19 +25,20 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):
         policy.to(device)
-    arguments: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
+    given: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
+    arguments = given
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(target).parameters
     except ValueError:  # A builtin may lack a signature.
         parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        arguments = {name: value for name, value in arguments.items() if name in parameters}
+        arguments = {name: value for name, value in given.items() if name in parameters}
     if inspect.isfunction(target) and "collection" in {*parameters} - {*arguments, *cfg.kwargs}:
         raise ConfigError(
             f"trainer.target={cfg.target} is a function of the collection, but it must make a trainer. Write a class "
             "with a method train(self, collection)."
         )
-    trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
+    trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs", given)
     if not callable(getattr(trainer, "train", None)):
         raise ConfigError(
             f"trainer.target={cfg.target} returned an object of type {type(trainer).__name__} without a method "

@@ -412,9 +412,22 @@ def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = Tr
     runs, folders = [], [absolute(root)] if os.path.isdir(root) else []
     for depth in range(max_depth + 1):
         runs += [folder for folder in folders if (depth or includes_root) and os.path.isdir(folder / "snapshot")]
-        inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
-        folders = [path for path in inner if os.path.isdir(path)]
+        folders = [inner for folder in folders if folder not in runs for inner in _folders_in(folder)]
     return [RunFolder(folder) for folder in sorted(runs)]
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Returns the folders in a folder that are not hidden; without a system call for each of its files."""
+    try:
+        with os.scandir(folder) as entries:
+            shown = [each for each in entries if not each.name.startswith(".")]
+    except OSError:
+        return []
+    return [
+        Path(each)
+        for each in shown
+        if each.is_dir(follow_symlinks=False) or (each.is_symlink() and os.path.isdir(each))
+    ]
 
 
 def new_folder() -> RunFolder:

@@ -53,6 +53,16 @@ def interruption(signum: int) -> str:
 
 
 ALL_DELIVERED = "all frames delivered"
+
+
+def limit_of(exit_reason: str) -> str | None:
+    """Returns the option whose limit ended a completed run; None if the trainer did."""
+    if exit_reason == ALL_DELIVERED:
+        return "collector.total_frames"
+    limits = ("run.max_batches", "run.max_minutes")
+    return next((option for option in limits if f"({option}=" in exit_reason), None)
+
+
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 WITHOUT_FAILURE = (Status.COMPLETED, Status.STOPPED, Status.WAITING)
 # The events of a lost worker after which the run continues.

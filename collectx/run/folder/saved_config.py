@@ -26,7 +26,7 @@ from collectx.config.schema.run import OBJECTIVES, SECTIONS, RunConfig
 from collectx.errors import ConfigError, DamagedFileError
 from collectx.run.folder import snapshot
 from collectx.run.folder.layout import RunFolder, locked, runs_below
-from collectx.run.folder.result import Result, Status
+from collectx.run.folder.result import Result, Status, limit_of
 
 
 def write_snapshot(
@@ -96,19 +96,20 @@ def repeatable_config(run_folder: RunFolder) -> tuple[Path, Change | None]:
 
 
 def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
-    """Returns the result of the run in a folder if the run is complete and `cfg` would end it there too; otherwise
-    None."""
+    """Returns the result of the run in a folder if the run is complete and `cfg`, which may change other options that a
+    resume may change, would end it there too; otherwise None."""
     result = run_folder.read_result()
     if result is None or result["status"] != Status.COMPLETED or not run_folder.config.is_file():
         return None
     saved = _comparable_file(run_folder.newest_config)
     new = _back(saved, _comparable(cfg, saved), cfg.run.moved)
-    limits = ("max_batches", "max_minutes")
-    ends = [
-        (each.get("collector", {}).get("total_frames"), *(each.get("run", {}).get(name) for name in limits))
-        for each in (saved, new)
-    ]
-    if ends[0] != ends[1] or _effects(saved, new):
+    limit = limit_of(str(result.get("exit_reason")))
+    before, after = flat(saved), flat(new)
+    ends = [limit] if limit else ["collector.total_frames", "run.max_batches", "run.max_minutes"]
+    if any(before.get(path) != after.get(path) for path in ends):
+        return None
+    # A trainer that ended the run itself may go on with other options.
+    if _effects(saved, new) and (limit is None or _fixed(saved, new)):
         return None
     try:
         return Result.from_json(result, run_folder.path)
@@ -138,8 +139,8 @@ def problems(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     now = _comparable(cfg, saved)
     found = _fixed(saved, _back(saved, now, cfg.run.moved))
     is_moved = not cfg.run.moved and _fixed(saved, _back(saved, now, True)) != found
-    what = "it" if len(found) == 1 else "what changes them"
-    advice = f"Leave out {what}, or start a new run in another folder."
+    what = "it" if len(found) == 1 else "these changes"
+    advice = f"Leave {what} out, or start a new run in another folder."
     if is_moved:
         advice = (
             "If only the place of your data is another, add --moved (in `collectx run`: run.moved=true). Otherwise, "

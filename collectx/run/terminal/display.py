@@ -36,7 +36,7 @@ from collectx.process import is_debugging
 from collectx.progress import erase, tell_briefly
 from collectx.run.folder.batch_line import TIMES
 from collectx.run.folder.layout import RunFolder
-from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
+from collectx.run.folder.result import ALL_DELIVERED, Result, Status, limit_of, type_name
 from collectx.run.statistics import Curve, RateWindow, Statistics, View
 from collectx.run.terminal import printing
 from collectx.run.terminal.printing import clock, number, print_line, scalar
@@ -471,7 +471,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         printing.message(result.exit_reason)
         if result.status is Status.INTERRUPTED and result.batches:
             printing.message(_how_to_continue(result))
-        elif (option := _limit_of(result)) == "run.max_minutes":
+        elif (option := limit_of(result.exit_reason)) == "run.max_minutes":
             printing.message(_how_to_train_longer(result, option))
     _print_table(result)
 
@@ -497,20 +497,12 @@ def to_continue(run_folder: RunFolder) -> str | None:
 
 def print_completed(result: Result) -> None:
     """Prints that a run is already complete, and the run's table."""
-    option = _limit_of(result)
+    option = limit_of(result.exit_reason)
     how = "To train longer, change the option that ended it."
     if option is not None:
         how = _how_to_train_longer(result, option)
     printing.message(f"this run is already complete: {result.exit_reason}. {how}")
     _print_table(result)
-
-
-def _limit_of(result: Result) -> str | None:
-    """Returns the option whose limit ended a completed run; None if the trainer did."""
-    if result.exit_reason == ALL_DELIVERED:
-        return "collector.total_frames"
-    limits = ("run.max_batches", "run.max_minutes")
-    return next((option for option in limits if f"({option}=" in result.exit_reason), None)
 
 
 def _how_to_train_longer(result: Result, option: str) -> str:

@@ -162,6 +162,29 @@ run policy=gru
 run trainer.n_steps=128
 run n_envs=4
 run --config=without
+run --config=without.yaml
+run --config=my.yaml
+run --config loose.yaml
+run -c loose.yaml
+run experiment=without.yaml
+run experiment=ppo.yaml
+run --config-dir conf experiment=without.yaml
+run --num-steps 128
+run --num-steps 128 trainer=dqn
+run n_steps=2048
+run n_steps=4 trainer=dqn
+run batch_size=64
+run epsilon_start=1
+run trainer=dqn batch_size=64
+run --total-timesteps 100000 --wandb-project-name=foo --no-cuda --learning-rate 3e-4 --env-id X
+run total-timesteps=100
+cancel finished --wait --all
+run -n 4
+run WANDB_MODE=offline logger.entity=me
+run devices=cuda:0
+plan env=atari
+run optimizer=adamw framework=torch
+run trainer.target_kl=0.1
 run --config-dir files experiment=no_package
 run --config-dir files experiment=no_slash
 run --config-dir files experiment=no_package_no_slash

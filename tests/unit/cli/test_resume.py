@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from composed_overrides import composed
+from stand_in_slurm import write_result
 
 import collectx.run
 from collectx.checkpoints import Checkpoints
@@ -129,6 +130,24 @@ def test_a_completed_run_is_left_as_it_is_unless_its_end_is_changed(stub, old, c
     assert not files.hydra.exists()
     assert resume.main([str(files.path), "run.max_batches=5"]) == run.main([*words, "run.max_batches=6"]) == 0
     assert [cfg.run.max_batches for cfg, *_ in stub.calls] == [5, 6]
+
+
+def test_a_run_that_a_limit_ended_has_nothing_left_whatever_else_is_changed(stub, old, capsys):
+    files = old("completed")
+    write_result(files.path, "completed", "all frames delivered")
+    before = files.result.read_bytes()
+    for word in ("trainer.learning_rate=1e-4", "run.max_batches=9", "collector.worker_timeout_s=90"):
+        assert resume.main([str(files.path), word]) == 0
+        assert "already complete: all frames delivered. To train longer" in capsys.readouterr().err
+    assert resume.main([str(files.path), "seed=9"]) == 2
+    assert "seed (was 0, now 9) cannot change" in (said := capsys.readouterr().err)
+    assert "Leave it out, or start a new run" in said
+    assert (stub.calls, files.result.read_bytes()) == ([], before)
+    assert resume.main([str(files.path), "collector.total_frames=1024000"]) == 0
+    # A trainer that ended its run may go on with other options.
+    write_result(files.path, "completed", "trainer.target_return=9 is reached")
+    assert resume.main([str(files.path), "trainer.target_return=400"]) == 0
+    assert len(stub.calls) == 2
 
 
 def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_run_elsewhere_lives_as_long_as_jobs_of_its_workers(queue, tmp_path, c
 def test_without_a_folder_the_newest_runs_of_outputs_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert status.main([]) == 2
-    assert "there is no folder 'outputs'" in capsys.readouterr().err
+    assert "there are no runs here yet" in capsys.readouterr().err
     names = [f"day/{number}" for number in range(9)] + ["day/time-sweep/seed=0", "day/time-sweep/seed=1", "mine"]
     for time_s, name in enumerate(reversed(names)):
         files = RunFolder(tmp_path / "outputs" / name)
@@ -129,6 +130,16 @@ def test_without_a_folder_the_newest_runs_of_outputs_are_shown(tmp_path, monkeyp
     assert (names[1:11], names.count("mine")) == ([f"day/{number}" for number in range(9)] + ["mine"], 1)
     assert status.main(["outputs/mine", "nowhere"]) == 2
     assert "there is no folder 'nowhere'" in capsys.readouterr().err
+    # Runs whose hydra.run.dir or hydra.sweep.dir is here are shown too, with or without outputs.
+    for name in ("first", "sweep/seed=0"):
+        RunFolder(tmp_path / name).begin()
+    assert status.main([]) == 0
+    out, err = capsys.readouterr()
+    assert {"first", "sweep/seed=0", "outputs/day/0"} <= {line.split()[0] for line in out.splitlines() if line}
+    assert "the newest 10 of 14 runs. To see all: collectx status ." in err
+    shutil.rmtree(tmp_path / "outputs")
+    assert status.main([]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:3]] == ["first", "sweep/seed=0"]
 
 
 @pytest.mark.parametrize(("reason", "said"), [("all frames delivered", False), ("trainer.target_return=9 is", True)])
@@ -143,4 +154,4 @@ def test_a_run_that_ended_before_its_last_frame_says_why(tmp_path, capsys, reaso
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2
-    assert "nowhere'. To list the runs" in capsys.readouterr().err
+    assert "nowhere'. To list the runs here" in capsys.readouterr().err

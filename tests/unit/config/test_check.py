@@ -13,7 +13,7 @@ import pytest
 from composed_overrides import examine
 
 from collectx.cli.compose import compose
-from collectx.config.check import check_option, convert, describe, members, out_of_range, wrong_type
+from collectx.config.check import check_config, check_option, convert, describe, members, out_of_range, wrong_type
 from collectx.config.problem import PYTHON, YAML, Problem
 from collectx.config.registry import GROUPS, schemas
 from collectx.config.schema.run import SECTIONS
@@ -118,6 +118,7 @@ WRONG_VALUES = [
     "render=true best=true",
     "total_steps=1000 frame_stack=4",
     "env.frame_stack=4 policy.width=64 policy.net_arch=64",
+    "trainer=custom trainer.target=a:B batch_size=64",
 ]
 # Overrides -> the only message, from the source of what takes the arguments.
 WRONG_ARGUMENTS = {
@@ -250,6 +251,12 @@ def test_the_arguments_of_what_is_imported(source: str, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = preflight.parameters(f"{module}:make")
     assert (found and tuple(found)) == SOURCES[source]
+
+
+def test_an_unknown_option_of_a_logger_is_answered_with_its_options():
+    _, problems = check_config({"logger": {"wandb": {"foo": 1}}})
+    said = "logger.wandb.foo is not an option. Valid names: project, entity, name, group, tags, mode."
+    assert said in map(str, problems)
 
 
 def test_no_integer_is_too_large_for_64_bits():

@@ -132,6 +132,7 @@ CASES = {
     "text beside the action": (SEVERAL, lambda observation: (index(observation), "left")),
     "another number of envs": (SEVERAL, lambda observation: index(observation)[:2]),
     "logits": (SEVERAL, lambda observation: observation),
+    "several actions of one env": (ONE, lambda observation: torch.full((len(observation),), 1)),
     "too few numbers": (spec(action=BOX), lambda observation: observation[..., :1]),
     "doubles": (spec(action=BOX), lambda observation: observation.double()),
     "integers": (spec(action=BOX), lambda observation: observation.long()),

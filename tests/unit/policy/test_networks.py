@@ -12,6 +12,7 @@ from torch.distributions import Categorical, Normal
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
 from collectx.policy import build
 from collectx.policy.heads import head_for
 from collectx.policy.stochastic import Flatten
@@ -40,6 +41,9 @@ def test_first_weights_are_orthogonal_and_the_last_layer_is_small():
             assert not layer.bias.any()
     body = [layer for layer in Critic(users, spec, 0).body if isinstance(layer, nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in body] == [(3, 64), (64, 64)]
+    other = SimpleNamespace(observation_keys=["pos", ("goal", "xy")])
+    with pytest.raises(ConfigError, match=r"reads pos, goal.xy \(observation_keys\), but .* the env has observation"):
+        Critic(other, spec, 0)
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_files_of_other_checkpoints_fall_back_to_the_checkpoint_before(cfg, ende
 def test_the_command_says_that_no_checkpoint_is_left(cfg, ended, capsys, name):
     for path in ended.checkpoints.glob(f"0*/{name}"):
         path.write_text("")
-    assert resume.main([str(ended.path), "run.max_batches=6"]) == 2
+    assert resume.main([str(ended.path), "collector.total_frames=120"]) == 2
     said = capsys.readouterr().err
     assert (
         f"no checkpoint in {ended.checkpoints} can be used. Restore the damaged files from a copy, or repeat the "
@@ -289,7 +289,7 @@ def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kin
 @pytest.mark.parametrize("damage", [lambda text: text[:-30], lambda text: text.replace(b'"batch":4', b'"batch":5')])
 def test_a_damaged_line_falls_back_to_the_checkpoint_before_it(cfg, ended, capsys, damage):
     ended.metrics.write_bytes(damage(ended.metrics.read_bytes()))
-    assert resume.main([str(ended.path), "run.max_batches=6"]) == 0
+    assert resume.main([str(ended.path), "collector.total_frames=120"]) == 0
     said = capsys.readouterr()
     assert "The run continues from an earlier checkpoint." in said.err
     assert (
@@ -308,6 +308,6 @@ def test_missing_lines_are_noticed_by_the_command(cfg, ended, capsys, monkeypatc
     lines.append(lines[-1].replace(b'"batch":4', b'"batch":5'))
     del lines[line]
     ended.metrics.write_bytes(b"".join(lines))
-    assert command([str(ended.path)] + ["run.max_batches=6"] * (command is resume.main)) == 2
+    assert command([str(ended.path)] + ["collector.total_frames=120"] * (command is resume.main)) == 2
     said = capsys.readouterr().err
     assert f"{ended.metrics}: line {line + 1} belongs to batch {line + 1}, not {line}: lines are missing" in said

@@ -406,6 +406,9 @@ def test_custom(monkeypatch):
         build("builtins:dict")
     with pytest.raises(ConfigError, match="is a function of the collection, but it must make a trainer"):
         build(f"{__name__}:trains")
+    given = "trainer.kwargs.env is not set, .* or take what collectx passes: policy, spec, seed, device"
+    with pytest.raises(ConfigError, match=given):
+        build(f"{__name__}:OfAnEnv")
     monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", lambda self: None)
     with pytest.raises(ConfigError, match="its method train must take one argument, the batches"):
         build("collectx.trainer.base:MeterTrainer")
@@ -413,6 +416,11 @@ def test_custom(monkeypatch):
         monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", globals()[method])
         with pytest.raises(ConfigError, match=f"contains `{word}`, so a call of it trains nothing"):
             build("collectx.trainer.base:MeterTrainer")
+
+
+class OfAnEnv:
+    def __init__(self, policy, env):
+        self.env = env
 
 
 def trains(collection, learning_rate=0.1):

@@ -120,7 +120,7 @@ def _say_batch_time(cfg: RunConfig, options: TuneConfig, limit_s: float) -> None
         raise ConfigError(str(error)) from error
     if seconds is None or seconds < 1:
         return
-    takes = f"a batch takes about {seconds:,.3g} s with your settings"
+    takes = f"a batch takes about {plan.duration(seconds)} with your settings"
     # The batches before the measurement, and its two. Async workers fill a batch each at the same time.
     num_batches = 4 if options.warmup_s else 3
     num_at_once = 1 if cfg.collector.schedule == "sync" else cfg.collector.num_workers
@@ -128,7 +128,7 @@ def _say_batch_time(cfg: RunConfig, options: TuneConfig, limit_s: float) -> None
     if needed_s > limit_s:
         more = math.ceil(options.seconds + (needed_s - limit_s) / 20) + 1
         raise ConfigError(
-            f"{takes}, so a measurement would take {needed_s:,.3g} s, but its limit is {limit_s:g} s. Lower "
+            f"{takes}, so a measurement would take {needed_s:,.0f} s, but its limit is {limit_s:g} s. Lower "
             f"collector.frames_per_batch, or measure longer with tune.seconds={more}."
         )
     printing.say(f"{takes}. Each measurement waits up to {limit_s:g} s for two batches")

@@ -52,6 +52,9 @@ _CPU = torch.device("cpu")
 _TRAINER_NBYTES, _SHARED_NBYTES, _PROCESS_NBYTES = 300 * 10**6, 100 * 10**6, 20 * 10**6
 # How many seconds an env is stepped after its first step, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
+_NUM_SPANS = 5
+# How many seconds a trainer learns after its first batch.
+_LEARNING_S = 0.5
 # From how many frames at most a trainer learns here; off-policy, with how many gradient steps.
 _MOST_FRAMES, _MOST_UPDATES = 1024, 32
 # Entries of the memory that are not part of its total, and the share of the total from which a part is named.
@@ -208,7 +211,7 @@ def _traffic(cfg: RunConfig, slots: SlotSpec) -> Section:
 
 def step_s(group: Env) -> float | None:
     """Returns seconds per step and env, with random actions, without the first step, in which much is loaded. Blocks
-    for at least two steps. None for envs whose tensors are on a device: timing them would require waiting for the
+    for at least three steps. None for envs whose tensors are on a device: timing them would require waiting for the
     device."""
     spec, size = group.spec, group.spec.num_envs
     if spec.device is not None:
@@ -263,15 +266,18 @@ def _threads(number: int) -> Iterator[None]:
 
 
 def _mean_s(timed: Callable[[], float]) -> float:
-    """Returns the mean of the seconds that some calls return, without the first, in which much is loaded."""
+    """Returns the mean of the seconds that some calls return, without the first, in which much is loaded: of several
+    spans of calls the fastest, as other programs only make a span slower."""
     took_s = list[float]()
-    while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
+    while len(took_s) <= _MAX_STEPS and (len(took_s) < 3 or sum(took_s[1:]) < _STEPPING_S):
         took_s.append(timed())
-    return sum(took_s[1:]) / len(took_s[1:])
+    spans = np.array_split(took_s[1:], min(_NUM_SPANS, len(took_s) - 1))
+    return min(float(span.mean()) for span in spans)
 
 
 class _Rehearsal:
-    """A collection that delivers one batch twice, as `frames` new frames each."""
+    """A collection that delivers one batch several times, as `frames` new frames each. `learned_s` is the shortest time
+    that a trainer had it for, without the first."""
 
     total_frames, num_episodes, mean_return, learners = -1, 0, math.nan, ALONE
 
@@ -281,11 +287,15 @@ class _Rehearsal:
         self.learned_s = math.nan
 
     def __iter__(self) -> Iterator[TensorDict]:
-        for _ in range(2):
+        threads, took_s = torch.get_num_threads(), list[float]()
+        while len(took_s) <= _MAX_STEPS and (len(took_s) < 3 or sum(took_s[1:]) < _LEARNING_S):
+            # Beside other programs, several threads may wait for each other longer than one needs.
+            torch.set_num_threads(threads if len(took_s) % 2 else 1)
             self.frames += self._new_frames
             began_s = perf_counter()
             yield self._batch
-            self.learned_s = perf_counter() - began_s
+            took_s.append(perf_counter() - began_s)
+        self.learned_s = min(took_s[1:])
 
     def publish(self, module: Any) -> int:
         return 0
@@ -462,9 +472,15 @@ def _shown(key: str, value: Any) -> str:
     if value is None:
         return "unknown"
     if key.endswith("_s"):
-        unit_s, name = next(each for each in ((3600.0, "h"), (1.0, "s"), (0.0, "ms")) if value >= each[0])
-        return f"{value / (unit_s or 1e-3):,.3g} {name}"
+        return duration(value)
     return _size(value) if key.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as people read it: `2.5 ms`, `96 s`, `29 min`."""
+    units = (3600.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")
+    unit_s, name = next(each[1:] for each in units if seconds >= each[0])
+    return f"{float(f'{seconds / unit_s:.3g}'):,g} {name}"
 
 
 def _size(nbytes: int) -> str:

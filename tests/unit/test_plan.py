@@ -231,9 +231,9 @@ def test_what_a_run_would_refuse_once_it_has_made_an_env(capsys):
 
 def test_numbers_have_units_and_what_is_zero_is_left_out():
     sizes = {"a_bytes": 999, "b_bytes": 1000, "c_bytes": 1_500_000, "d_bytes": 2 * 10**9, "e_bytes": 0}
-    times = {"f_s": 0.0125, "g_s": 1.0, "h_s": 5400.0, "i_s": None, "j": 12345, "k_k": "text"}
+    times = {"f_s": 0.0125, "g_s": 1.0, "h_s": 5400.0, "i_s": None, "m_s": 1741.0, "j": 12345, "k_k": "text"}
     planned = {"runs": [{"name": "run", "section": sizes | times}], "slurm": [["#SBATCH --time=1"]], "totals": {}}
-    expected = ["a  999 bytes", "b  1 kB", "c  1.5 MB", "d  2 GB", "f  12.5 ms", "g  1 s", "h  1.5 h", "i  unknown"]
+    expected = ["a  999 bytes", "b  1 kB", "c  1.5 MB", "d  2 GB", "f  12.5 ms", "g  1 s", "h  1.5 h", "i  unknown", "m  29 min"]
     expected = [f"  {line[0]}  {line[1:]}" for line in expected] + ["  j    12,345", "  k k  text"]
     assert [*lines(planned)] == ["section", *expected, "slurm", "  #SBATCH --time=1"]
 
@@ -265,9 +265,15 @@ class Steps:
 
 
 @pytest.mark.parametrize(
-    ("times", "step", "num_steps"), [((5.0, 0.125), 0.0625, 3), ((5.0, 1.0), 0.5, 2), ((5.0, 0.0), 0.0, 201)]
+    ("times", "step", "num_steps"),
+    [
+        ((5.0, 0.125), 0.0625, 3),
+        ((5.0, 1.0), 0.5, 3),
+        ((5.0, 0.0), 0.0, 201),
+        ((5.0, 3.0, 0.125), 0.0625, 3),
+    ],
 )
-def test_envs_are_stepped_for_a_moment_and_their_first_step_does_not_count(monkeypatch, times, step, num_steps):
+def test_envs_are_stepped_for_a_moment_without_the_first_step_and_a_disturbed_one(monkeypatch, times, step, num_steps):
     now = [0.0]
     monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
     group = Steps(now, *times)

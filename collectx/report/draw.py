@@ -94,15 +94,13 @@ _Styles: TypeAlias = Mapping[str, Mapping[str, Any]]
 @dataclass(frozen=True)
 class Plot:
     """A figure; `name` becomes its file name, `title` has names of metrics between backticks, `caption` says what it
-    shows, and `legend` what its lines are, in sentences that other figures share. A page shows the figure larger if
-    `is_large`."""
+    shows, and `legend` what its lines are, in sentences that other figures share."""
 
     name: str
     title: str
     caption: str
     figure: Figure
     legend: Sequence[str] = ()
-    is_large: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -202,15 +200,13 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
             ("Seeds", (), (objective,)),
             ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
             ("Metrics", _of_metrics(others), ()),
-            ("Losses", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
             ("Throughput", _SPEED, ()),
+            ("Losses", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
             for number in numbers:
                 plots += [*by_seed(of_env, styles, number), *profile(of_env, styles, number)]
             plots += scaling(of_env) if heading == "Throughput" else ()
-            # Two of them share a row.
-            plots = [replace(each, is_large=heading == "Learning" and place < 2) for place, each in enumerate(plots)]
             if len(envs) > 1:
                 plots = [replace(plot, name=f"{plot.name}-{env}", title=f"{plot.title}, {env}") for plot in plots]
             sections.setdefault(heading, []).extend(plots)
@@ -316,7 +312,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         return
     names = [_OPTION.sub(",\n", group.name) for group, _ in known]
     row_height = 0.22 + 0.14 * max(name.count("\n") + 1 for name in names)
-    with _figure((_SIZE[0], max(1.6, row_height * len(known) + 0.8))) as (figure, axes):
+    with _figure((_SIZE[0], max(_SIZE[1], row_height * len(known) + 0.8))) as (figure, axes):
         for row, (group, values) in enumerate(known):
             colour, curve, part = styles[group.name]["color"], f"curve {group.name}", f"part {group.name}"
             axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.8, ms=4, mew=0, gid=curve)
@@ -398,8 +394,8 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         _legend(figure, axes, min_labels=1)
         words = (
-            "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
-            "Points: interquartile mean over the seeds (mean of fewer than four). Bars: 95% bootstrap interval."
+            "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. Points and bars show "
+            "what the lines and bands of curves show."
         )
         yield Plot("scaling", "Scaling with workers", words, figure)
 

@@ -54,11 +54,11 @@ function smoothed(d) {
   return line.join(" ");
 }
 
-for (const figure of document.querySelectorAll("figure[data-smooth]")) {
-  figure.querySelector(".of").insertAdjacentHTML(
+for (const section of document.querySelectorAll("section[data-smooth]")) {
+  section.querySelector("h3").insertAdjacentHTML(
     "beforeend", '<label class="hint"><input type="checkbox"> smooth</label>');
-  figure.querySelector("input").addEventListener("change", (event) => {
-    for (const path of figure.querySelectorAll(".curve > path:not(.faint)")) {
+  section.querySelector("input").addEventListener("change", (event) => {
+    for (const path of section.querySelectorAll(".curve > path:not(.faint)")) {
       if (!event.target.checked) {
         path.setAttribute("d", path.previousSibling.getAttribute("d"));
         path.previousSibling.remove();

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import numpy as np
 import yaml
 from markupsafe import Markup, escape
 
@@ -20,7 +21,17 @@ from collectx import __version__
 from collectx.config.problem import counted
 from collectx.errors import ConfigError
 from collectx.report.draw import EVALUATED, RETURN, in_words, sections_of, timeline
-from collectx.report.read import FEW_SEEDS, Group, Run, centre, differences, groups_of, interval, read_rungs
+from collectx.report.read import (
+    FEW_SEEDS,
+    Group,
+    Run,
+    centre,
+    differences,
+    groups_of,
+    improvement,
+    interval,
+    read_rungs,
+)
 from collectx.run import Status
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
@@ -32,6 +43,8 @@ _MAX_TIMELINES = 6
 # The columns of runs: entries of `result.json` and their formats; and the parts of a run's time.
 _MEASURES = {"frames": ",.0f", "frames_per_s": ",.0f", "wall_s": ".1f"}
 _PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)", "evaluations (s)")
+# The column that compares the first row with the others.
+_CHANCE = "P(first is better)"
 _WAITS = ("learners wait for workers (s)", "for each other (s)")
 # How many runs that ended early are named in the results.
 _MAX_NOTES = 5
@@ -60,14 +73,18 @@ class Report:
     """
 
     def __init__(self, runs: Sequence[Run], objective: str, not_started: Sequence[str] = ()):
-        def key(group: Group) -> tuple[float, ...]:
-            return -group.limit, rank(_centre_of(group, objective), objective)
+        def run_rank(run: Run) -> float:
+            return rank(run.number(objective), objective)
 
-        self._runs, self._objective, self._groups = runs, objective, groups_of(runs)
+        def key(group: Group) -> tuple[float, ...]:
+            return -group.limit, rank(_centre_of(group, objective), objective), min(map(run_rank, group.runs))
+
+        self._objective, self._groups = objective, groups_of(runs)
         self._not_started = not_started
         self._envs = [*dict.fromkeys(group.env for group in self._groups)]
         self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
-        self._ranked = sorted(runs, key=lambda run: (self._envs.index(run.env), rank(run.number(objective), objective)))
+        ranked = (group for groups in self._best.values() for group in groups)
+        self._ranked = [run for group in ranked for run in sorted((*group.runs, *group.repeats), key=run_rank)]
         self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
         if len(self._groups) < len(runs):
             for env, groups in self._best.items():
@@ -76,6 +93,9 @@ class Report:
                 more = () if are_few else ("mean ± std", "min", "max")
                 head = "point", "seeds", f"{in_words(objective)} ({heads[0]})", heads[1], "frames", *more
                 rows = [_group_row(each, objective, are_few) for each in groups]
+                if any(chances := _chances(groups, objective)):
+                    head, more = (*head, _CHANCE), (*more, _CHANCE)
+                    rows = [(*row, chance or "-") for row, chance in zip(rows, chances, strict=True)]
                 self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(more)))
         # The page of one run names it in its title.
         lost = [run.end if len(runs) > 1 else run.end.partition(": ")[2] for run in runs if run.ended_early]
@@ -96,7 +116,7 @@ class Report:
     def write(self, folder: Path) -> Path:
         """Writes the page and its figures to a folder, and returns the path of the page. Raises `ConfigError` if the
         folder cannot be written to."""
-        runs = self._runs
+        runs = self._ranked
         drawn = [each for groups in self._best.values() for each in groups[:_MAX_CURVES]]
         # Runs that failed, and the best run of each group.
         best = {group: next(run for run in self._ranked if run in group.runs) for group in self._groups}
@@ -104,7 +124,6 @@ class Report:
         timed = sorted(chosen, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
         sections = sections_of(drawn, self._objective)
         sections["Timelines"] = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
-        small = [plot for plots in sections.values() for plot in plots if not (plot.is_wide or plot.is_large)]
         differing = differences(runs)
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
@@ -125,8 +144,6 @@ class Report:
             runs=self._run_rows(),
             not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
-            # Two rows of two, where rows of three would leave one alone.
-            enlarged=small[-4:] if len(small) % 3 == 1 and len(small) > 1 else [],
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={
                 "configurations have no curve": len(self._groups) - len(drawn),
@@ -185,6 +202,20 @@ class Report:
 def _centre_of(group: Group, number: str) -> float | None:
     values = group.values(number)
     return float(centre(values)) if len(values) else None
+
+
+def _chances(groups: Sequence[Group], objective: str) -> list[str]:
+    """Returns the probability that a run of the first group is better than one of each other, as text; empty for the
+    first, and where one of the two has fewer than `FEW_SEEDS` seeds."""
+    first, *others = (-np.sign(rank(1.0, objective)) * group.values(objective) for group in groups)
+    are_enough = [min(len(first), len(each)) >= FEW_SEEDS for each in others]
+    return [
+        "",
+        *(
+            f"{improvement(first, each):.0%}" if is_enough else ""
+            for each, is_enough in zip(others, are_enough, strict=True)
+        ),
+    ]
 
 
 def _group_row(group: Group, objective: str, are_few: bool) -> tuple[str, ...]:

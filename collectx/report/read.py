@@ -1,8 +1,8 @@
 """Reads run folders for a report: the curves and times of each run, the groups of runs that differ only in their seeds,
 and the interval of each group. Reads `halving.json` of their sweeps.
 
-The interval is that of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the
-interquartile mean over runs and its 95% bootstrap percentile interval.
+The statistics are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice":
+the interquartile mean over runs, its 95% bootstrap percentile interval, and the probability of improvement.
 """
 
 from __future__ import annotations
@@ -249,6 +249,12 @@ def interval(values: np.ndarray, of: Callable[[np.ndarray], Any] = centre) -> tu
     if len(values) < FEW_SEEDS:
         return values.min(axis=0), values.max(axis=0)
     return bootstrap_interval(values, of, _NUM_DRAWS)
+
+
+def improvement(values: np.ndarray, others: np.ndarray) -> float:
+    """Returns the probability that a value is higher than one of `others`: the share of pairs, of which ties count
+    half."""
+    return float(np.sign(np.subtract.outer(values, others)).mean() / 2 + 0.5)
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:

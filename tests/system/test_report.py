@@ -95,7 +95,7 @@ for (const name of ["Return against frames", "actor_loss"]) {
   figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
   root.dataset[name.split(/[ _]/)[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
 }
-const [box] = root.querySelectorAll("input"), path = box.closest("figure").querySelector(".curve > path");
+const [box] = root.querySelectorAll("input"), path = box.closest("section").querySelector(".curve > path");
 const roughness = () => {
   const heights = [...path.getAttribute("d").matchAll(/[ML] \\S+ (\\S+)/g)].map(([, y]) => +y);
   return heights.slice(1).reduce((sum, y, i) => sum + Math.abs(y - heights[i]), 0);
@@ -239,9 +239,10 @@ def test_a_run_that_was_repeated_is_one_seed(mixed):
 def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
     text = (mixed / "index.html").read_text()
     titles, figures = {}, {}
-    for heading, title, figure in re.findall('<p class="of">(.*?)</p>\n<h3>(.*?)</h3>(.*?)</figure>', text, re.DOTALL):
-        titles.setdefault(heading, []).append(title)
-        figures[title] = figure
+    for heading, section in re.findall("<h3>([^<]*)</h3>\n(<figure.*?)</section>", text, re.DOTALL):
+        for title, figure in re.findall("<h4>(.*?)</h4>(.*?)</figure>", section, re.DOTALL):
+            titles.setdefault(heading, []).append(title)
+            figures[title] = figure
     envs = "pushing:Env", "CartPole-v1"
     assert re.findall("<h3>(.*?)</h3>", text)[:2] == [*envs]
     learning = ["Return against frames", "Return of evaluations", "Return against time"]

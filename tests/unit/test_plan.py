@@ -233,7 +233,17 @@ def test_numbers_have_units_and_what_is_zero_is_left_out():
     sizes = {"a_bytes": 999, "b_bytes": 1000, "c_bytes": 1_500_000, "d_bytes": 2 * 10**9, "e_bytes": 0}
     times = {"f_s": 0.0125, "g_s": 1.0, "h_s": 5400.0, "i_s": None, "m_s": 1741.0, "j": 12345, "k_k": "text"}
     planned = {"runs": [{"name": "run", "section": sizes | times}], "slurm": [["#SBATCH --time=1"]], "totals": {}}
-    expected = ["a  999 bytes", "b  1 kB", "c  1.5 MB", "d  2 GB", "f  12.5 ms", "g  1 s", "h  1.5 h", "i  unknown", "m  29 min"]
+    expected = [
+        "a  999 bytes",
+        "b  1 kB",
+        "c  1.5 MB",
+        "d  2 GB",
+        "f  12.5 ms",
+        "g  1 s",
+        "h  1.5 h",
+        "i  unknown",
+        "m  29 min",
+    ]
     expected = [f"  {line[0]}  {line[1:]}" for line in expected] + ["  j    12,345", "  k k  text"]
     assert [*lines(planned)] == ["section", *expected, "slurm", "  #SBATCH --time=1"]
 

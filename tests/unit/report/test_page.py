@@ -67,8 +67,8 @@ def test_the_page_loads_nothing(written):
         "results",
         "learning",
         "seeds",
-        "losses",
         "throughput",
+        "losses",
         "timelines",
         "runs",
         "events",
@@ -138,8 +138,11 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     # The page has the table of the terminal, and more columns.
     assert " ".join(f"{row} {more}" for row, more in rows) in text
     runs = text[text.index("Runs run status frames/s return") :]
-    order = [(int(workers), int(seed)) for workers, seed in re.findall(r"num_workers=(\d),seed=(\d) completed", runs)]
-    assert order == sorted(rates, key=rates.get, reverse=True)
+    # As there, by points; the runs of each by the objective.
+    order = [f"collector.num_workers={workers},seed={seed}" for workers, seed in ((2, 1), (2, 0), (1, 0), (1, 1))]
+    assert re.findall(r"(\S+) completed", runs)[: len(order)] == order
+    names = " ".join(order)
+    assert f"option {names} " in text
 
 
 @pytest.mark.ci
@@ -248,6 +251,34 @@ def test_the_row_of_a_group_has_an_interval_of_four_runs_or_more(tmp_path):
         ("3 of 4, stopped", "6.667 ± 2.309", "4.000 to 8.000", "4 to 8"),
         ("1 of 2, stopped", "8.000", "-", "8"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "seeds", "chances"),
+    [
+        # 4 of 16 pairs are better, and 8 are ties.
+        ("mean_return", 4, {"size=1": "-", "size=0": "50%", "size=2": "100%"}),
+        ("wall_s", 4, {"size=2": "-", "size=0": "100%", "size=1": "100%"}),
+        ("mean_return", 3, None),
+    ],
+)
+def test_of_four_seeds_or_more_the_first_row_is_compared_with_each_other(tmp_path, objective, seeds, chances):
+    values = {0: (2.0, 2.0, 2.0, 2.0), 1: (1.0, 2.0, 2.0, 9.0), 2: (0.0, 0.0, 0.0, 0.0)}
+    runs = [
+        made_run(tmp_path, 2 * size, Status.COMPLETED, value, seed=seed)
+        for size, each in values.items()
+        for seed, value in enumerate(each[:seeds])
+    ]
+    for run in runs:
+        run.numbers = {**run.numbers, "wall_s": run.numbers["mean_return"]}
+    (table,) = Report(runs, objective).tables
+    if chances is None:
+        assert "P(first is better)" not in table.head
+    else:
+        assert table.head[-1] == "P(first is better)"
+        assert {row[0]: row[-1] for row in table.rows} == chances
+        # A terminal does not show it.
+        assert table.num_hidden == 4
 
 
 def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_path):

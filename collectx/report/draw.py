@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -286,15 +286,22 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
             of_batch = "episodes of one batch"
             axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label=of_batch, gid=f"curve {of_batch}")
         has_rest = has_rest or len(going) > 1 <= len(rests)
-    words = []
-    if has_mean and min(count for count in counts if count > 1) < FEW_SEEDS:
-        words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
-    if has_mean and max(counts) >= FEW_SEEDS:
-        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95% bootstrap interval.")
+    words = _statistics(counts) if has_mean else []
     if has_rest:
         words.append("Thin lines are single seeds, where not all have values.")
     if any(early for _, early in curves):
         words.append("A cross is the end of a run that failed or was interrupted, which no mean contains.")
+    return words
+
+
+def _statistics(counts: Iterable[int]) -> list[str]:
+    """Returns the words that explain the lines and bands of groups with so many seeds."""
+    several = [count for count in counts if count > 1]
+    words = []
+    if min(several) < FEW_SEEDS:
+        words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
+    if max(several) >= FEW_SEEDS:
+        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95% bootstrap interval.")
     return words
 
 
@@ -324,16 +331,10 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)
         axes.set_xlabel(in_words(number))
-        words = "Dots: seeds at the end of their runs. "
-        if all(len(values) < FEW_SEEDS for _, values in known):
-            words += "Mark: mean. Line: lowest to highest"
-        else:
-            words += "Mark: interquartile mean. Line: its 95% bootstrap interval"
-            words += " (of two or three seeds: mean, lowest to highest)" * any(
-                1 < len(each) < FEW_SEEDS for _, each in known
-            )
+        words = "Dots: seeds at the end of their runs. Mark and bar: as a line and its band."
         title = f"{_in_title(number)} of each seed"
-        yield Plot(f"seeds_{number}", f"{title[0].upper()}{title[1:]}", f"{words}.", figure)
+        legend = _statistics(len(values) for _, values in known)
+        yield Plot(f"seeds_{number}", f"{title[0].upper()}{title[1:]}", words, figure, legend)
 
 
 def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[Plot]:
@@ -394,8 +395,8 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         _legend(figure, axes, min_labels=1)
         words = (
-            "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. Points and bars show "
-            "what the lines and bands of curves show."
+            "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
+            "Points and bars: as a line and its band."
         )
         yield Plot("scaling", "Scaling with workers", words, figure)
 

@@ -22,6 +22,7 @@ from torch import nn
 from collectx.batch import TRAJ_IDS, Key, as_key
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
 from collectx.policy.fast_call import hooked
 from collectx.policy.heads import HeadGradient
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize

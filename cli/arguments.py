@@ -110,6 +110,8 @@ class _Parser(argparse.ArgumentParser):
             from collectx.cli.overrides import of_file
 
             raise UsageError(f"-c is --cfg of Hydra, which shows the configuration, and {of_file(wrong[1])}")
+        if (wrong := re.fullmatch(r"argument .*--cfg: invalid choice: '(.*)' .*", message)) and os.path.isdir(wrong[1]):
+            raise UsageError(f"-c is --cfg of Hydra. To take choices from a folder: --config-dir {wrong[1]}")
         if wrong := re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
             choices = wrong[3].replace("'", "")
             raise UsageError(f"{wrong[1]} {wrong[2]} is unknown. Valid values: {choices}.")

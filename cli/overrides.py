@@ -213,11 +213,13 @@ def of_file(text: str) -> str:
 
 
 def joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns words of a command line, with the two words of `seed 3`, or of `policy.hidden_sizes=[64, 64]`, as one."""
+    """Returns words of a command line, with the two words of `seed 3`, `seed=0, 1` or `policy.hidden_sizes=[64, 64]` as
+    one."""
     words: list[str] = []
     for i, text in enumerate(overrides):
         last = words[-1] if words else ""
-        is_cut = _is_open(last) and not _is_open(" ".join((last, *overrides[i:])))
+        is_cut = "=" in last and last.endswith(",")
+        is_cut = is_cut or (_is_open(last) and not _is_open(" ".join((last, *overrides[i:]))))
         if last and text and "=" not in text and (is_cut or last in groups or last in known_paths()):
             words[-1] += f" {text}"
         else:

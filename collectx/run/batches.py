@@ -34,6 +34,8 @@ _ENTRY_INTERVAL_S = 1.0
 """Minimum seconds between two complete entries of a worker in `metrics.jsonl`."""
 _FIRST_EPISODES = 10
 """After this many episodes, a metric that still has no value is reported."""
+_NO_ENTROPY = 1e-4
+"""Below this entropy, a policy repeats one action."""
 
 
 class RunBatches(EnvMethods):
@@ -198,7 +200,9 @@ class RunBatches(EnvMethods):
             self._say_missing(1)
             if self.is_exhausted and not self.statistics.num_episodes:
                 self._events("no_episodes", frames=self.statistics.frames)
-            if self.is_exhausted and not self._keeps_best and self.statistics.version and self.statistics.has_fallen:
+            if self.is_exhausted and 0 <= self.statistics.scalars.get("entropy", -1.0) < _NO_ENTROPY:
+                self._events("entropy_gone")
+            elif self.is_exhausted and not self._keeps_best and self.statistics.version and self.statistics.has_fallen:
                 best, frames = self.statistics.best_return, self.statistics.best_frames
                 self._events("return_fell", best=best, frames=frames, last=self.statistics.mean_return)
         finally:

@@ -184,6 +184,9 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
         # Gymnasium proposes other names, but not the name with a version.
         if (newest := known_env_id(env_id)) not in (None, env_id):
             return [f"{path}.id={env_id} is unknown. Did you mean {path}.id={newest}?"]
+        if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):
+            use = f"Use env=pong {path}.id=ALE/{game[1]}-v5 (pip install 'collectx[atari]')."
+            return [f"{path}.id={env_id} is unknown. {use}"]
         if is_unknown:
             question = f" Did you mean {path}.id={near}?" if near else ""
             advice = f"If a module registers it, name the module too: {path}.id=MODULE:{env_id}"

@@ -257,7 +257,9 @@ class PpoTrainer(ActorCriticTrainer):
         num_minibatches = max(1, min(round(sum(counts) / len(counts) / cfg.minibatch_size), *counts))
         sizes = [sum(len(range(i, count, num_minibatches)) for count in counts) for i in range(num_minibatches)]
         losses, last = [], []
-        explained_variance = 1 - advantage.var() / target.var()
+        # Rounding makes equal returns differ.
+        differ = target.std() > 1e-5 * target.abs().max()
+        explained_variance = torch.where(differ, 1 - advantage.var() / target.var(), torch.nan)
         for epoch in range(cfg.num_epochs):
             order = self.order(frames).to(self.device)
             # One gather per epoch. Observations are gathered for each minibatch, as they may be large.

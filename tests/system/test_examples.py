@@ -148,6 +148,7 @@ def test_a_new_project_runs_as_its_readme_says(tmp_path):
     (folder, *_) = sorted((project / "outputs").glob("*/*"))
     assert "target: mine.policy:make_policy" in (folder / "snapshot" / "config.yaml").read_text()
     assert "samples" not in forked("eval", str(folder), "episodes=2", cwd=project).stderr
+    assert forked("export", str(folder), "format=onnx", cwd=project).stdout.strip().endswith("policy.onnx")
     refused = collectx("init", "mine", cwd=tmp_path, status=2).stderr
     assert "init: mine exists and is not an empty folder. Name a new one: collectx init DIR" in refused
     (tmp_path / "file").touch()

@@ -59,7 +59,7 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     example = policy.example(_ROWS)
     batch = torch.export.Dim("batch")
     states = [".".join(each.leaf.key) for each in policy.states]
-    with _quiet():
+    with _quiet(), _unchecked():
         graph = _Greedy(policy)
         try:
             program = torch.onnx.export(
@@ -91,12 +91,23 @@ def _why_no_graph(error: BaseException) -> str:
     where = f"in {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "(not raised in your code)"
     return "\n  ".join(
         [
-            "the policy has no graph. Use format=torchscript or state_dict, which accept more policies; or avoid",
-            ".item(), `if` on a tensor, and distributions: return logits.argmax(-1), or pass validate_args=False.",
+            "torch found no graph that fits all observations. Avoid .item(), `if` on a tensor and validate_args=True",
+            "in the policy, or use format=torchscript or format=state_dict, which accept more policies.",
             f"torch.export raised {type(error).__name__}: {lines[0]}",
             where,
         ]
     )
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """Lets distributions not look at their arguments, which no graph can do, unless they were made with
+    `validate_args=True`."""
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(__debug__)  # as torch does
 
 
 @contextlib.contextmanager

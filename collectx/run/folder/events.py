@@ -169,6 +169,8 @@ _MESSAGES = {
     "batches_copied": "batches are copied now, which is slower, because the trainer holds several, or forked while it "
     "held one. Keep clones of what it needs, and drop batches before a fork.",
     "no_trajectories": "{message}",
+    "entropy_gone": "the entropy has fallen to 0, so the policy repeats one action. If it has not learned the task, "
+    "see the page 'Find out why a run does not learn'.",
     "statistics_in_envs": "{message}",
     "observations_outside": "{message}",
     "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "
@@ -279,10 +281,11 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
         rest = "; ".join(fields["left_out"])
         return f"{who} with weights of {fields['path']}" + (f"; not loaded: {rest}" if rest else "")
     if name == "evaluated":
-        low, high = map(_short, fields["interval"] or (fields["mean_return"],) * 2)
+        low, high = map(_short, fields["interval"] or (0.0, 0.0))
+        interval = f" (95% CI {low} to {high})" if fields["interval"] else ""
         where = f"evaluated after {fields['frames']:,} frames"
         means = "".join(f", {name} {_short(value)}" for name, value in fields.get("metrics", {}).items())
-        return f"{where}: mean return {_short(fields['mean_return'])} (95% CI {low} to {high}){means}"
+        return f"{where}: mean return {_short(fields['mean_return'])}{interval}{means}"
     return None
 
 

@@ -153,6 +153,8 @@ run -cn loose
 run --config-dir my -cn loose
 run --config-dir my -cn text
 run policy.hidden_sizes=[64, 64] seed=1
+run -m seed=0, 1
+run -c empty
 run policy.hidden_sizes=[64, 64, 64]
 run env.kwargs={a: 1, b: 2}
 run policy.hidden_sizes=[64, seed=1

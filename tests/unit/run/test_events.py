@@ -87,6 +87,7 @@ EVENTS = [
     ("metrics_missing", {"names": ["step_mean/speed"], "num_episodes": 1}),
     ("no_episodes", {"frames": 12_345}),
     ("never_published", {}),
+    ("entropy_gone", {}),
     ("return_fell", {"best": 391.23456, "frames": 40_960, "last": 127.345}),
     ("evaluation_awaited", {"frames": [1000], "timeout_s": None}),
     ("evaluation_awaited", {"frames": [1000, 2000, 3000], "timeout_s": 60.0}),

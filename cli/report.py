@@ -26,6 +26,8 @@ a confidence interval.
 
 Exit status: 0 written, 2 wrong usage or no run found."""
 _OPTIONS = ("out", "objective")
+# How many folders the title of a page names.
+_MAX_TITLE = 3
 
 
 def _report(arguments: Arguments) -> int:
@@ -52,7 +54,10 @@ def _report(arguments: Arguments) -> int:
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     missing = [f"{folder}/{name}" if folders[1:] else name for folder in folders for name in not_started(folder)]
-    made = page.Report(runs, objective, missing)
+    names = [folder.resolve().name for folder in folders]
+    # The name of many folders is that of the one that contains them.
+    title = ", ".join(dict.fromkeys(names)) if 1 < len(folders) <= _MAX_TITLE else ""
+    made = page.Report(runs, objective, missing, title)
     written = made.write(out)
     for table in made.tables:
         printing.say(f"\n{table.title}" if table.title else "")

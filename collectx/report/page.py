@@ -31,6 +31,7 @@ from collectx.report.read import (
     improvement,
     interval,
     read_rungs,
+    shortener,
 )
 from collectx.run import Status
 from collectx.run.folder.files import write_atomically
@@ -65,6 +66,7 @@ class Report:
 
     Args:
         not_started: the names of the points of sweeps that have no run.
+        title: the heading of the page; by default the run, or the folder that contains all runs.
 
     Attributes:
         tables: the results, for the terminal and the page: the rungs of a sweep by halving, and a table of groups for
@@ -72,7 +74,7 @@ class Report:
         notes: what readers of the tables must know, one sentence each.
     """
 
-    def __init__(self, runs: Sequence[Run], objective: str, not_started: Sequence[str] = ()):
+    def __init__(self, runs: Sequence[Run], objective: str, not_started: Sequence[str] = (), title: str = ""):
         def run_rank(run: Run) -> float:
             return rank(run.number(objective), objective)
 
@@ -81,6 +83,7 @@ class Report:
 
         self._objective, self._groups = objective, groups_of(runs)
         self._not_started = not_started
+        self._title = title
         self._envs = [*dict.fromkeys(group.env for group in self._groups)]
         self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
         ranked = (group for groups in self._best.values() for group in groups)
@@ -128,13 +131,14 @@ class Report:
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+        environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)
         # A long name is broken at its options, whose values stay with them.
         environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,/])|(?<=[a-z]\.)", name))
         environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
         files = resources.files("collectx.report")
         page = environment.from_string(files.joinpath("page.html.j2").read_text()).render(
             script=files.joinpath("page.js").read_text(),
-            title=runs[0].name if len(runs) == 1 else root.name,
+            title=self._title or (runs[0].name if len(runs) == 1 else root.name),
             about=f"{counted(len(runs), 'run')} of {', '.join(filter(None, self._envs)) or 'an unknown env'}",
             version=__version__,
             time=time.strftime("%Y-%m-%d %H:%M:%S"),

@@ -45,6 +45,8 @@ _NUM_DRAWS = 2000
 _NO_GROUPS = ("seed", "checkpoint.", "logger.", "eval.", "trainer.digest", "trainer.dir", "collector.order_of")
 # The maximum number of differing options in the name of a group.
 _MAX_NAMED = 3
+# An option in the name of a folder.
+_NAMED = re.compile(r"[\w.]+(?==)")
 # What separates the end of a folder's name, such as `ppo_seed0`, from the name of its group.
 _NUMBERED = re.compile(r"(^|[\W_]+)(seed|s)?[\W_]*$")
 
@@ -447,6 +449,14 @@ def _short(key: str, keys: Sequence[str]) -> str:
     """Returns the last word of a key if no other key ends with it; otherwise the key."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def shortener(names: Iterable[str], keys: Iterable[str]) -> Callable[[str], str]:
+    """Returns a function that shortens the options in a text to their last words: those in the names of folders, if
+    neither these names nor `keys` have another option with the same last word."""
+    named = {key for name in names for key in _NAMED.findall(name)}
+    known = [*named.union(keys)]
+    return lambda text: _NAMED.sub(lambda key: _short(key[0], known) if key[0] in named else key[0], text)
 
 
 def read_rungs(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[tuple[str, ...]]]]:

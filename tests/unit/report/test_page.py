@@ -73,6 +73,7 @@ def test_the_page_loads_nothing(written):
         "runs",
         "events",
         "configuration",
+        "provenance",
     ]
     assert [name for name in sections if text.count(f' id="{name}"') != 1] == []
 
@@ -139,10 +140,14 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     assert " ".join(rows) in text
     runs = text[text.index("Runs run status frames/s return") :]
     # As there, by points; the runs of each by the objective.
-    order = [f"collector.num_workers={workers},seed={seed}" for workers, seed in ((2, 1), (2, 0), (1, 0), (1, 1))]
+    order = [f"num_workers={workers},seed={seed}" for workers, seed in ((2, 1), (2, 0), (1, 0), (1, 1))]
     assert re.findall(r"(\S+) completed", runs)[: len(order)] == order
     differing = text[text.index("What differs") : text.index("Options that all")]
-    assert re.findall(r"collector\.num_workers=\d,seed=\d", differing) == order
+    assert re.findall(r"\S*num_workers=\d,seed=\d", differing) == order
+    assert Page(tmp_path / "page" / "index.html").title == "sweep - collectx report"
+    assert report.main([*folders[:2], "out=two"]) == 0
+    names = ", ".join(f"collector.num_workers=1,seed={seed}" for seed in (0, 1))
+    assert Page(tmp_path / "two" / "index.html").title == f"{names} - collectx report"
 
 
 @pytest.mark.ci
@@ -158,7 +163,8 @@ def test_points_that_did_not_start_are_named(sweep, tmp_path, capsys):
         assert f"\n{4 - count} points of the sweep did not start. Repeat its command" in out
         assert out.count("not started") == (3 if count == 1 else 0)
         text = re.sub("(?<=[,=.]) ", "", Page(folder / "report" / "index.html").text)
-        assert re.findall(r"(collector\.num_workers=\d,seed=\d) not started", text) == names[count:]
+        short = [name.removeprefix("collector.") for name in names]
+        assert re.findall(r"(\S*num_workers=\d,seed=\d) not started", text) == short[count:]
 
 
 @pytest.mark.ci

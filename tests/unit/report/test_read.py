@@ -23,6 +23,7 @@ from collectx.report.read import (
     groups_of,
     interval,
     read_runs,
+    shortener,
 )
 from collectx.run import RunFolder, Status
 
@@ -465,6 +466,21 @@ def test_the_names_of_groups(tmp_path, options, names):
         (folder / "snapshot" / "config.yaml").write_text(f"{text}\n")
     groups = groups_of(read_runs([tmp_path / "sweep"]))
     assert [(group.name, len(group.runs)) for group in groups] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "short"),
+    [
+        ("Timeline of a/x.size=1,seed=0", (), "Timeline of a/size=1,seed=0"),
+        ("x.size=1,y.size=2", (), "x.size=1,y.size=2"),
+        ("x.size=1,size=2", (), "x.size=1,size=2"),
+        ("x.size=1", ("y.size",), "x.size=1"),  # which differs too, but names no folder
+        ("x.size=1,path=a.b", ("x.size", "x.other"), "size=1,path=a.b"),
+    ],
+)
+def test_options_in_names_are_short_where_their_last_words_are_enough(text, keys, short):
+    assert shortener([text], keys)(text) == short
+    assert shortener([], keys)(text) == text
 
 
 def test_several_runs_of_one_seed_count_once(tmp_path):

@@ -127,6 +127,30 @@ def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, bro
     assert (data["hidden"], data["figures"]) == ("num_workers=2", "11")
 
 
+# Removes losses one by one, and says which rows of figures do not end at the right edge, and how many figures a row has.
+ROWS = """<script>
+const grid = document.querySelector(".figures"), losses = document.querySelector("#losses"), bad = [], sizes = new Set();
+for (let count = losses.querySelectorAll("figure").length; count >= 3; count--) {
+  const rows = Map.groupBy(grid.querySelectorAll("figure"), each => Math.round(each.getBoundingClientRect().top));
+  for (const row of rows.values()) {
+    sizes.add(row.length);
+    const end = Math.max(...row.map(each => each.getBoundingClientRect().right));
+    if (Math.abs(end - grid.getBoundingClientRect().right) > 1) bad.push(`${count}: ${row[0].ariaLabel}`);
+  }
+  losses.lastElementChild.remove();
+}
+document.documentElement.dataset.rows = `${[...sizes].sort()} ${bad}`;
+</script>"""
+
+
+@pytest.mark.xdist_group("page")
+@pytest.mark.parametrize(("width", "sizes"), [(1280, "1,2,3"), (800, "1,2"), (500, "1")])
+def test_figures_fill_their_rows(page, browse, tmp_path, width, sizes):
+    (tmp_path / "page.html").write_text(page.read_text().replace("</body>", f"{ROWS}</body>"))
+    dom = browse(tmp_path / "page.html", "--dump-dom", f"--window-size={width},900").stdout
+    assert re.search('data-rows="([^"]*)"', dom)[1] == f"{sizes} "
+
+
 @pytest.fixture
 def terminal(tmp_path, wait_until):
     """`terminal(width, command)` starts a command in a real terminal; returns functions that read the screen, wait for

@@ -127,9 +127,10 @@ def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, bro
     assert (data["hidden"], data["figures"]) == ("num_workers=2", "11")
 
 
-# Removes losses one by one, and says which rows of figures do not end at the right edge, and how many figures a row has.
+# Removes losses one by one; says how many figures a row has, and which rows do not end at the right edge.
 ROWS = """<script>
-const grid = document.querySelector(".figures"), losses = document.querySelector("#losses"), bad = [], sizes = new Set();
+const grid = document.querySelector(".figures"), losses = document.querySelector("#losses");
+const bad = [], sizes = new Set();
 for (let count = losses.querySelectorAll("figure").length; count >= 3; count--) {
   const rows = Map.groupBy(grid.querySelectorAll("figure"), each => Math.round(each.getBoundingClientRect().top));
   for (const row of rows.values()) {

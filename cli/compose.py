@@ -126,7 +126,8 @@ class Composer:
         self._loader = loader
         # A cache by the choices of the groups: the points of a sweep usually choose the same files.
         self._of_files: dict[str, list[str]] = {}
-        self.groups = self.choices(())
+        with config_errors(yaml.YAMLError, config_name=config_name):
+            self.groups = self.choices(())
 
     def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
         """Returns the choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
@@ -302,7 +303,9 @@ _PLUGINS = {
 _YAML_ADVICE = {
     "'\\t'": "Indent with spaces, not with tabs.",
     "but got '{'": "Put a value with ${...} in quotes.",
-    "mapping values are not": "Here or in the line before, a colon needs a blank after it, or its value needs quotes.",
+    "expected ':'": "A colon needs a space after it.",
+    "mapping values are not": "Is the line indented as those beside it? A colon needs a space after it, or its value "
+    "quotes.",
 }
 # What to write with `hydra/sweeper=halving` for options of Optuna's sweeper.
 _OF_HALVING = {

@@ -189,6 +189,8 @@ def _keeping_hydras_files(run_folder: RunFolder) -> Iterator[None]:
 def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     """Runs a sweep; blocks until all points have ended, and prints their table. Returns whether all have run."""
     task.checked = prepared.points
+    if not prepared.is_ours:  # another launcher starts the points elsewhere
+        printing.print_notes()
     root, is_complete, is_interrupted, start_s = Path(prepared.folder), True, False, time.monotonic()
     try:
         with removing_empty_folders(root, "multirun.yaml"), handling({signal.SIGINT: task.interrupt}):

@@ -104,7 +104,7 @@ def test_a_policy_that_writes_no_log_probability_is_refused_at_the_start(tmp_pat
 @pytest.mark.parametrize(
     ("key", "note"),
     [
-        ("'observation'", "observation has these parts: batch['goal'] and batch['heat'] and batch['info', 'hour'] and"),
+        ("'observation'", "observation has these parts: batch['goal'] and batch['heat'] and batch['view', 'far']\n"),
         ("'next', 'observation'", "observation has these parts: batch['goal'] and"),
         ("'reward'", 'what a step returns is below "next", as in TorchRL: batch["next", "reward"]'),
         ("'hours'", None),

@@ -7,7 +7,8 @@ microseconds as an `nn.Sequential` against 10 as a chain of kernels, which `fast
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -69,20 +70,29 @@ def _recordable(function: Forward) -> Forward:
     def call(*tensors: torch.Tensor) -> Any:
         if not torch.cuda.is_current_stream_capturing():
             return function(*tensors)
-        validates = torch.distributions.Distribution._validate_args
-        torch.distributions.Distribution.set_default_validate_args(False)
         try:
-            return function(*tensors)
+            with unchecked_distributions():
+                return function(*tensors)
         except Exception as error:
             error.add_note(
                 "raised while cudagraph_policy recorded the policy as a CUDA graph, when the CPU cannot read values "
                 "from the GPU (`item`, `if`). Change the policy, or use cudagraph_policy=False."
             )
             raise
-        finally:
-            torch.distributions.Distribution.set_default_validate_args(validates)
 
     return call
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Keeps distributions that are made in the block from reading their arguments, which no recorded graph can do,
+    unless they are made with `validate_args=True`."""
+    validates = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
 
 
 def fast_callable(module: Any, one_row: bool = False) -> Forward:

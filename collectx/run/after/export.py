@@ -17,6 +17,7 @@ from torch import nn
 
 from collectx.errors import ConfigError, ExportError, frames_of_user, text_of
 from collectx.policy.exploration import ExplorationType
+from collectx.policy.fast_call import unchecked_distributions
 from collectx.policy.stochastic import StochasticPolicy
 from collectx.run.after.trained import LoadedPolicy
 from collectx.run.folder.files import write_atomically
@@ -59,7 +60,7 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     example = policy.example(_ROWS)
     batch = torch.export.Dim("batch")
     states = [".".join(each.leaf.key) for each in policy.states]
-    with _quiet(), _unchecked():
+    with _quiet(), unchecked_distributions():
         graph = _Greedy(policy)
         try:
             program = torch.onnx.export(
@@ -97,17 +98,6 @@ def _why_no_graph(error: BaseException) -> str:
             where,
         ]
     )
-
-
-@contextlib.contextmanager
-def _unchecked() -> Iterator[None]:
-    """Lets distributions not look at their arguments, which no graph can do, unless they were made with
-    `validate_args=True`."""
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(__debug__)  # as torch does
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Protects this process from its surroundings and from user code.
 
 Signal handlers: envs and simulators may install their own when they are made. But the trainer's handlers write a
-checkpoint and end the run, and a worker's leave its end to the trainer, so both processes install theirs again.
+checkpoint and end the run, and a worker's leave its end to the trainer, so both processes install theirs again. Their
+forks, such as the helpers of a trainer or an env, must not have these handlers, so `terminate()` ends them.
 
 Standard streams: closed ones, as from cron and daemons, become /dev/null, and output to a pipe that nobody reads any
 more is dropped. The `collectx` command and collectors do this before they open files or start processes.
@@ -35,6 +36,9 @@ _T = TypeVar("_T")
 _kept: dict[int, Any] = {}
 _noted: set[str] = set()
 _note: Callable[[str], None] = print
+# Handlers that forks of this process do not have, and the signals that a thread had blocked before it forked.
+_own: dict[int, Any] = {}
+_blocked = threading.local()
 # After this time, a message says what the run is waiting for.
 _PATIENCE_S = 5.0
 # How often code that does not stop is interrupted, and how many seconds it may take to end after each interrupt.
@@ -72,6 +76,35 @@ def restore_handlers(maker: str) -> None:
     if replaced and text not in _noted:
         _noted.add(text)
         _note(text)
+
+
+def end_forks_by(*signums: int) -> None:
+    """Makes forks of this process begin with the default action of these signals, instead of the handlers that are set
+    now. A handler in Python runs between two bytecodes: a signal that comes just before a helper waits in C would be
+    lost, and `terminate()` followed by `join()`, as at the end of a Pool, would wait for ever."""
+    _own.update({signum: signal.getsignal(signum) for signum in signums})
+
+
+def _before_fork() -> None:
+    own = [signum for signum, handler in _own.items() if signal.getsignal(signum) == handler]
+    _blocked.before = (own, signal.pthread_sigmask(signal.SIG_BLOCK, own)) if own else None
+
+
+def _after_fork_in_parent() -> None:
+    if _blocked.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.before[1])
+
+
+def _after_fork_in_child() -> None:
+    _own.clear()
+    if _blocked.before is not None:
+        own, earlier = _blocked.before
+        for signum in own:
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _stays(signum: signal.Signals) -> bool:

@@ -3,9 +3,11 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -18,6 +20,7 @@ COMMAND = which("collectx", path=_PATH) or "collectx"
 # A run without a learner.
 COUNTING = ["env=counting", "policy=random", "trainer=meter"]
 RAY = ["collector=ray", "launcher=ray", "launcher.ray_init_config={num_cpus: 2, address: local}"]
+_started: list[subprocess.Popen[str]] = []
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
@@ -53,18 +56,31 @@ def forked(*argv: str, cwd: Path, status: int = 0) -> subprocess.CompletedProces
 
 
 def start(*argv: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Starts the command in a process group of its own; what it prints goes to `said.txt`."""
+    """Starts the command in a process group of its own; what it prints goes to `said.txt`. If it runs at the end of the
+    test, which has failed, it is killed."""
+    options = {"env": environment()} | options
     with open(cwd / "said.txt", "w") as said:
-        return subprocess.Popen(
+        command = subprocess.Popen(
             [COMMAND, *argv],
             cwd=cwd,
-            env=environment(),
             stdout=said,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
             **options,
         )
+    _started.append(command)
+    return command
+
+
+def kill_started() -> None:
+    """Kills what `start` has started and still runs, so that it does not disturb the next tests."""
+    for command in _started:
+        if command.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(command.pid, signal.SIGKILL)
+            command.wait(10)
+    _started.clear()
 
 
 def result(folder: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ settings.load_profile("collectx")
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, here)
 
+from commands import kill_started  # noqa: E402
 from expected import Expected  # noqa: E402
 from ways import FOLDERS, TIERS, leave_samples, tier_of  # noqa: E402
 
@@ -225,6 +226,8 @@ def nothing_left_behind():
     """Fails a test that leaves a worker process, a thread, a descriptor of shared memory or a file in /dev/shm."""
     files, slabs, threads = _shared_files(), _shared_descriptors(), _threads()
     yield
+    kill_started()
+    kill_started()
     # Importing torchrl sets "spawn", with which each process of an AsyncVectorEnv takes seconds to start.
     multiprocessing.set_start_method(None, force=True)
     workers = [child for child in multiprocessing.active_children() if child.name.startswith("collectx-")]

@@ -36,7 +36,7 @@ from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.job import JobTasksLauncher, is_lost
 from collectx.place.slurm.jobs import SlurmPlace
-from collectx.process import unbind_threads, until
+from collectx.process import end_forks_by, unbind_threads, until
 from collectx.progress import telling_imports
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     run_folder = RunFolder(arguments.folder)
     if arguments.worker is not None:
         signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(run_folder))
+        end_forks_by(signal.SIGTERM)
     if not _wait_for_spec(run_folder, arguments.wait):
         return 1
     spec = JobSpec.read(run_folder)

@@ -34,7 +34,7 @@ from collectx.fork_server import descendants
 from collectx.fork_server.script import Inherited, usable_preparation
 from collectx.fork_server.start import ONE_THREAD, warm_up
 from collectx.place.launcher import AnyHandle, Entry, Launcher
-from collectx.process import keep_handlers
+from collectx.process import end_forks_by, keep_handlers
 from collectx.transport.peer import Handle
 from collectx.transport.tracebacks import write_on_signal
 
@@ -263,15 +263,13 @@ def set_up_process(
 def leave_signals_to_trainer(*signums: int) -> None:
     """Ignores signals in this process, even if user code installs handlers (`collectx.process`): the process ends when
     the trainer closes its connection. Processes that an env forks keep the default action."""
-    worker = os.getpid()
 
     def ignore(signum: int, frame: object) -> None:
-        if os.getpid() != worker:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
+        """Not SIG_IGN, which the programs that an env starts would inherit."""
 
     for signum in signums:
         signal.signal(signum, ignore)
+    end_forks_by(*signums)
     of_trainer = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     handlers = {signum: signal.getsignal(signum) for signum in of_trainer}
     ours: dict[int, Any] = {

@@ -102,6 +102,8 @@ class Signals:
             self._old_handlers[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise_interrupted)
             ours = {signum: signal.getsignal(signum) for signum in self._old_handlers}
             process.keep_handlers(ours, self._note_replaced)
+            if signal.SIGTERM in ours:
+                process.end_forks_by(signal.SIGTERM)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -188,12 +190,9 @@ class Signals:
         """Handles a signal, the `count`-th one. May be called again for the same signal."""
         if os.getpid() != self._pid:
             # An env or a trainer forked this process. Ctrl-C and a closed terminal signal such helpers too, but the
-            # trainer needs them to finish its batch; the second signal ends them. So does `terminate()`, a SIGTERM.
-            # A helper has no job to requeue.
+            # trainer needs them to finish its batch; the second signal ends them. A helper has no job to requeue.
             old = self._old_handlers.get(signum, signal.SIG_DFL)
             signal.signal(signum, signal.SIG_IGN if signum in _REQUESTS else old)
-            if signum == signal.SIGTERM:
-                os.kill(os.getpid(), signum)
             return
         self._count = count
         self.last = signum

@@ -73,10 +73,7 @@ def test_a_signal_that_ends_a_trainers_helpers_too_leaves_a_checkpoint(tmp_path,
     words = ["trainer=custom", "trainer.target=user_code.processes:Helped", f"+trainer.kwargs={{{kwargs}}}"]
     run, tests = tmp_path / "run", str(Path(__file__).parents[1])
     words += ["env=counting", "policy=random", "collector.total_frames=-1", "hydra.run.dir=run"]
-    with open(tmp_path / "said.txt", "w") as said:
-        streams = {"cwd": tmp_path, "env": environment(PYTHONPATH=tests, PYTHONFAULTHANDLER="1")}
-        streams |= {"stdout": said, "stderr": said}
-        command = subprocess.Popen([COMMAND, "run", *words], start_new_session=True, **streams)
+    command = start("run", *words, cwd=tmp_path, env=environment(PYTHONPATH=tests, PYTHONFAULTHANDLER="1"))
     lines, written = run / "metrics.jsonl", (tmp_path / "said.txt").read_text
     wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, 200, "a batch")
     known = set(psutil.Process(command.pid).children())
@@ -193,20 +190,14 @@ def test_the_signals_of_a_run_are_its_own_whatever_handlers_its_env_installs(tmp
     env = ["env=gym", "env.num_envs=1", "env.entry_point=user_code.signalling:make"]
     words = [*env, "policy=random", "trainer=meter", *place, "collector.total_frames=-1", "hydra.run.dir=run"]
     run, tests = tmp_path / "run", str(Path(__file__).parents[1])
-    with open(tmp_path / "said.txt", "w") as said:
-        streams = {"cwd": tmp_path, "env": environment(PYTHONPATH=tests, PYTHONFAULTHANDLER="1")}
-        streams |= {"stdout": said, "stderr": said}
-        command = subprocess.Popen([COMMAND, "run", *words], start_new_session=True, **streams)
+    command = start("run", *words, cwd=tmp_path, env=environment(PYTHONPATH=tests, PYTHONFAULTHANDLER="1"))
     lines, written = run / "metrics.jsonl", (tmp_path / "said.txt").read_text
-    try:
-        wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, 200, "a batch")
-        command.send_signal(signal.SIGUSR1)
-        wait_until(lambda: list(run.glob("checkpoints/0*")) or command.poll() is not None, 60, "a checkpoint")
-        # A scheduler may signal all processes of a run.
-        os.killpg(command.pid, signal.SIGTERM)
-        assert command.wait(60) == 130, written()
-    finally:
-        command.kill()
+    wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, 200, "a batch")
+    command.send_signal(signal.SIGUSR1)
+    wait_until(lambda: list(run.glob("checkpoints/0*")) or command.poll() is not None, 60, "a checkpoint")
+    # A scheduler may signal all processes of a run.
+    os.killpg(command.pid, signal.SIGTERM)
+    assert command.wait(60) == 130, written()
     assert result(run)["exit_reason"] == "interrupted by SIGTERM"
     assert (run / "checkpoints" / f"{result(run)['batches']:09d}").exists()
     note = "note: env.entry_point=user_code.signalling:make replaced the handlers of SIGINT, SIGTERM, SIGUSR1"

@@ -171,6 +171,36 @@ def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number, count)
     assert os.waitstatus_to_exitcode(status) == -number
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_helper_that_is_terminated_as_it_begins_ends(wait_until):
+    read, write = os.pipe()
+    with Signals() as signals:
+        for _ in range(20):
+            pid = os.fork()
+            if pid == 0:
+                with suppress(BaseException):
+                    os.read(read, 1)  # waits for ever, as a helper of a Pool that is left to itself
+                os._exit(7)
+            os.kill(pid, signal.SIGTERM)  # mostly before the child has run
+            ended = (0, 0)
+
+            def has_ended(pid=pid):
+                nonlocal ended
+                ended = os.waitpid(pid, os.WNOHANG)
+                return ended[0]
+
+            try:
+                wait_until(has_ended, 20, "the end of the helper")
+            finally:
+                if not ended[0]:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(ended[1]) == -signal.SIGTERM
+        assert signals.last is None
+    os.close(read)
+    os.close(write)
+
+
 class Model:
     """What the docstring of the module says of signals, in a few lines."""
 

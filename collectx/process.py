@@ -36,9 +36,8 @@ _T = TypeVar("_T")
 _kept: dict[int, Any] = {}
 _noted: set[str] = set()
 _note: Callable[[str], None] = print
-# Handlers that forks of this process do not have, and the signals that a thread had blocked before it forked.
+# Handlers that forks of this process do not have.
 _own: dict[int, Any] = {}
-_blocked = threading.local()
 # After this time, a message says what the run is waiting for.
 _PATIENCE_S = 5.0
 # How often code that does not stop is interrupted, and how many seconds it may take to end after each interrupt.
@@ -78,10 +77,21 @@ def restore_handlers(maker: str) -> None:
         _note(text)
 
 
+class _Blocked(threading.local):
+    """Which of these signals each thread blocked before it forked, and what it had blocked before that."""
+
+    before: tuple[list[int], set[Any]] | None = None
+
+
+_blocked = _Blocked()
+
+
 def end_forks_by(*signums: int) -> None:
     """Makes forks of this process begin with the default action of these signals, instead of the handlers that are set
     now. A handler in Python runs between two bytecodes: a signal that comes just before a helper waits in C would be
-    lost, and `terminate()` followed by `join()`, as at the end of a Pool, would wait for ever."""
+    lost, and `terminate()` followed by `join()`, as at the end of a Pool, would wait for ever. Replaces the signals of
+    the last call."""
+    _own.clear()
     _own.update({signum: signal.getsignal(signum) for signum in signums})
 
 

@@ -227,7 +227,6 @@ def nothing_left_behind():
     files, slabs, threads = _shared_files(), _shared_descriptors(), _threads()
     yield
     kill_started()
-    kill_started()
     # Importing torchrl sets "spawn", with which each process of an AsyncVectorEnv takes seconds to start.
     multiprocessing.set_start_method(None, force=True)
     workers = [child for child in multiprocessing.active_children() if child.name.startswith("collectx-")]

@@ -102,8 +102,7 @@ class Signals:
             self._old_handlers[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise_interrupted)
             ours = {signum: signal.getsignal(signum) for signum in self._old_handlers}
             process.keep_handlers(ours, self._note_replaced)
-            if signal.SIGTERM in ours:
-                process.end_forks_by(signal.SIGTERM)
+            process.end_forks_by(*ours.keys() & {signal.SIGTERM})
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -111,6 +110,7 @@ class Signals:
         if self._thread is not None:
             self._thread.join(_NOTE_S)
         process.keep_handlers({}, self._note_replaced)
+        process.end_forks_by()
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         requeue = self._old_handlers.get(self._requeue_signal or 0)

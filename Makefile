@@ -37,13 +37,15 @@ help:  ## List the targets
 # A newer pip installs twice as fast as Python 3.11's own.
 define venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --upgrade pip $(if $(TORCH_BACKEND),uv)
 endef
 
 # `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python. setuptools warns
-# of every editable installation.
+# of every editable installation. uv has the indexes of PyTorch's builds: TORCH_BACKEND=cpu is the one without CUDA.
 define installed
-	PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile --constraint constraints.txt --editable $(1)
+	$(if $(TORCH_BACKEND),VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --torch-backend $(TORCH_BACKEND),\
+		PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile --quiet) \
+		--constraint constraints.txt --editable $(1)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib 2>/dev/null || true
 endef
 
@@ -52,19 +54,19 @@ install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
 $(INSTALLED): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, all extras and the development tools: 3 GB or more, some minutes"
-	$(call installed,".[dev]" --quiet)
+	$(call installed,".[dev]")
 	touch $(RUNNABLE) $(DOCUMENTABLE) $@
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
-	$(call installed,. --quiet)
+	$(call installed,.)
 	touch $@
 
 $(DOCUMENTABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, PyTorch and MkDocs in $(VENV): about a minute, more with a slow network"
-	$(call installed,".[docs]" --quiet)
+	$(call installed,".[docs]")
 	touch $(RUNNABLE) $@
 
 run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers

@@ -8,14 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from collectx.config.problem import did_you_mean, either, nearest
 from collectx.errors import CollectxError, ConfigError, frames_of_user
+from collectx.run.folder.layout import runs_below
 from collectx.run.terminal import printing
 
 # Subcommands that take overrides.
@@ -190,6 +193,15 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
 def synopsis(usage: str) -> str:
     """Returns how to type a subcommand, from the text of its `--help`."""
     return "Usage: " + re.split(r":\s", usage)[0]
+
+
+def ask_which(usage: str, runs: str = "run") -> str:
+    """Returns the question for a run folder, with the newest one below `outputs`, and how to type the subcommand."""
+    found = [os.path.relpath(run.path) for run in runs_below(Path("outputs"))]
+    newest = max(found, key=lambda folder: os.path.getmtime(os.path.join(folder, "snapshot")), default=None)
+    command = " ".join(usage.split()[:2])
+    example = "" if newest is None else f"For your newest run: {command} {shlex.quote(newest)}. "
+    return f"which {runs}? {example}{synopsis(usage)}"
 
 
 def names(subcommand: str) -> list[str]:

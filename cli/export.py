@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, UsageError, subcommand, synopsis
+from collectx.cli.arguments import Arguments, UsageError, ask_which, subcommand
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.trainer import DATA_PACKAGES
 from collectx.errors import ConfigError, ExportError, frames_of_user
@@ -71,7 +71,7 @@ def _export(arguments: Arguments) -> int:
         problem = "which format? Add format=NAME" if name is None else f"format={name} is unknown"
         raise UsageError(f"{problem}{did_you_mean(name or '', formats, 'format=')}")
     if not sources:
-        raise UsageError(f"which run? {synopsis(_USAGE)}")
+        raise UsageError(ask_which(_USAGE))
     allowed = _OPTIONS_OF.get(name, ())
     if unfit := [key for key in options if key not in allowed]:
         raise UsageError(f"format={name} has no option '{unfit[0]}'. Leave out {unfit[0]}={options[unfit[0]]}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, subcommand, synopsis
+from collectx.cli.arguments import Arguments, ask_which, subcommand
 from collectx.cli.sweep import not_started
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
@@ -39,7 +39,7 @@ def _report(arguments: Arguments) -> int:
         name = str(unknown[0]).partition("=")[0]
         raise ConfigError(f"{name} is not an option{did_you_mean(name, _OPTIONS)}")
     if not folders or not all(arguments.words):
-        raise ConfigError(f"which runs? {synopsis(_USAGE)}")
+        raise ConfigError(ask_which(_USAGE, "runs"))
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:

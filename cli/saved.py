@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from collectx.cli.arguments import Arguments, UsageError, synopsis
+from collectx.cli.arguments import Arguments, UsageError, ask_which, synopsis
 from collectx.cli.compose import SNAPSHOT, Composer
 from collectx.cli.overrides import joined, key_of
 from collectx.config import other_names
@@ -30,7 +30,9 @@ def find_run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tupl
     words = joined(arguments.words, {})
     folders = [word for word in words if os.path.isdir(word) or not re.search("[= ]|^~", word)]
     if len(folders) != 1:
-        problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})." if folders else "which run?"
+        if not folders:
+            raise UsageError(ask_which(usage))
+        problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})."
         meant = next(filter(None, map(other_names.meant, folders)), None)
         raise UsageError(f"{problem} {other_names.hint(meant) if meant else synopsis(usage)}")
     if arguments.is_multirun:

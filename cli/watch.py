@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, subcommand, synopsis
+from collectx.cli.arguments import Arguments, ask_which, subcommand, synopsis
 from collectx.errors import ConfigError
 from collectx.jobs.status import NamedRun, named_run, read_job, statuses
 from collectx.jobs.watcher import Watcher
@@ -58,8 +58,8 @@ def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder
     levels below. `usage` is the subcommand's text of `--help`. Raises `ConfigError` if there is not one word, or no run
     in that folder."""
     if len(words) != 1:
-        problem = f"name one folder, not {len(words)} ({', '.join(words)})." if words else "which run?"
-        raise ConfigError(f"{problem} {synopsis(usage)}")
+        problem = f"name one folder, not {len(words)} ({', '.join(words)}). {synopsis(usage)}"
+        raise ConfigError(problem if words else ask_which(usage))
     if not words[0]:
         raise ConfigError(f"the folder name is empty. For the current folder: collectx {subcommand} .")
     folder = Path(words[0])

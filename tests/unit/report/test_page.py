@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
@@ -202,14 +203,16 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "report: which runs? Usage: collectx report DIR..."),
-        ([""], "report: which runs? Usage: collectx report DIR..."),
+        ([], "report: which runs? For your newest run: collectx report outputs/"),
+        ([""], ". Usage: collectx report DIR..."),
         (["nowhere"], "report: there is no folder 'nowhere'."),
         (["{sweep}", "objective=mean_retrun"], "Did you mean mean_return?"),
         (["{sweep}", "out=/proc/nothing"], "cannot write the report to /proc/nothing"),
     ],
 )
-def test_wrong_usage(sweep, capsys, argv, message):
+def test_wrong_usage(sweep, tmp_path, monkeypatch, capsys, argv, message):
+    monkeypatch.chdir(tmp_path)
+    Path("outputs").symlink_to(sweep)
     assert report.main([word.replace("{sweep}", str(sweep)) for word in argv]) == 2
     assert message in capsys.readouterr().err
 

@@ -131,7 +131,14 @@ _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 # The maximum number of entries of a page's contents: little more than fits on a screen.
 _MAX_CONTENTS = 45
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
-_CONSOLE = re.compile(r'(<div class="language-console highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
+_CONSOLE = re.compile(
+    r'<div class="language-(?P<kind>console|text) highlight">(?P<head><pre>.*?<code>)(?P<code>.*?)</code></pre>', re.DOTALL
+)
+# A gap between two columns of what a command prints, the furthest column at which wrapped words hang, and the least
+# width of these.
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+_MAX_HANG = 42
+_LAST_COLUMN = 22
 # Commands, flags, folders and options in a sentence.
 _WORDS = re.compile(
     r"(?<![\w.\[/])(collectx [a-z]+(?: (?:DIR|tune))?|--[a-z]+|[A-Z]+_DIR(?:/(?:[\w.]*\w)?/?)?"
@@ -211,18 +218,36 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         levels.pop()
         for entry in levels[-1]:
             entry.children = []
-    return _CONSOLE.sub(_commands_only, _DRAWING.sub(_drawing, html))
+    return _CONSOLE.sub(_terminal, _DRAWING.sub(_drawing, html))
 
 
-def _commands_only(block: re.Match) -> str:
-    """A console block whose copy button copies the commands without prompts and output."""
-    lines = unescape(re.sub(r"<[^>]*>", "", block[2])).splitlines()
-    commands = []
-    for line in lines:
-        if line.startswith("$ ") or (commands and commands[-1].endswith("\\")):
-            commands.append(line.removeprefix("$ "))
-    text = escape("\n".join(commands))
-    return f'{block[1]} data-copy="{text}">{block[2]}' if commands else block[0]
+def _terminal(block: re.Match) -> str:
+    """A block of a terminal. Its copy button copies the commands without prompts and output. On a narrow screen, rows of
+    a table stay whole, in smaller type; other lines wrap, with the rest below their last column."""
+    lines = block["code"].rstrip("\n").split("\n")
+    texts = [unescape(re.sub(r"<[^>]*>", "", line)) for line in lines]
+    commands: list[str] = []
+    columns = 1
+    for index, text in enumerate(texts):
+        if text.startswith("$ ") or (commands and commands[-1].endswith("\\")):
+            commands.append(text.removeprefix("$ "))
+            hang = 4
+        else:
+            *_, hang = 0, *(gap.end() for gap in _GAP.finditer(text))
+            if hang and (hang > _MAX_HANG or " " not in text[hang:]):
+                columns = max(columns, len(text))
+                lines[index] = f'<span class="row">{lines[index]}</span>'
+                continue
+            columns = max(columns, min(len(text), hang + _LAST_COLUMN)) if hang else columns
+            hang = hang or len(text) - len(text.lstrip()) + 2
+        if text:
+            lines[index] = f'<span class="hangs" style="--hang: {hang}ch">{lines[index]}</span>'
+    copied = escape("\n".join(commands or texts))
+    code = "\n".join(lines)
+    return (
+        f'<div class="language-{block["kind"]} highlight" style="--columns: {columns}" data-copy="{copied}">'
+        f"{block['head']}{code}\n</code></pre>"
+    )
 
 
 def _drawing(image: re.Match) -> str:

@@ -105,6 +105,13 @@ def test_the_search_finds_pages(address, tmp_path, word, page):
     assert f"{address}/{page}?h=" in dom or address.startswith("http")
 
 
+def test_pages_with_all_words_of_a_search_come_first(site, tmp_path):
+    dom, _ = browse(tmp_path, f"{site.as_uri()}/index.html?q=learning%20rate", "--window-size=1280,900")
+    headings = re.findall(r"<h([12])>(.*?)</h\1>.*?</article>", dom[dom.index('"md-search-result__item"') :], re.DOTALL)
+    titles = [re.sub("<[^>]*>", "", heading) for _, heading in headings]
+    assert titles[:2] == ["Configuration", "trainer.learning_rate"]  # not "Learning curves"
+
+
 def test_pages_ask_no_other_host_and_lead_to_pages(site):
     for path in {*site.rglob("*.html")} - {site / "404.html"}:
         text = path.read_text()

@@ -132,7 +132,8 @@ _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 _MAX_CONTENTS = 45
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONSOLE = re.compile(
-    r'<div class="language-(?P<kind>console|text) highlight">(?P<head><pre>.*?<code>)(?P<code>.*?)</code></pre>', re.DOTALL
+    r'<div class="language-(?P<kind>console|text) highlight">(?P<head><pre>.*?<code>)(?P<code>.*?)</code></pre>',
+    re.DOTALL,
 )
 # A gap between two columns of what a command prints, the furthest column at which wrapped words hang, and the least
 # width of these.
@@ -222,8 +223,8 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def _terminal(block: re.Match) -> str:
-    """A block of a terminal. Its copy button copies the commands without prompts and output. On a narrow screen, rows of
-    a table stay whole, in smaller type; other lines wrap, with the rest below their last column."""
+    """Marks the lines of a terminal's block, whose copy button copies the commands without prompts and output. On a
+    narrow screen, rows of a table stay whole, in smaller type; other lines wrap below their last column."""
     lines = block["code"].rstrip("\n").split("\n")
     texts = [unescape(re.sub(r"<[^>]*>", "", line)) for line in lines]
     commands: list[str] = []

@@ -199,14 +199,17 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
     assert "failed: its process ended without a result" in page.text
 
 
+WHICH = r"report: which runs\? For your newest run: collectx report outputs/\S+\. Usage: collectx report DIR\.\.\."
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "report: which runs? For your newest run: collectx report outputs/"),
-        ([""], ". Usage: collectx report DIR..."),
-        (["nowhere"], "report: there is no folder 'nowhere'."),
-        (["{sweep}", "objective=mean_retrun"], "Did you mean mean_return?"),
+        ([], WHICH),
+        ([""], WHICH),
+        (["nowhere"], r"report: there is no folder 'nowhere'\."),
+        (["{sweep}", "objective=mean_retrun"], r"Did you mean mean_return\?"),
         (["{sweep}", "out=/proc/nothing"], "cannot write the report to /proc/nothing"),
     ],
 )
@@ -214,7 +217,7 @@ def test_wrong_usage(sweep, tmp_path, monkeypatch, capsys, argv, message):
     monkeypatch.chdir(tmp_path)
     Path("outputs").symlink_to(sweep)
     assert report.main([word.replace("{sweep}", str(sweep)) for word in argv]) == 2
-    assert message in capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])

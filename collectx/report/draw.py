@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -70,6 +69,7 @@ _STYLE: Any = {
 _SIZE = (3.9, 2.8)  # of a figure, in inches
 _PNG_DPI = 200
 _POINTS = 72  # an inch, in an SVG
+_MARGIN = 3  # points
 _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
 _OPTION = re.compile(r", (?=[\w.]+=)")  # where the name of a group may be broken
 # The characters that fit in one line of a legend.
@@ -91,16 +91,24 @@ _AXES = {"frames": "frames", "elapsed_s": "time since the start (s)"}
 _Styles: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
+def styles_of(groups: Sequence[Group]) -> _Styles:
+    """Returns the colour and the line of each group. A configuration has the same ones with each env."""
+    names = dict.fromkeys(group.name for group in groups)
+    return {name: {"color": _COLOURS[i % 8], "ls": _LINES[i // 8 % 4]} for i, name in enumerate(names)}
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure; `name` becomes its file name, `title` has names of metrics between backticks, `caption` says what it
-    shows, and `legend` what its lines are, in sentences that other figures share."""
+    shows, and `legend` what its lines are, in sentences that other figures share. `has_groups` says whether it has a
+    line for each group, in the styles of `styles_of`."""
 
     name: str
     title: str
     caption: str
     figure: Figure
     legend: Sequence[str] = ()
+    has_groups: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -115,32 +123,41 @@ class Plot:
 
     def svg(self) -> str:
         """Returns the figure as an element of HTML, as wide as its container, in colour and font of the text around it.
+        Lacks what the page around it tells: the label of y, and the names of groups.
 
         `data-axes` has, for x and y, the label, the limits, where these are in the figure, and whether the axis is
-        logarithmic. A group of the class
-        `curve` is a line, `part` what belongs to it, and `entry` its place in the legend; `data-of` names the line.
+        logarithmic. A group of the class `curve` is a line, and `part` what belongs to it; `data-of` names the line.
         """
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        axes, size = self.figure.axes[0], self.figure.get_size_inches() * _POINTS
+        untold = [axes.yaxis.label, *(self.figure.legends if self.has_groups else ())]
         with matplotlib.rc_context(_STYLE):
+            # The PNG has the same layout, which takes as long as the drawing.
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")
+            for each in untold:
+                each.set_visible(False)
             self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-        # The PNG has the same layout, which takes as long as the drawing.
-        self.figure.set_layout_engine("none")
+            bounds = self.figure.get_tightbbox()
+            for each in untold:
+                each.set_visible(True)
+        left, bottom = (max(0.0, each * _POINTS - _MARGIN) for each in bounds.min)
         element = text.getvalue().replace(_INK, "currentColor")
         element = element[element.index("<svg") :]
         # The page makes dark colours lighter on its dark ground.
         element = re.sub(r": #([0-9a-f]{6})(?=[;\"])", r": var(--c\1, #\1)", element)
         element = re.sub(r" font-family: [^;]*;", "", element)
-        element = re.sub(r'<g id="(curve|part|entry) ([^"]*)">', r'<g class="\1" data-of="\2">', element)
+        element = re.sub(r'<g id="(curve|part) ([^"]*)">', r'<g class="\1" data-of="\2">', element)
         element = re.sub(r'<g id="[^"]*">', "<g>", element)
-        axes, size = self.figure.axes[0], self.figure.get_size_inches() * _POINTS
-        (left, bottom), (right, top) = axes.get_position().get_points() * size
+        (begin, low), (end, high) = axes.get_position().get_points() * size
         data = (
-            (axes.get_xlabel(), axes.get_xlim(), (left, right), False),
-            (axes.get_ylabel(), axes.get_ylim(), (size[1] - bottom, size[1] - top), axes.get_yscale() == "log"),
+            (axes.get_xlabel(), axes.get_xlim(), (begin, end), False),
+            (axes.get_ylabel(), axes.get_ylim(), (size[1] - low, size[1] - high), axes.get_yscale() == "log"),
         )
-        attributes = f'role="img" data-axes="{escape(json.dumps(data))}"'
-        return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {attributes}>", element)
+        box = f"{left:.1f} 0 {size[0] - left:.1f} {size[1] - bottom:.1f}"
+        attributes = f'viewBox="{box}" role="img" data-axes="{escape(json.dumps(data))}"'
+        return f"<svg {attributes}>{element.partition('>')[2]}"
 
 
 @contextmanager
@@ -160,7 +177,7 @@ _LEARNING = (
     (RETURN, "elapsed_s", "return_time", "Return against time", "mean return", _WINDOW),
 )
 _SPEED = (
-    ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received."),
+    ("frames_per_s", "elapsed_s", "throughput", "Frames per second", "frames/s", "As the trainer received them."),
     ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind."),
 )
 
@@ -182,10 +199,8 @@ def _in_title(number: str) -> str:
 
 
 def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]]:
-    """Returns the figures about groups of runs by the headings of a page, each of one env. A configuration has the same
-    colour with each env."""
-    names = dict.fromkeys(group.name for group in groups)
-    styles = {name: {"color": _COLOURS[i % 8], "ls": _LINES[i // 8 % 4]} for i, name in enumerate(names)}
+    """Returns the figures about groups of runs by the headings of a page, each of one env."""
+    styles = styles_of(groups)
     sections: dict[str, list[Plot]] = {}
     envs = dict.fromkeys(group.env for group in groups)
     for env in envs:
@@ -215,7 +230,8 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
 
 def _of_metrics(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for name in names:
-        yield f"scalars/{name}", "frames", name, f"`{name}`", name, "Training."
+        early = "Training. An early value is that of the few episodes that had ended, the shortest."
+        yield f"scalars/{name}", "frames", name, f"`{name}`", name, early
         yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"`{name}` of evaluations", name, _DURING
 
 
@@ -241,7 +257,7 @@ def _curves(
                 axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
                 what = f"{what} Logarithmic axis.".lstrip()
             _legend(figure, axes)
-            yield Plot(name, title, what, figure, words)
+            yield Plot(name, title, what, figure, words, len(groups) > 1)
 
 
 def _spans_decades(axes: Axes) -> bool:
@@ -253,8 +269,8 @@ def _spans_decades(axes: Axes) -> bool:
 
 
 def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> list[str]:
-    """Draws the mean of each group with its interval, where all of its runs are that did not end early; beyond it, and
-    for runs that ended early, each run. Returns the words that explain the lines."""
+    """Draws the mean of each group with its interval, where all of its runs are that did not end early; over frames,
+    also each run beyond it; and each run that ended early. Returns the words that explain the lines."""
     curves = [group.curves(value, over) for group in groups]
     counts = {len(going) for going, _ in curves if going}
     is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
@@ -276,7 +292,9 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
                 axes.vlines(places, *interval(values), alpha=0.4, lw=1.6, **part)
             else:
                 axes.fill_between(places, *interval(values), alpha=0.2, lw=0, **part)
-            rests, has_mean = [rest for each in going if len((rest := _beyond(each, places[-1]))[0]) > 1], True
+            # Over time, all runs but the fastest go on.
+            rests = [] if over == "elapsed_s" else [_beyond(each, places[-1]) for each in going]
+            rests, has_mean = [rest for rest in rests if len(rest[0]) > 1], True
         for curve in rests:
             axes.plot(*curve, lw=1.6 if len(going) == 1 else 0.8, label=next(labels), **style)
         for curve in early:
@@ -287,6 +305,8 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
             axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label=of_batch, gid=f"curve {of_batch}")
         has_rest = has_rest or len(going) > 1 <= len(rests)
     words = _statistics(counts) if has_mean else []
+    if has_mean and over == "elapsed_s":
+        words.append("Over time, a line ends with the fastest of its seeds.")
     if has_rest:
         words.append("Thin lines are single seeds, where not all have values.")
     if any(early for _, early in curves):
@@ -359,7 +379,8 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         axes.set_ylim(-0.03, 1.03)
         _legend(figure, axes)
         words = "Share of the seeds with a better value, with its 95% bootstrap interval. The higher line is better."
-        yield Plot(f"profile_{number}", f"Performance profile of {_in_title(number)}", words, figure)
+        title = f"Performance profile of {_in_title(number)}"
+        yield Plot(f"profile_{number}", title, words, figure, has_groups=len(groups) > 1)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -398,7 +419,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
             "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
             "Points and bars: as a line and its band."
         )
-        yield Plot("scaling", "Scaling with workers", words, figure)
+        yield Plot("scaling", "Frames per second against workers", words, figure)
 
 
 def timeline(run: Run, name: str) -> Iterator[Plot]:
@@ -485,10 +506,6 @@ def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
         # A phone shows the left part of a wide figure first.
         is_wide = figure.get_figwidth() > 2 * _SIZE[0]
         where: Any = "outside lower left" if is_wide else "outside lower center"
-        legend = figure.legend(handles, labels, loc=where, ncols=columns)
-        for handle, *entry in zip(handles, legend.legend_handles, legend.get_texts(), strict=True):
-            if isinstance(handle, Artist) and (gid := handle.get_gid()):
-                for each in filter(None, entry):
-                    each.set_gid(gid.replace("curve", "entry", 1))
+        figure.legend(handles, labels, loc=where, ncols=columns)
         # The first rows fit below the axes.
         figure.set_figheight(figure.get_figheight() + 0.19 * max(0, -(-len(labels) // columns) * rows - 2))

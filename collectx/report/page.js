@@ -54,11 +54,11 @@ function smoothed(d) {
   return line.join(" ");
 }
 
-for (const section of document.querySelectorAll("section[data-smooth]")) {
-  section.querySelector("h3").insertAdjacentHTML(
-    "beforeend", '<label class="hint"><input type="checkbox"> smooth</label>');
-  section.querySelector("input").addEventListener("change", (event) => {
-    for (const path of section.querySelectorAll(".curve > path:not(.faint)")) {
+const losses = document.querySelector("#losses h3");
+if (losses) {
+  losses.insertAdjacentHTML("beforeend", '<label class="hint"><input type="checkbox"> smooth</label>');
+  losses.querySelector("input").addEventListener("change", (event) => {
+    for (const path of document.querySelectorAll("[data-smooth] .curve > path:not(.faint)")) {
       if (!event.target.checked) {
         path.setAttribute("d", path.previousSibling.getAttribute("d"));
         path.previousSibling.remove();
@@ -71,27 +71,13 @@ for (const section of document.querySelectorAll("section[data-smooth]")) {
   });
 }
 
-const buttons = new Map();
-for (const entry of document.querySelectorAll(".entry")) {
-  const name = entry.dataset.of;
-  const toggle = () => {
-    const isOff = buttons.get(name).ariaPressed === "true";
-    buttons.get(name).ariaPressed = !isOff;
+for (const entry of document.querySelectorAll(".entry"))
+  entry.addEventListener("click", () => {
+    const isOff = entry.ariaPressed === "true";
+    entry.ariaPressed = !isOff;
     for (const each of document.querySelectorAll("[data-of]"))
-      if (each.dataset.of === name) each.classList.toggle("off", isOff);
-  };
-  entry.addEventListener("click", toggle);
-  // By keyboard, the first figure that names it is enough.
-  if (buttons.has(name) || !entry.querySelector("text")) continue;
-  buttons.set(name, entry);
-  entry.closest("svg").role = "group";
-  Object.assign(entry, { role: "button", tabIndex: 0, ariaPressed: true });
-  entry.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    toggle();
+      if (each.dataset.of === entry.dataset.of) each.classList.toggle("off", isOff);
   });
-}
-if (buttons.size)
+if (document.querySelector(".entry"))
   document.querySelector(".legend").insertAdjacentHTML(
-    "beforeend", ' <span class="hint">Click on a name in a legend to hide it in all figures.</span>');
+    "beforeend", ' <span class="hint">Click on a name to hide its lines in all figures.</span>');

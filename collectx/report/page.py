@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from collectx import __version__
 from collectx.config.problem import counted
 from collectx.errors import ConfigError
-from collectx.report.draw import EVALUATED, RETURN, in_words, sections_of, timeline
+from collectx.report.draw import EVALUATED, RETURN, in_words, sections_of, styles_of, timeline
 from collectx.report.read import (
     FEW_SEEDS,
     Group,
@@ -132,8 +132,9 @@ class Report:
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)
-        # A long name is broken at its options, whose values stay with them.
-        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=[,/])|(?<=[a-z]\.)", name))
+        # A long name is broken at its options and, after a long option, before the value.
+        ends = r"(?<=[,/])|(?<=[a-z_]{6}=)|(?<=[a-z]\.)"
+        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(ends, name))
         environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
         files = resources.files("collectx.report")
         page = environment.from_string(files.joinpath("page.html.j2").read_text()).render(
@@ -148,6 +149,7 @@ class Report:
             runs=self._run_rows(),
             not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
+            styles=styles_of(drawn) if any(plot.has_groups for plots in sections.values() for plot in plots) else {},
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
             left_out={
                 "configurations have no curve": len(self._groups) - len(drawn),

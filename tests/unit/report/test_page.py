@@ -379,8 +379,11 @@ def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_pat
     for run, count, slope in zip(runs, (4, 2, 3), (1, 3, 9), strict=True):
         run.status = RunStatus(Status(run.status.status))
         run.columns = columns([10 * n for n in range(1, count + 1)], [slope * n for n in range(1, count + 1)])
-    plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
+    plot, over_time = sections_of(groups_of(runs), "mean_return")["Learning"]
     assert plot.name == "return_frames"
+    # Over time: the mean, the failed run and its cross.
+    assert [line[0] for line in lines_of(over_time)] == [0.8, 1.5, 1.6]
+    assert "Over time, a line ends with the fastest of its seeds." in over_time.legend
     thin = [(0.8, [10, 20, 30], [9, 18, 27]), (0.8, [20, 30, 40], [2, 3, 4])]
     cross = (1.5, [30], [27])
     assert lines_of(plot) == sorted([*thin, cross, (1.6, [10, 20], [2, 4])])
@@ -405,6 +408,9 @@ def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
     plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
     labels = [line.get_label() for line in plot.figure.axes[0].lines]
     assert labels == ["size=1 (2 seeds)", "size=2 (1 seed)"]
+    # The page tells the names once, and the title is the label of y.
+    svg = plot.svg()
+    assert [text for text in ("seeds)", ">mean return<", ">frames<") if text in svg] == [">frames<"]
     assert plot.legend[0].startswith("Of two or three seeds, the line is the mean")
 
 

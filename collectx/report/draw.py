@@ -71,7 +71,7 @@ _PNG_DPI = 200
 _POINTS = 72  # an inch, in an SVG
 _MARGIN = 3  # points
 _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
-_OPTION = re.compile(r", (?=[\w.]+=)")  # where the name of a group may be broken
+_OPTION = re.compile(r", ?(?=[\w.]+=)")  # where the name of a group may be broken
 # The characters that fit in one line of a legend.
 _MAX_LABEL = 45
 _MAX_WORKERS = 16
@@ -230,7 +230,7 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
 
 def _of_metrics(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for name in names:
-        early = "Training. An early value is that of the few episodes that had ended, the shortest."
+        early = "Training. The first values are of the few episodes that had ended by then, the shortest ones."
         yield f"scalars/{name}", "frames", name, f"`{name}`", name, early
         yield f"{OF_EVALUATION}{name}", "frames", f"{name}_evaluated", f"`{name}` of evaluations", name, _DURING
 
@@ -351,7 +351,7 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)
         axes.set_xlabel(in_words(number))
-        words = "Dots: seeds at the end of their runs. Mark and bar: as a line and its band."
+        words = "A dot is a seed at the end of its run. Mark and bar stand for line and band."
         title = f"{_in_title(number)} of each seed"
         legend = _statistics(len(values) for _, values in known)
         yield Plot(f"seeds_{number}", f"{title[0].upper()}{title[1:]}", words, figure, legend)
@@ -417,7 +417,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         _legend(figure, axes, min_labels=1)
         words = (
             "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
-            "Points and bars: as a line and its band."
+            "Points and bars stand for line and band."
         )
         yield Plot("scaling", "Frames per second against workers", words, figure)
 

@@ -230,11 +230,13 @@ def _limit(run: Run) -> float:
 
 def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns curves where all of them are: (places `[points]`, values `[curves, points]`). These are the places that
-    they share, or places between which they are interpolated. None if they do not overlap."""
+    they share, or places between which they are interpolated. None if they overlap for less than half of the
+    shortest one."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
     places = reduce(np.intersect1d, (curve[0] for curve in curves))
     if 2 * len(places) < min(len(curve[0]) for curve in curves):
-        places = np.linspace(begin, end, NUM_POINTS) if begin < end else np.zeros(0)
+        shortest = min(curve[0][-1] - curve[0][0] for curve in curves)
+        places = np.linspace(begin, end, NUM_POINTS) if begin < end and 2 * (end - begin) >= shortest else np.zeros(0)
     return (places, np.stack([np.interp(places, *curve) for curve in curves])) if len(places) else None
 
 

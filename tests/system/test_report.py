@@ -48,7 +48,7 @@ def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_pat
         events = json.loads((tmp_path / "net.json").read_text())["events"]
         # A file has the origin "null", Chromium itself "not an origin".
         asked = {each["params"]["url"] for each in events if each.get("params", {}).get("initiator") == "null"}
-        outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<svg")
+        outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<figure")
     assert outcomes == {"index.html": (False, set(), 14), "bad.html": (True, {"http://127.0.0.1:9/logo.png"}, 0)}
 
 
@@ -85,8 +85,8 @@ def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, s
     assert abs(shot - ground).max() > 0.6
 
 
-# Moves the pointer to the middle of two figures, presses Enter on the second name of a legend, and says what came of it
-# as attributes of the page's root.
+# Moves the pointer to the middle of two figures, clicks on the second name of the legend, and says what came of it as
+# attributes of the page's root.
 PRESS = """<script>
 const root = document.documentElement;
 for (const name of ["Return against frames", "actor_loss"]) {
@@ -95,7 +95,7 @@ for (const name of ["Return against frames", "actor_loss"]) {
   figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
   root.dataset[name.split(/[ _]/)[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
 }
-const [box] = root.querySelectorAll("input"), path = box.closest("section").querySelector(".curve > path");
+const [box] = root.querySelectorAll("input"), path = box.closest("figure").querySelector(".curve > path");
 const roughness = () => {
   const heights = [...path.getAttribute("d").matchAll(/[ML] \\S+ (\\S+)/g)].map(([, y]) => +y);
   return heights.slice(1).reduce((sum, y, i) => sum + Math.abs(y - heights[i]), 0);
@@ -105,8 +105,8 @@ box.click();
 root.dataset.smoothed = `${roughness() < before[0]} ${path.previousSibling.getAttribute("d") === before[1]}`;
 box.click();
 root.dataset.smoothed += ` ${path.getAttribute("d") === before[1]} ${document.querySelectorAll(".faint").length}`;
-const entries = [...document.querySelectorAll("[role=button]")];
-entries[1].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+const entries = [...document.querySelectorAll("button")];
+entries[1].click();
 root.dataset.pressed = entries.map(each => each.dataset.of + " " + each.ariaPressed).join("; ");
 const hidden = [...document.querySelectorAll(".curve")].filter(each => getComputedStyle(each).display === "none");
 root.dataset.hidden = [...new Set(hidden.map(each => each.dataset.of))].join("; ");
@@ -127,18 +127,18 @@ def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, bro
     assert (data["hidden"], data["figures"]) == ("num_workers=2", "11")
 
 
-# Removes losses one by one; says how many figures a row has, and which rows do not end at the right edge.
+# Removes figures one by one; says how many figures a row has, and which rows do not end at the right edge.
 ROWS = """<script>
-const grid = document.querySelector(".figures"), losses = document.querySelector("#losses");
+const grid = document.querySelector(".figures");
 const bad = [], sizes = new Set();
-for (let count = losses.querySelectorAll("figure").length; count >= 3; count--) {
+for (let count = grid.childElementCount; count; count--) {
   const rows = Map.groupBy(grid.querySelectorAll("figure"), each => Math.round(each.getBoundingClientRect().top));
   for (const row of rows.values()) {
     sizes.add(row.length);
     const end = Math.max(...row.map(each => each.getBoundingClientRect().right));
     if (Math.abs(end - grid.getBoundingClientRect().right) > 1) bad.push(`${count}: ${row[0].ariaLabel}`);
   }
-  losses.lastElementChild.remove();
+  grid.lastElementChild.remove();
 }
 document.documentElement.dataset.rows = `${[...sizes].sort()} ${bad}`;
 </script>"""
@@ -264,10 +264,9 @@ def test_a_run_that_was_repeated_is_one_seed(mixed):
 def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
     text = (mixed / "index.html").read_text()
     titles, figures = {}, {}
-    for heading, section in re.findall("<h3>([^<]*)</h3>\n(<figure.*?)</section>", text, re.DOTALL):
-        for title, figure in re.findall("<h4>(.*?)</h4>(.*?)</figure>", section, re.DOTALL):
-            titles.setdefault(heading, []).append(title)
-            figures[title] = figure
+    for heading, title, figure in re.findall("<h3>([^<]*)</h3>\n<h4>(.*?)</h4>(.*?)</figure>", text, re.DOTALL):
+        titles.setdefault(heading, []).append(title)
+        figures[title] = figure
     envs = "pushing:Env", "CartPole-v1"
     assert re.findall("<h3>(.*?)</h3>", text)[:2] == [*envs]
     learning = ["Return against frames", "Return of evaluations", "Return against time"]
@@ -278,15 +277,15 @@ def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
     losses = "actor_loss approx_kl clip_fraction critic_loss entropy explained_variance learning_rate"
     assert titles["Losses"] == [f"<code>{name}</code>, {env}" for env in envs for name in losses.split()]
     assert titles["Throughput"] == [
-        *("Throughput, pushing:Env", "Scaling with workers, pushing:Env"),
-        "Throughput, CartPole-v1",
+        *("Frames per second, pushing:Env", "Frames per second against workers, pushing:Env"),
+        "Frames per second, CartPole-v1",
     ]
     evaluated = ["<code>{}</code>, pushing:Env", "<code>{}</code> of evaluations, pushing:Env"]
     assert titles["Success rate"][:2] == [title.format("is_success") for title in evaluated]
     assert titles["Metrics"] == [title.format("pushed") for title in evaluated]
     assert (mixed / "is_success_evaluated-pushing_Env.png").exists()
     # The legend of the figure "Scaling" is no list of all options.
-    scaling = figures["Scaling with workers, pushing:Env"]
+    scaling = figures["Frames per second against workers, pushing:Env"]
     assert "ideal" in scaling
     assert "learning_rate" not in scaling
 

@@ -88,10 +88,10 @@ def test_the_page_and_the_pngs_have_all_figures(written):
     assert sorted(path.stem for path in written.glob("*.png")) == sorted(names)
     assert all(path.read_bytes().startswith(PNG) for path in written.glob("*.png"))
     page = Page(written / "index.html")
-    assert page.tags.count("svg") == len(names)
+    assert page.tags.count("figure") == len(names)
     for text in (
         "Return against frames",
-        "Scaling with workers",
+        "Frames per second against workers",
         "100%",
         "critic_loss",
         "Of two or three seeds, the line is the mean, and the band goes from",
@@ -389,6 +389,14 @@ def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_pat
     assert lines_of(plot) == sorted([*thin, cross, (1.6, [10, 20], [2, 4])])
     for text, words in zip(plot.legend, ("Of two or three", "Thin lines are", "A cross is the end"), strict=True):
         assert text.startswith(words)
+
+
+def test_long_names_of_points_leave_room_for_their_seeds(tmp_path):
+    runs = tuple(made_run(tmp_path, 0, Status.COMPLETED, 1.0, seed=seed) for seed in range(2))
+    group = Group("many/learning_rate=0.003,gae_lambda=0.95,entropy_coeff=0.01", runs)
+    (plot,) = sections_of([group], "mean_return")["Seeds"]
+    plot.svg()
+    assert plot.figure.axes[0].get_position().width > 0.4
 
 
 @pytest.mark.parametrize(("count", "line"), [(4, "None"), (5, "-")])

@@ -87,6 +87,8 @@ def test_curves_of_several_runs_are_taken_where_all_have_them():
     assert values[:, 0].tolist() == [20.0, 0.0]
     assert values[:, -1].tolist() == pytest.approx([40.0, 5.0])
     assert common([one, (np.array([11.0]), np.array([0.0]))]) is None
+    # Half of the shortest is enough, less would say little about it.
+    assert common([one, (np.array([6.0, 20.0]), np.array([0.0, 14.0]))]) is None
     # Places that they share are taken as they are.
     longer = np.array([0.0, 10.0, 20.0, 30.0]), np.array([1.0, 2.0, 7.0, 7.0])
     places, values = common([one, longer])

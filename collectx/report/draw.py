@@ -155,7 +155,7 @@ class Plot:
             (axes.get_xlabel(), axes.get_xlim(), (begin, end), False),
             (axes.get_ylabel(), axes.get_ylim(), (size[1] - low, size[1] - high), axes.get_yscale() == "log"),
         )
-        box = f"{left:.1f} 0 {size[0] - left:.1f} {size[1] - bottom:.1f}"
+        box = f"{left:.1f} 0 {size[0] - left + _MARGIN:.1f} {size[1] - bottom:.1f}"
         attributes = f'viewBox="{box}" role="img" data-axes="{escape(json.dumps(data))}"'
         return f"<svg {attributes}>{element.partition('>')[2]}"
 

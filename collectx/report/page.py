@@ -135,6 +135,7 @@ class Report:
         # A long name is broken at its options and, after a long option, before the value.
         ends = r"(?<=[,/])|(?<=[a-z_]{6}=)|(?<=[a-z]\.)"
         environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(ends, name))
+        environment.globals["counted"] = counted
         environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
         files = resources.files("collectx.report")
         page = environment.from_string(files.joinpath("page.html.j2").read_text()).render(
@@ -151,9 +152,9 @@ class Report:
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
             styles=styles_of(drawn) if any(plot.has_groups for plots in sections.values() for plot in plots) else {},
             legend=dict.fromkeys(text for plots in sections.values() for plot in plots for text in plot.legend),
-            left_out={
-                "configurations have no curve": len(self._groups) - len(drawn),
-                "runs have no timeline": len(runs) - len(timed),
+            without={
+                "curves": (len(self._groups) - len(drawn), "more configuration"),
+                "timelines": (len(runs) - len(timed), "more run"),
             },
             happened=list(_happened(runs)),
             names=[run.name for run in runs],
@@ -263,7 +264,7 @@ def _origin(run_folder: RunFolder, page: Path) -> dict[str, Any]:
     git = (meta.get("git") or {}).get("cwd") or {}
     commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
     return {
-        "started": meta.get("time", ""),
+        "started": meta.get("time", "").replace("T", " "),
         "host": meta.get("host", ""),
         "python": meta.get("python", ""),
         "torch": (meta.get("packages") or {}).get("torch", ""),

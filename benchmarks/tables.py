@@ -180,8 +180,8 @@ def _plot(lines: Lines) -> str:
     return _drawn(width, y + 20, "Share of the bare loop by case: min to max, median", [*axis, *marks])
 
 
-# Sizes of the plot of other libraries in pixels: of the names, of a column, of a bar of share 1, of a row.
-_NAMES, _COLUMN, _BAR, _LINE = 122, 110, 68, 28
+# Sizes of the plot of other libraries in pixels: the names, a column, a bar of share 1, its value, a row.
+_NAMES, _COLUMN, _BAR, _VALUE, _LINE = 126, 108, 64, 36, 28
 
 
 def _peers_plot(page: str) -> str:
@@ -200,27 +200,29 @@ def _peers_plot(page: str) -> str:
         found = [share / float(ratio) for share, ratio in zip(shares, ratios, strict=True)]
         rows[library] = [max(each) for each in zip(found, rows.get(library, found), strict=True)]
     columns = [_NAMES + _COLUMN * index for index in range(len(titles) - 1)]
-    marks = [_text(x, 14, title.partition(",")[0]) for x, title in zip(columns, titles, strict=False)]
-    for row, (name, values) in enumerate(rows.items()):
-        y = 24 + row * _LINE
-        weight, fill = ("bold", f'fill="{_TEAL}"') if name == "collectx" else ("normal", 'fill-opacity=".4"')
-        marks += [f'<g font-weight="{weight}">', f'<text y="{y + 17}" font-size="13">{name}</text>']
+    name = "Share of the speed of two bare Python loops"
+    marks = [f'<text y="14" font-weight="bold">{name}</text>']
+    for x, title in zip(columns, titles, strict=False):
+        marks.append(_text(x, 40, re.sub(r"^ALE/|-v\d+$", "", title.partition(",")[0])))
+    for row, (library, values) in enumerate(rows.items()):
+        y = 46 + row * _LINE
+        weight, fill = ("bold", f'fill="{_TEAL}"') if library == "collectx" else ("normal", 'fill-opacity=".4"')
+        marks += [f'<g font-weight="{weight}">', f'<text y="{y + 18}">{library}</text>']
         for x, share in zip(columns, values, strict=False):
             marks += [
                 f'<rect x="{x}" y="{y + 5}" width="{_BAR}" height="16" fill-opacity=".07"/>',
                 f'<rect x="{x}" y="{y + 5}" width="{round(share * _BAR, 1)}" height="16" {fill}/>',
-                _text(x + _BAR + 5, y + 17, f"{share:.2f}"),
+                f'<text x="{x + _BAR + _VALUE}" y="{y + 18}" text-anchor="end">{share:.2f}</text>',
             ]
         marks.append("</g>")
-    width, height = columns[-1] + _COLUMN, 26 + _LINE * len(rows)
-    return _drawn(width, height, "Share of the speed of two bare loops, by library", marks)
+    return _drawn(columns[-1] + _BAR + _VALUE, 48 + _LINE * len(rows), f"{name}, by library", marks, 13)
 
 
-def _drawn(width: int, height: int, title: str, marks: list[str]) -> str:
+def _drawn(width: int, height: int, title: str, marks: list[str], font_size: int = 12) -> str:
     """A drawing in the colour of the text around it."""
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        'font-family="sans-serif" font-size="12" fill="currentColor">',
+        f'font-family="sans-serif" font-size="{font_size}" fill="currentColor">',
         "<style>@media (prefers-color-scheme: dark) { svg { color: #ddd } }</style>",
         f"<title>{title}</title>",
     ]

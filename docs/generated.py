@@ -140,6 +140,9 @@ _CONSOLE = re.compile(
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 _MAX_HANG = 42
 _LAST_COLUMN = 22
+# What browsers would break after a hyphen or a slash, outside of tags; and the column up to which a phone keeps it whole.
+_WORD = re.compile(r"[^\s<>]*[-/][^\s<>]*(?![^<]*>)")
+_MAX_WORD = 40
 # Commands, flags, folders and options in a sentence.
 _WORDS = re.compile(
     r"(?<![\w.\[/])(collectx [a-z]+(?: (?:DIR|tune))?|--[a-z]+|[A-Z]+_DIR(?:/(?:[\w.]*\w)?/?)?"
@@ -242,13 +245,19 @@ def _terminal(block: re.Match) -> str:
             columns = max(columns, min(len(text), hang + _LAST_COLUMN)) if hang else columns
             hang = hang or len(text) - len(text.lstrip()) + 2
         if text:
-            lines[index] = f'<span class="hangs" style="--hang: {hang}ch">{lines[index]}</span>'
+            words = _WORD.sub(lambda word, hang=hang: _whole(word[0], hang), lines[index])
+            lines[index] = f'<span class="hangs" style="--hang: {hang}ch">{words}</span>'
     copied = escape("\n".join(commands or texts))
     code = "\n".join(lines)
     return (
         f'<div class="language-{block["kind"]} highlight" style="--columns: {columns}" data-copy="{copied}">'
         f"{block['head']}{code}\n</code></pre>"
     )
+
+
+def _whole(word: str, hang: int) -> str:
+    kind = "whole" if hang + len(unescape(word)) <= _MAX_WORD else "whole long"
+    return f'<span class="{kind}">{word}</span>'
 
 
 def _drawing(image: re.Match) -> str:

@@ -144,6 +144,12 @@ def test_the_copy_button_takes_commands_without_prompts_and_output(site):
     assert not any(re.search(r"^\$ |^\.\.\.|wall_s", text, re.MULTILINE) for text in texts)
 
 
+def test_a_hyphen_or_a_slash_breaks_no_word_of_a_terminal(site):
+    page = (site / "how-to" / "halving.html").read_text()
+    assert '<span class="whole">hydra/sweeper</span>' in page
+    assert re.search(r'<span class="whole long">\S*interval\(1e-4,1e-1\)\)\S*</span>', page)
+
+
 def test_the_values_of_an_option_are_one_list_and_named_once(site):
     page = (site / "reference" / "configuration.html").read_text()
     assert "<code>fork</code> or <code>null</code>" in page

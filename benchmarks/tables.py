@@ -123,7 +123,7 @@ def _learning(_: dict[str, Any]) -> str:
             rows.append([f"`{name}`", str(result["seeds"]), frames, minutes, final, case.published, case.source])
     parts = [_markdown(rows)]
     figures = "\n".join(f"![{name}: mean return against frames](../images/learning_{name}.png)" for name in results)
-    commands = "\n".join(f"{result['command']}  # {result['date']}" for result in results.values())
+    commands = "\n".join(f"{result['command']} # {result['date']}" for result in results.values())
     parts += [_folded("All learning curves", figures), _folded("The commands", f"```text\n{commands}\n```")]
     return "\n\n".join(parts)
 

@@ -11,7 +11,8 @@ On SLURM, from the folder of this file, the same trainer, policy and env as one 
         collector.num_workers=16 collector.frames_per_batch=512 collector.total_frames=5000000 \
         launcher=slurm launcher.nodes=4 launcher.partition=NAME
 
-Stops at a mean return of 250, after 100,000 to 200,000 frames: about half a minute on two cores.
+Stops at a mean return of 250, after 100,000 to 200,000 frames: about half a minute on two cores. To adapt it, change
+`make_env` and the networks of `Actor`.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python examples/ppo_from_scratch.py --frames 153600 --workers 2 --seed 0
 
-Reaches a mean return above 400 (of at most 500) in about a minute on two cores. To adapt it: change `make_env` and the
+Reaches a mean return above 400 (of at most 500) in half a minute on two cores. To adapt it: change `make_env` and the
 two networks; everything else is the algorithm (Schulman et al. 2017).
 """
 

@@ -140,7 +140,7 @@ _CONSOLE = re.compile(
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 _MAX_HANG = 42
 _LAST_COLUMN = 22
-# What browsers would break after a hyphen or a slash, outside of tags; and the column up to which a phone keeps it whole.
+# Words that browsers would break after a hyphen or a slash, and the column up to which a phone keeps them whole.
 _WORD = re.compile(r"[^\s<>]*[-/][^\s<>]*(?![^<]*>)")
 _MAX_WORD = 40
 # Commands, flags, folders and options in a sentence.

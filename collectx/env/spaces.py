@@ -272,15 +272,26 @@ def _split(arrays: Sequence[np.ndarray]) -> list[Any]:
     return list(copy) if copy.ndim > 1 else [copy[e, ...] for e in range(len(copy))]
 
 
-def outside(space: spaces.Space, observations: Mapping[Key, torch.Tensor]) -> str:
-    """Returns a sentence about the first observation below or above the bounds of its `Box`; "" if there is none. Box
-    spaces deeper in a space than in a Dict are not compared."""
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
-    for key, value in observations.items():
-        box, seen = parts.get(key[0]) if len(key) == 1 else None, value.numpy(force=True)
-        if isinstance(box, spaces.Box) and ((seen < box.low) | (seen > box.high)).any():
-            return (
-                f"the first {'.'.join(key)} of the env has values from {seen.min():.6g} to {seen.max():.6g}, outside "
-                f"of its space, {box!s:.100}. Correct the bounds: wrappers and other libraries rely on them."
-            )
+def outside(
+    space: spaces.Space,
+    values: Mapping[Key, torch.Tensor],
+    subject: str = "the first {} of the env has",
+    advice: str = "Correct the bounds: wrappers and other libraries rely on them.",
+    name: str = "observation",
+) -> str:
+    """Returns a sentence about the first of `values` beyond the bounds of its `Box`, `Discrete` or `MultiDiscrete`; ""
+    if there is none. `name` is the key of a space that is not a Dict. Spaces deeper than in a Dict are not compared."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {name: space}
+    for key, value in values.items():
+        part, seen = parts.get(key[0]) if len(key) == 1 else None, value.numpy(force=True)
+        if isinstance(part, spaces.Box):
+            low, high = part.low, part.high
+        elif isinstance(part, spaces.Discrete | spaces.MultiDiscrete):
+            low, high = part.start, part.start + (part.n if isinstance(part, spaces.Discrete) else part.nvec) - 1
+        else:
+            continue
+        # Scaling a value to its bounds rounds.
+        if ((seen < low - 1e-6 * np.abs(low)) | (seen > high + 1e-6 * np.abs(high))).any():
+            said = f"{subject.format('.'.join(key))} values from {seen.min():.6g} to {seen.max():.6g}"
+            return f"{said}, outside of the space {part!s:.100}. {advice}"
     return ""

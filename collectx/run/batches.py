@@ -58,6 +58,7 @@ class RunBatches(EnvMethods):
         check: Callable[[Callable[[], None]], None] = lambda complete: None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
+        examine: Callable[[Any], None] = lambda batch: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
@@ -71,6 +72,7 @@ class RunBatches(EnvMethods):
                 the line of the last batch.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: evaluates the policy during the run; its results go into the next line.
+            examine: called with the first batch that contains actions of the policy.
             clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
         """
         self.statistics = statistics = run.statistics
@@ -93,6 +95,8 @@ class RunBatches(EnvMethods):
         self._words = run.words
         self._loggers = loggers
         self._evaluator = evaluator
+        self._examine, self._is_examined = examine, False
+        self._random_frames = run.cfg.collector.init_random_frames or 0
         self._keeps_best = run.cfg.checkpoint.keep_best is not None
         self._check_finite = run.cfg.collector.check_finite
         # The scalars whose NaN or infinity was reported.
@@ -168,6 +172,9 @@ class RunBatches(EnvMethods):
                 digest=None if self._digest is None or digest is None else self._digest.append(digest),
             )
         self._say_missing(_FIRST_EPISODES)
+        if not self._is_examined and statistics.frames > self._random_frames:
+            self._is_examined = True
+            self._examine(batch)
         return batch
 
     def _with_core(self, use: Callable[[CollectorCore], Any]) -> Any:

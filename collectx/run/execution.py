@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import process
 from collectx.config.derived import env_option, num_processes_of, share_of
+from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.policy import TrainablePolicyConfig
 from collectx.config.schema.run import LoggerConfig, RunConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
@@ -346,6 +347,26 @@ class _Execution:
         for path in common_outputs(self._cfg.env, group.user_envs) if count > 1 else ():
             self._context.add_event("outputs_shared", count=count, path=path)
 
+    def _examine_actions(self, batch: Any) -> None:
+        """Says if a user's policy left the bounds of the actions. Built-in ones do so by drawing from a normal
+        distribution."""
+        from gymnasium import spaces
+
+        from collectx.collector import WrittenBatch
+        from collectx.env.spaces import outside
+        from collectx.policy import is_user_policy
+
+        if not is_user_policy(self._cfg.policy) or isinstance(batch, WrittenBatch):
+            return
+        space, cfg = self._spec.action_space, self._cfg.env
+        advice = "Correct the policy, or clip them there."
+        if isinstance(space, spaces.Box) and isinstance(cfg, GymnasiumConfig):
+            how = "ClipAction to env.wrappers" if cfg.wrappers else "env.wrappers=[ClipAction]"
+            advice = f"If the env needs its bounds, add {how}."
+        actions = {leaf.key[-1:]: batch[leaf.key] for leaf in self._spec.action}
+        if text := outside(space, actions, "the policy's first actions have", advice, "action"):
+            self._context.add_event("actions_outside", message=text)
+
     def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
         """Limits the time of a block (`limited`) to that of a collector option; a block that takes longer ends the
         process, with the result of a failed run."""
@@ -376,7 +397,14 @@ class _Execution:
 
             self._evaluator = Evaluator(self._context, collector.transport.newest_weights)
         checkpointer = Checkpointer(self._context, collector, self._trainer, self._evaluator)
-        collection = RunBatches(self._context, collector, checkpointer.before_batch, self._loggers, self._evaluator)
+        collection = RunBatches(
+            self._context,
+            collector,
+            checkpointer.before_batch,
+            self._loggers,
+            self._evaluator,
+            self._examine_actions,
+        )
         try:
             if self._point is not None:
                 self._resume(self._point, collector)

@@ -173,6 +173,7 @@ _MESSAGES = {
     "see the page 'Find out why a run does not learn'.",
     "statistics_in_envs": "{message}",
     "observations_outside": "{message}",
+    "actions_outside": "{message}",
     "outputs_shared": "all {count} envs write to {path}, so they overwrite each other's files. Give env.entry_point a "
     "parameter env_index, and use it in the path.",
     "peer_refused": "refused a connection from {address}: {reason}",

@@ -221,9 +221,21 @@ def test_a_spec_without_an_example_keeps_a_mask_that_a_reset_returns():
         ),
         (spaces.Box(-1, 1, (2,)), {"observation": [1.0, -1.0]}, ""),
         (spaces.Dict(a=spaces.Box(0, 9, (2,)), b=spaces.Discrete(2)), {"a": [-1.0, 3.0], "b": 7}, "the first a of the"),
+        (spaces.Discrete(2, start=1), {"observation": [1, 2]}, ""),
+        (
+            spaces.Discrete(2, start=1),
+            {"observation": [0, 2]},
+            "the first observation of the env has values from 0",
+        ),
+        (
+            spaces.MultiDiscrete([2, 9]),
+            {"observation": [2, 5]},
+            "the first observation of the env has values from 2",
+        ),
+        (spaces.Box(-0.4, 0.4, (1,)), {"observation": [0.4000001]}, ""),
     ],
 )
-def test_first_observations_outside_of_their_box_are_told(space, seen, said):
+def test_first_observations_outside_of_their_space_are_told(space, seen, said):
     observations = {(name,): torch.tensor([value]) for name, value in seen.items()}
     text = outside(space, observations)
     assert text.startswith(said)

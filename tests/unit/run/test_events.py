@@ -105,6 +105,7 @@ EVENTS = [
     ("cancelled", {"reason": "n1 is gone"}),
     ("batches_copied", {}),
     ("observations_outside", {"message": "an observation lies outside of its space"}),
+    ("actions_outside", {"message": "an action lies outside of its space"}),
     ("outputs_shared", {"count": 4, "path": "out.csv"}),
     ("log_limited", {"file": "logs/worker-0.log", "max_bytes": 10_000_000}),
     ("worker_waits", {"worker": 1, "message": "it asks for 1 CPU. Nodes: 1 with 2 CPU (free: nothing)."}),

@@ -155,6 +155,37 @@ def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_p
     assert execute(cfg, tmp_path, []).status == Status.COMPLETED
 
 
+@pytest.mark.parametrize(
+    ("env", "action", "options", "told"),
+    [
+        ("pendulum", 5.0, {}, "If the env needs its bounds, add env.wrappers=[ClipAction]."),
+        (
+            "pendulum",
+            5.0,
+            {"init_random_frames": 40},
+            "values from 5 to 5, outside of the space Box(-2.0,",
+        ),
+        ("pendulum", 5.0, {"init_random_frames": 100}, None),
+        ("pendulum env.wrappers=[ClipAction]", 5.0, {}, None),
+        ("pendulum env.wrappers=[FlattenObservation]", 5.0, {}, "bounds, add ClipAction to env.wrappers."),
+        ("counting", 2, {}, "outside of the space Discrete(2). Correct the policy, or clip them there."),
+        ("counting", 1, {}, None),
+    ],
+)
+def test_the_first_actions_of_a_users_policy_outside_of_their_space_are_told(
+    cfg, tmp_path, train_with, monkeypatch, env, action, options, told
+):
+    train_with()
+    shape = (2, 1) if isinstance(action, float) else (2,)
+    monkeypatch.setattr("user_code.cartpoles.towards", lambda observation: torch.full(shape, action))
+    env = replace(composed(f"env={env}").env, num_envs=2)
+    changed = {"env": env, "policy": custom("user_code.cartpoles:towards")}
+    execute(replace(cfg, **changed, collector=replace(cfg.collector, **options)), tmp_path, [])
+    texts = [event["message"] for event in RunFolder(tmp_path).read_events() if event["event"] == "actions_outside"]
+    assert len(texts) == (told is not None)
+    assert (told or "") in "".join(texts)
+
+
 def test_an_error_is_reported_before_the_envs_are_closed(cfg, tmp_path, monkeypatch, capsys, wait_until):
     seen, printed = [], []
 

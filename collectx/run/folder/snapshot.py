@@ -129,16 +129,20 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 
 def differences(old: RunFolder, new: RunFolder, batches: int) -> list[str]:
     """Returns the differences between the first `batches` batches of `old` and a new run that may change the results of
-    equal configurations; one line each, for the first part of `old` that differs."""
+    equal configurations; one line each, for the first part of `old` that differs. Packages that only one run has are
+    counted, because few of them matter."""
     lines: dict[str, str] = {}
-    after = _circumstances(new.read_meta())
+    alone: set[str] = set()
+    after = _circumstances(newest := new.read_meta())
     for begin, meta in _metas(old, batches):
         before, since = _circumstances(meta), f" from batch {begin} on" if begin else ""
+        alone |= (meta.get("packages") or {}).keys() ^ (newest.get("packages") or {}).keys()
         for name in dict.fromkeys([*before, *after]):
-            if before.get(name) != after.get(name):
+            if before.get(name) != after.get(name) and name not in alone:
                 values = _shown(after.get(name)), _shown(before.get(name))
                 lines.setdefault(name, "{}: {} in this run, {} in {}{}".format(name, *values, old.path, since))
-    return [*lines.values()]
+    more = f"packages that only one of the runs has: {len(alone)}, see snapshot/meta.json"
+    return [*lines.values(), *[more] * bool(alone)]
 
 
 def check_format(folder: RunFolder) -> None:

@@ -26,6 +26,7 @@ class Stub:
         self.status: Callable[[RunConfig], str] = lambda cfg: "completed"
         self.mean_return: Callable[[RunConfig], float | None] = lambda cfg: None
         self.digests, self.workers = ["0", "1", "2"], [0, 1, 1]
+        self.packages: dict[str, str] = {}
 
     def execute(self, cfg: RunConfig, folder: Path, argv: list[str], *others: object) -> SimpleNamespace:
         self.calls.append((cfg, folder, argv))
@@ -33,7 +34,8 @@ class Stub:
         files.begin()
         snapshot.write_config(cfg, files.config)
         numerics = {"torch threads of the trainer": len(self.calls)}
-        files.meta.write_text(json.dumps({"format": FORMAT, "id": "0", "numerics": numerics}))
+        meta = {"format": FORMAT, "id": "0", "numerics": numerics, "packages": self.packages}
+        files.meta.write_text(json.dumps(meta))
         for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
             values = {"digest": digest} if cfg.trainer.digest else {}
             write_lines(files.metrics, [batch_line(index, workers=[WorkerEntry(worker, index)], **values)], "a")

@@ -88,6 +88,17 @@ def test_a_difference_names_the_first_batch(stub, old, capsys):
     assert re.search("torch threads of the trainer: 2 in this run, 1 in ", out)
 
 
+def test_packages_with_another_version_are_named_and_others_counted(stub, old, capsys):
+    stub.packages = {"torch": "1", "numpy": "2", "gone": "3"}
+    old()
+    stub.packages = {"torch": "2", "numpy": "2", "absl-py": "4", "babel": "5"}
+    stub.digests = ["0", "other", "2"]
+    assert reproduce.main(["old"]) == 1
+    *_, torch, others = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"  torch: 2 in this run, 1 in .*old", torch)
+    assert others == "  packages that only one of the runs has: 3, see snapshot/meta.json"
+
+
 def test_many_differences_are_counted(stub, old, capsys, monkeypatch):
     old()
     stub.digests = ["0", "other", "2"]

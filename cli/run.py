@@ -27,7 +27,7 @@ from collectx.cli import halving, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
-from collectx.cli.overrides import Checked
+from collectx.cli.overrides import Checked, key_of
 from collectx.cli.task import PointFailed, SweepStopped, Task
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
@@ -46,6 +46,8 @@ from collectx.run.terminal import printing
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
+# Options that would keep a repeated sweep from going on in its folder.
+_NOT_REPEATED = ("hydra.sweep.dir", "run.overwrite", "run.resume", "resume")
 
 
 def _run_or_show(arguments: Arguments) -> int:
@@ -222,8 +224,9 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
             took_s = None if is_interrupted or task.is_interrupted else time.monotonic() - start_s
             printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective, took_s)
         if (is_interrupted or task.is_interrupted) and prepared.points and root.exists():
-            where = shlex.quote(f"hydra.sweep.dir={printing.typed(root)}")
-            printing.message(f"to go on with the sweep, repeat its command with {where}")
+            kept = [word for word in task.argv if key_of(word) not in _NOT_REPEATED]
+            command = shlex.join([*kept, f"hydra.sweep.dir={printing.typed(root)}"])
+            printing.message(f"to go on with the sweep and its stopped point: {command}")
     return is_complete
 
 

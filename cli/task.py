@@ -129,7 +129,7 @@ class Task:
                     from collectx.jobs.worker_jobs import submitted_workers
 
                     open_launcher = partial(submitted_workers, run.cfg, run.run_folder)
-                result = execute(run.cfg, run.folder, self.argv, open_launcher, self.sweep)
+                result = execute(run.cfg, run.folder, self.argv, open_launcher, self.sweep, bool(self.checked))
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 

@@ -71,6 +71,7 @@ def execute(
     argv: list[str],
     open_launcher: OpenLauncher | None = None,
     sweep: display.SweepBar | None = None,
+    is_point: bool = False,
 ) -> Result:
     """Runs `cfg`, blocks until the run has ended, and writes everything about it to `folder`.
 
@@ -81,6 +82,7 @@ def execute(
         open_launcher: opens the launcher of workers that are SLURM jobs, or tasks of one job; called with a function
             that shows messages. None: the launcher of `cfg`.
         sweep: see `display.Progress`.
+        is_point: whether the run belongs to a sweep, whose command says how to continue it.
 
     Raises:
         ConfigError: before any worker has started, for a mistake that no rule can find (an observation space that
@@ -110,7 +112,7 @@ def execute(
             if record.config_error is not None and not is_job:
                 run_folder.restore()
                 raise record.config_error
-            result = _write_result(run_folder, record, signals)
+            result = _write_result(run_folder, record, signals, is_point)
         if record.config_error is not None:
             raise record.config_error
         return result
@@ -127,7 +129,7 @@ def _begin(run_folder: RunFolder, is_job: bool, keep_run: bool, record: ResultBu
         raise
 
 
-def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals) -> Result:
+def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals, is_point: bool = False) -> Result:
     """Writes and shows the result. If the run has ended before its workers started, restores the earlier one of the
     folder instead of writing."""
     # No worker needs the address any more.
@@ -147,7 +149,7 @@ def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals
         printing.note(f"the earlier run in {printing.typed(run_folder.path)} stays, because the new one did not begin")
     display.log_errors(record.errors, run_folder.log("trainer"))
     if record.config_error is None:
-        display.print_result(result, record.errors, run_folder.log("trainer"))
+        display.print_result(result, record.errors, run_folder.log("trainer"), is_point)
     return result
 
 

@@ -1,6 +1,8 @@
 """`hydra/sweeper=halving`, as typed: points that are stopped at a rung, and points that go on."""
 
 import json
+import re
+import shlex
 import signal
 
 import pytest
@@ -110,8 +112,9 @@ def test_a_sweep_that_was_interrupted_goes_on_at_its_rung(tmp_path, wait_until):
     wait_until(lambda: command.poll() is not None or "point 2 of 4" in said.read_text(), 200, "it")
     command.send_signal(signal.SIGINT)
     assert command.wait(100) == 130
-    assert "to go on with the sweep, repeat its command with hydra.sweep.dir=sweep" in said.read_text()
-    again = collectx("run", *words, cwd=tmp_path)
+    assert "collectx resume" not in said.read_text()
+    (line,) = re.findall("to go on with the sweep and its stopped point: collectx (.+)", said.read_text())
+    again = collectx(*shlex.split(line), cwd=tmp_path)
     assert "sweep: 4 runs, " in again.stdout
     # The seeds of a configuration go on together.
     best, stopped = rows(again)

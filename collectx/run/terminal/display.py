@@ -459,8 +459,8 @@ def log_errors(errors: Sequence[BaseException], log: Path) -> None:
         printing.message(f"cannot write {log}: {error}")
 
 
-def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> None:
-    """Prints the errors to standard error, then the table and the run folder to standard output."""
+def print_result(result: Result, errors: Sequence[BaseException], log: Path, is_point: bool = False) -> None:
+    """Prints the errors to standard error, then the table and the run folder to standard output. See `execute`."""
     for error in errors:
         printing.message(format_error(error))
     if errors:
@@ -469,7 +469,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
             printing.message(_how_to_continue(result))
     elif result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
-        if result.status is Status.INTERRUPTED and result.batches:
+        if result.status is Status.INTERRUPTED and result.batches and not is_point:
             printing.message(_how_to_continue(result))
         elif (option := limit_of(result.exit_reason)) == "run.max_minutes":
             printing.message(_how_to_train_longer(result, option))

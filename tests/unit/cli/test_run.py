@@ -164,9 +164,12 @@ def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     assert (out.count("  failed"), out.count("  completed")) == (1, 1)
     stub.calls.clear()
     stub.status = lambda cfg: "interrupted"
-    assert run.main([*SWEEP, "seed=1,0,2"]) == 130
+    assert run.main([*SWEEP, "seed=choice(1,0,2)"]) == 130
     assert [cfg.seed for cfg, _, _ in stub.calls] == [0]
-    assert capsys.readouterr().out.count("not started") == 1
+    out, err = capsys.readouterr()
+    assert out.count("not started") == 1
+    command = "collectx run -m 'seed=choice(1,0,2)' hydra.sweep.dir=sweep"
+    assert f"collectx: to go on with the sweep and its stopped point: {command}\n" in err
     assert status.main(["sweep"]) == 0
     listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4])
     assert listed == {"seed=0": "interrupted", "seed=1": "completed", "seed=2": "not"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from collectx.cli.arguments import Arguments, ask_which, subcommand, synopsis
 from collectx.errors import ConfigError
 from collectx.jobs.status import NamedRun, named_run, read_job, statuses
-from collectx.jobs.watcher import Watcher
+from collectx.jobs.watcher import Watcher, sigterm_raises
 from collectx.run import RunFolder, Status
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import runs_below
@@ -43,7 +43,8 @@ def _watch(arguments: Arguments) -> int:
         return [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in new]
 
     watcher = Watcher(begun(), is_owner=False, begun=begun, awaits=lambda: is_sweep and bool(not_started(root)))
-    outcomes = watcher.watch()
+    with sigterm_raises():
+        outcomes = watcher.watch()
     points = [(RunFolder(each.folder).name_below(root), each.folder) for each in outcomes]
     points += [(name, root / name) for name in (not_started(root) if is_sweep else ())]
     if len(points) > 1 and not watcher.is_detached:

@@ -120,14 +120,15 @@ class Watcher:
         while self._goes_on():
             try:
                 self._watch()
-            except Terminated:
-                self._interrupt_or_cancel()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 if not self._is_owner:
                     self.is_detached = True
                     verb = "continues" if len(self._unfinished()) == 1 else "continue"
                     printing.message(f"stopped watching; {self._describe_jobs()} {verb}")
                     break
+                if isinstance(error, Terminated):
+                    self._interrupt_or_cancel()
+                    continue
                 if self._is_cancelled:
                     printing.message(f"stopped watching; SLURM is still ending {self._describe_jobs()}")
                     break

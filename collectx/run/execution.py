@@ -164,6 +164,7 @@ class _Execution:
         # With several learners, the others.
         self._learners: LearnerProcesses | FirstLearner | None = None
         self._show: Callable[[str], None] = printing.message
+        self._show_below: Callable[[str], None] = printing.message
         self._run_folder, self._record, self._signals = run.folder, run.record, run.signals
         self._point = point
         self._trainer: Trainer
@@ -194,6 +195,7 @@ class _Execution:
         hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
         with closing(EventLog(run_folder, hidden=hidden)) as events:
             events.show = self._show = progress.say
+            self._show_below = progress.say_below
             self._context.log = events
             progress.stage = lambda: self._context.stage
             with progress, closing(self), ExitStack() as stack:
@@ -468,10 +470,7 @@ class _Execution:
 
     def _say_stopping(self) -> None:
         seconds = self._cfg.checkpoint.grace_s
-        self._show(
-            f"stopping: finishing this batch and saving a checkpoint (up to {seconds:g} s, checkpoint.grace_s). "
-            "Ctrl-C again to quit now."
-        )
+        self._show_below(f"stopping: a checkpoint within {seconds:g} s (checkpoint.grace_s). Ctrl-C again quits now")
 
     def _finish(self, collector: CollectorCore, collection: RunBatches, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,

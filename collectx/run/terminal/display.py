@@ -126,6 +126,7 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self.count_ready: Callable[[], tuple[int, int] | None] = lambda: None
         self.stage: Callable[[], str] = lambda: ""
+        self._foot = ""
         self._breakpointhook = sys.breakpointhook
         self._live: Live | None = None
         self._cell: Any = None
@@ -134,8 +135,10 @@ class Progress:
             from IPython.display import display
 
             self._cell = display(_html(Text("")), display_id=True)
+            self._foot = "Interrupt the kernel to save and stop"
         elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
+            self._foot = "Ctrl-C saves and stops"
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -184,6 +187,13 @@ class Progress:
         """Prints a line above the display. Any thread may call it."""
         print_line(self._console, f"collectx: {text}")
 
+    def say_below(self, text: str) -> None:
+        """Shows a text below the display, in place of how to stop. Without a display, prints it. Any thread may call
+        it."""
+        self._foot = text
+        if self._live is None and self._cell is None:
+            self.say(text)
+
     def _run(self) -> None:
         try:
             is_live = self._live is not None or self._cell is not None
@@ -205,15 +215,13 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = (self._rates.summary if is_last else self._rates.view)(time.monotonic())
         stage = stage_of(self.count_ready() if view.numbers.started is None else None, self.stage())
-        sweep = self._sweep
+        sweep, foot = self._sweep, self._foot
         if is_last:
-            stage, sweep = "", None
+            stage, sweep, foot = "", None, ""
         if (live := self._live) is not None:
-            foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(view.numbers.curve, self._console, view)
             live.update(render_panel(view, self._title, charts, foot, stage, sweep), refresh=True)
         elif self._cell is not None:
-            foot = "" if is_last else "Interrupt the kernel to save and stop"
             charts = charts_of(view.numbers.curve, _notebook(), view)
             self._cell.update(_html(render_panel(view, self._title, charts, foot, stage, sweep)))
         else:

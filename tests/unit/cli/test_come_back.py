@@ -3,6 +3,7 @@ tests/system/test_resume.py."""
 
 import json
 import shutil
+import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -70,11 +71,9 @@ def test_a_job_is_watched_to_its_end(queue, job, capsys, folder):
     assert "512" in capsys.readouterr().out
 
 
-def test_ctrl_c_leaves_a_watched_run(queue, job, capsys, monkeypatch):
-    def press(self, view):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watch.Watcher, "_update", press)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_watch_but_not_the_run(queue, job, capsys, monkeypatch, signum):
+    monkeypatch.setattr(watch.Watcher, "_update", lambda self, view: signal.raise_signal(signum))
     assert watch.main(["sweep"]) == 130
     assert "stopped watching; job 7 continues" in capsys.readouterr().err
     assert queue.states == {"7": "RUNNING"}

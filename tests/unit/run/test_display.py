@@ -331,6 +331,18 @@ def test_the_cursor_is_back_after_an_error(statistics, wait_until):
     assert "collectx-progress" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_happens_after_a_signal_is_said_below_the_display(statistics, wait_until, is_terminal):
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=is_terminal, color_system=None)
+    with Progress(statistics, console=console) as progress:
+        wait_until(lambda: "100/1,000" in out.getvalue() or "Ctrl-C saves and stops" in out.getvalue())
+        progress.say_below("stopping")
+        wait_until(lambda: "stopping" in out.getvalue())
+    assert ("collectx: stopping\n" in out.getvalue()) == (not is_terminal)
+    assert "Ctrl-C" not in out.getvalue().partition("stopping")[2]
+
+
 @pytest.mark.parametrize("stays", [True, False])
 def test_the_picture_of_a_point_does_not_stay(statistics, stays):
     out = io.StringIO()

@@ -72,8 +72,9 @@ class Statistics:
         checkpoint_s: seconds in which checkpoints were written.
         evaluation_s: seconds in which the trainer waited for evaluations.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
-        started: the time of this process's first delivery, and `waited_s` at that time; None before. Earlier time
-            counts as start-up.
+        active_s: `last_s` without the seconds in which the trainer waited for evaluations.
+        started: `active_s` and `waited_s` at this process's first delivery; None before. Earlier time counts as
+            start-up.
         rate: the last batch's frames divided by the seconds since the previous delivery; None before the second.
         metrics: the mean of each of `env.metrics` that has a value, over the newest batches that together contain
             `RETURN_WINDOW` values. Also part of `scalars`.
@@ -107,6 +108,7 @@ class Statistics:
         self.evaluation_s = 0.0
         self.first_s: float | None = None
         self.last_s: float | None = None
+        self.active_s = 0.0
         self.rate: float | None = None
         self.mean_return = math.nan
         self.best_return = math.nan
@@ -150,9 +152,10 @@ class Statistics:
         self.last_s = now_s
         self.frames += info.frames
         self.batches += 1
+        self.active_s = now_s - self.evaluation_s
         self.waited_s += info.waited_s
         if self.started is None:
-            self.started = now_s, self.waited_s
+            self.started = self.active_s, self.waited_s
         self._add_learners(info.learners)
         self.version = info.version
         total_lag = 0
@@ -227,6 +230,7 @@ class Statistics:
             setattr(self, name, value)
         if state["elapsed_s"] is not None:
             self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
+            self.active_s = now_s - self.evaluation_s
         self.scalars = state["scalars"]
         self._returns.extend(state["returns"])
         for name, recent in state["episode_metrics"].items():
@@ -315,6 +319,7 @@ class MetricsTail(Statistics):
             self.last_s += batch_frames / self.rate
         self.frames = line.frames
         self.batches = line.batch + 1
+        self.active_s = self.last_s
         self.waited_s += line.waited_s
         if line.resumed:
             self._first_frames += batch_frames
@@ -356,10 +361,10 @@ class PartRates:
 @dataclass(frozen=True)
 class View:
     """The numbers of a run at one moment: a copy of its `Statistics`, and the seconds since its start. `now_per_s`
-    (frames per second) and `trainer_share` (of the time, in which the trainer did not wait for a batch) cover the last
-    `RATE_WINDOW_S`; None while unknown. `learners` are the shares in which each of several learners waited for its
-    workers, and for the others. A curve's zero is `begin_s` after the start.
-    The trainer waited for evaluations in the `evaluation_share` of the time. See `RateWindow.summary`."""
+    (frames per second), `trainer_share` (of the time, in which the trainer waited for nothing) and `evaluation_share`
+    (in which it waited for evaluations) cover the last `RATE_WINDOW_S`; None while unknown. `learners` are the shares
+    in which each of several learners waited for its workers, and for the others. A curve's zero is `begin_s` after the
+    start. See `RateWindow.summary`."""
 
     numbers: Statistics
     elapsed_s: float
@@ -428,7 +433,7 @@ class RateWindow:
         learners = _learner_shares(now, since, 0.0 if since.last_s is None else (now.last_s or 0.0) - since.last_s)
         evaluation_share = min(1.0, (now.evaluation_s - since.evaluation_s) / passed_s) if passed_s > 0 else 0.0
         if share is not None:
-            share = max(0.0, share - evaluation_share)
+            share *= 1 - evaluation_share
         return View(now, elapsed_s, now_per_s, share, workers, learners, begin_s, evaluation_share)
 
     def summary(self, now_s: float, elapsed_s: float | None = None) -> View:
@@ -437,23 +442,25 @@ class RateWindow:
         view, nothing = self.view(now_s), Statistics(-1)
         now = view.numbers
         share, passed_s = _trainer_share(now, now), (now.last_s or 0.0) - (now.first_s or 0.0)
-        if share is not None and passed_s > 0:
-            share = max(0.0, share - now.evaluation_s / passed_s)
+        # The trainer also waits after the last delivery.
+        evaluation_share = now.evaluation_s / (now.active_s - (now.first_s or 0.0) + now.evaluation_s or 1.0)
+        if share is not None:
+            share *= 1 - evaluation_share
         workers = tuple(_part_rates(now, nothing, now.frames_per_s))
         learners = _learner_shares(now, nothing, passed_s)
         elapsed_s = view.elapsed_s if elapsed_s is None else elapsed_s
-        return View(now, elapsed_s, None, share, workers, learners, view.begin_s, is_summary=True)
+        return View(now, elapsed_s, None, share, workers, learners, view.begin_s, evaluation_share, is_summary=True)
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
-    """Returns the trainer's share of the time between the deliveries of two samples; without a delivery in between, its
-    share since this process's first delivery."""
+    """Returns the trainer's share of the time between the deliveries of two samples, without waits for evaluations;
+    without a delivery in between, its share since this process's first delivery."""
     if now.last_s is None or now.started is None:
         return None
     begin_s, waited_s = now.started
     if since.last_s is not None and since.waited_s >= waited_s and since.last_s < now.last_s:
-        begin_s, waited_s = since.last_s, since.waited_s
-    passed_s = now.last_s - begin_s
+        begin_s, waited_s = since.active_s, since.waited_s
+    passed_s = now.active_s - begin_s
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 
 

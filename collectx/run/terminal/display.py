@@ -419,13 +419,14 @@ def _trainer(view: View) -> list[str]:
     if view.trainer_share is None:
         return []
     parts = [f"trainer: learn {view.trainer_share:.0%}"]
+    idle = 1 - view.trainer_share - view.evaluation_share
     waits = [worker.shares[_SHARES.index("wait")] for worker in view.workers]
     if view.evaluation_share >= _DOMINATES:
         parts.append(f"bottleneck: evaluations (trainer waits {view.evaluation_share:.0%})")
     elif waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
         parts.append(f"bottleneck: trainer (workers idle {sum(waits) / len(waits):.0%})")
-    elif 1 - view.trainer_share >= _DOMINATES:
-        parts.append(f"bottleneck: workers (trainer idle {1 - view.trainer_share:.0%})")
+    elif idle >= _DOMINATES:
+        parts.append(f"bottleneck: workers (trainer idle {idle:.0%})")
     return parts
 
 

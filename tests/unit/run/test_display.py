@@ -294,6 +294,20 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(batch_info, waited_
         assert (words or "") in text
 
 
+def test_waits_for_evaluations_are_not_waits_for_workers(batch_info):
+    statistics = Statistics(1000)
+    window = RateWindow(statistics, 0.0)
+    for index in range(3):
+        # Of 10 s, the trainer waits 8 for an evaluation and 1 for the batch.
+        statistics.evaluation_s += 8.0 * (index > 0)
+        statistics.add(replace(batch_info(index), waited_s=1.0), 10.0 * index)
+        view = window.view(10.0 * index)
+    statistics.evaluation_s += 20.0  # after the last batch
+    for seen, learn, waits in ((view, 10, 80), (window.summary(40.0), 5, 90)):
+        (line,) = [line for line in format_details(seen) if "trainer: " in line]
+        assert f"trainer: learn {learn}% | bottleneck: evaluations (trainer waits {waits}%)" in line
+
+
 @pytest.mark.parametrize(
     ("total_frames", "num_batches", "piece", "other"),
     [(1000, 0, "starting the workers", "frames"), (-1, 2, "20 frames", "ETA")],

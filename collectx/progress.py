@@ -27,6 +27,7 @@ counts = memoryview(array("q", [0, 0, 0]))
 LEAST_CPU = 0.01
 # After how long, and then how often, `telling_imports` prints.
 _SILENT_S, _TELL_S = 1.0, 5.0
+_has_told = False
 _notify: Callable[[], object] | None = None
 
 
@@ -78,17 +79,19 @@ def counting_imports(began: Callable[[str], object] | None = None) -> Iterator[N
 
 
 @contextmanager
-def telling_imports() -> Iterator[None]:
-    """Prints, on standard error, what the block imports, after a second and then every 5 s; on a terminal, each second,
-    in one line."""
+def telling_imports(repeats: bool = False) -> Iterator[None]:
+    """Prints, on standard error, what the block imports: on a terminal each second, in one line; elsewhere once in this
+    process, after a second, or, with `repeats`, then every 5 s."""
     began_s = time.monotonic()
     next_s = began_s + _SILENT_S
     is_terminal = on_terminal(sys.stderr)
 
     def tell(name: str) -> None:
         nonlocal next_s
-        if (now_s := time.monotonic()) >= next_s:
+        global _has_told
+        if (now_s := time.monotonic()) >= next_s and (is_terminal or repeats or not _has_told):
             next_s = now_s + (_SILENT_S if is_terminal else _TELL_S)
+            _has_told = True
             tell_briefly(f"collectx: starting (importing {packages(name)})", sys.stderr)
 
     with counting_imports(tell):

@@ -105,7 +105,7 @@ def _wait_for_spec(run_folder: RunFolder, timeout_s: float) -> bool:
 
 def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) -> int:
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder's name in the script."""
-    with telling_imports():
+    with telling_imports(repeats=True):
         hydra_state.adopt(spec.hydra, is_worker=False)
         from collectx.run.execution import execute
     cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
@@ -155,7 +155,7 @@ def _run_trainer(spec: JobSpec, run_folder: RunFolder, token: str, folder: str) 
 
 def _run_learner(spec: JobSpec, run_folder: RunFolder, rank: int, token: str) -> int:
     """Runs another learner than the first one; returns the exit status, or exits with it."""
-    with telling_imports():
+    with telling_imports(repeats=True):
         hydra_state.adopt(spec.hydra)
         start.preload()
         from collectx.run.execution import run_learner
@@ -211,7 +211,7 @@ def _run_worker(
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)
-    with telling_imports():
+    with telling_imports(repeats=True):
         import torch
 
         from collectx.worker.entry import run_remote_worker

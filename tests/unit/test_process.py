@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from collectx import process
+from collectx import process, progress
 from collectx.process import limited, open_closed, outlive_readers
 
 
@@ -25,6 +25,20 @@ def test_a_limit_that_is_reached_at_once_is_a_timeout_wherever_it_interrupts(tim
     for _ in range(100):
         with pytest.raises(TimeoutError, match="making an env took more than"):
             loop(timeout_s)
+
+
+@pytest.mark.parametrize(("repeats", "count"), [(False, 1), (True, 4)])
+def test_what_is_imported_is_said_once_where_nothing_replaces_it(monkeypatch, capsys, repeats, count):
+    for name, value in {"_SILENT_S": 0.0, "_TELL_S": 0.0, "_has_told": False}.items():
+        monkeypatch.setattr(progress, name, value)
+    for name in ("first", "second"):
+        with progress.telling_imports(repeats):
+            for number in range(2):
+                with suppress(ImportError):
+                    __import__(f"{name}_{number}")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == count
+    assert lines[0] == "collectx: starting (importing Python packages, now first_0)"
 
 
 @pytest.mark.parametrize(("timeout_s", "is_said"), [(60.0, True), (0.1, False)])

@@ -185,6 +185,15 @@ def test_the_steps_of_ppo_are_those_of_the_paper(num_epochs, minibatch_size, is_
     assert collection.scalars == [pytest.approx(means, rel=1e-3, abs=1e-6)]
 
 
+def test_equal_returns_have_no_variance_to_explain():
+    learner, _ = made("ppo")
+    (batch,) = bandit(1)
+    batch["next", "reward"].fill_(0.7)
+    collection = Recorded([batch])
+    learner.train(collection)
+    assert "explained_variance" not in collection.scalars[0]
+
+
 def test_the_step_of_impala_is_that_of_the_paper():
     """The expected step follows the formulas of Espeholt et al. 2018, for episodes of one frame."""
     fields = {"rho_clip": 1.05, "entropy_coeff": 0.1, "critic_coeff": 0.3, "max_grad_norm": 1e9, "anneal": False}

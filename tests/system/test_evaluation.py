@@ -153,6 +153,7 @@ def test_a_run_saves_videos_of_its_evaluations(tmp_path):
     assert {f"{path.parent.name}/{path.name}" for path in during} >= {
         f"frames-{frames}/eval-episode-{number}.mp4" for number in (0, 1)
     }
+    assert "XDG_RUNTIME_DIR" not in (tmp_path / "run/logs/evaluator.log").read_text()
     # A later evaluation keeps them, and replaces its own alone.
     for _ in range(2):
         forked("eval", "run", "episodes=1", cwd=tmp_path)

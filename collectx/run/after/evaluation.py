@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 import time
 import warnings
 from collections import defaultdict
@@ -278,6 +279,8 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
     values = {field.name: getattr(env, field.name) for field in dataclasses.fields(GymEnvConfig)}
     values |= {"kind": "gym", "num_envs": 1, "kwargs": {**env.kwargs, "render_mode": "rgb_array"}}
     made = GymEnvConfig(**values)
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame prints errors of others
     with env_limit(cfg):
         _check_rendering(partial(env_factory(made), SPACES))
 

@@ -290,8 +290,9 @@ def outside(
             low, high = part.start, part.start + (part.n if isinstance(part, spaces.Discrete) else part.nvec) - 1
         else:
             continue
-        # Scaling a value to its bounds rounds.
-        if ((seen < low - 1e-6 * np.abs(low)) | (seen > high + 1e-6 * np.abs(high))).any():
+        # Scaling a value to its bounds rounds. The least integer has no absolute value.
+        least, most = low - 1e-6 * np.abs(low, dtype=float), high + 1e-6 * np.abs(high, dtype=float)
+        if ((seen < least) | (seen > most)).any():
             said = f"{subject.format('.'.join(key))} values from {seen.min():.6g} to {seen.max():.6g}"
             return f"{said}, outside of the space {part!s:.100}. {advice}"
     return ""

@@ -280,7 +280,7 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
     values |= {"kind": "gym", "num_envs": 1, "kwargs": {**env.kwargs, "render_mode": "rgb_array"}}
     made = GymEnvConfig(**values)
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame prints errors of others
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame prints an error of each other one
     with env_limit(cfg):
         _check_rendering(partial(env_factory(made), SPACES))
 

@@ -233,6 +233,9 @@ def test_a_spec_without_an_example_keeps_a_mask_that_a_reset_returns():
             "the first observation of the env has values from 2",
         ),
         (spaces.Box(-0.4, 0.4, (1,)), {"observation": [0.4000001]}, ""),
+        (spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64), {"observation": [-(2**63)]}, ""),
+        (spaces.Box(-np.inf, np.inf, (1,)), {"observation": [1e38]}, ""),
+        (spaces.Box(0, 1, (2,), bool), {"observation": [True, False]}, ""),
     ],
 )
 def test_first_observations_outside_of_their_space_are_told(space, seen, said):

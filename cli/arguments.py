@@ -175,7 +175,7 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
     if not is_in_usage and (subcommand not in COMPOSING or not (has_value or len(key) > 1 or meant(key))):
         return f". {synopsis(usage)}" if usage else f". To list all flags: collectx {subcommand} --help"
     if name == "--resume":
-        return ". To continue a run: collectx resume RUN_DIR"
+        return f". To continue a run: collectx resume {after if after[:1] not in ('', '-') else 'RUN_DIR'}"
     # `collectx eval` also takes the options of `eval` without their group.
     kinds: dict[str, str] = dict(word.split("=", 1) for word in argv if "=" in word)
     if "experiment" not in kinds:

@@ -49,7 +49,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("play", "enjoy", "render", "video"), "eval RUN_DIR video=true"),
     "continue": "resume",
     "stop": "cancel",
-    "plot": "report",
+    **dict.fromkeys(("plot", "compare"), "report DIR..."),
+    "tensorboard": "report, or collectx run logger=tensorboard",
 }
 
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.

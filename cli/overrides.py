@@ -77,7 +77,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     chosen: dict[str, str] = {}
     for text in joined(overrides, groups):
         if "=" in text and text not in overrides:
-            problems.append(f"{text} arrives in pieces, as it is not in quotes. Write {shlex.quote(text)}")
+            without = re.sub(", +", ",", text)
+            how = "as it is not in quotes. Write" if " " in without else "because of its space. Leave the space out:"
+            problems.append(f"{text} arrives in pieces, {how} {shlex.quote(without if ' ' not in without else text)}")
             continue
         try:
             override = parser.parse_override(text)
@@ -123,7 +125,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         if is_plain and key in groups:
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
-                problems += [no_such_choice(key, choice, groups[key]) for choice in wrong]
+                typed = next((text.partition("=")[2] for text in overrides if key_of(text) == "env.id"), "NAME-v5")
+                game = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", typed)
+                problems += [no_such_choice(key, each, groups[key]).replace("ALE/NAME", f"ALE/{game}") for each in wrong]
                 broken.add(key)
             elif override.value() is None:
                 # Hydra spells an optional group without a choice `~group`.
@@ -145,7 +149,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     if key == "env" and choice.lower() not in options and (env_id := known_env_id(choice)):
         base = "pong" if env_id.startswith("ALE/") else "gym"
         return f"env={choice} is unknown. To make the Gymnasium env with this name: env={base} env.id={env_id}"
-    if ":" not in choice or key not in _CLASS_OPTIONS:
+    if not (":" in choice or choice.endswith(".py")) or key not in _CLASS_OPTIONS:
         more = f"To list all: collectx list {key}" if "/" not in key else ""
         stem = re.sub(r"\.ya?ml$", "", choice)
         if stem != choice and stem in options:
@@ -165,9 +169,8 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         if key == "env" and "Did you mean" not in advice:
             advice += " For an env of another package, set env.id: see the page 'Envs and tools that were tried'."
         return f"{key}={choice} is unknown{advice}"
-    # A class or function as MODULE:NAME.
-    kind, option = _CLASS_OPTIONS[key]
-    return f"{key}={choice} is unknown. To use your own: {key}={kind} {key}.{option}={choice}"
+    # A class or function as MODULE:NAME, or its file.
+    return f"{key}={choice} is unknown. To use your own: {_of_user(choice, key)}"
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
@@ -206,7 +209,7 @@ def of_file(text: str) -> str:
     is_choice = group in (*GROUPS, "experiment", "debug", "logger")
     words = f"--config-dir {root or '.'} {group}={name}" if is_choice else f"--config-dir {folder or '.'} -cn {name}"
     if not os.path.isfile(text):
-        return f"there is no file {text}. To use another one, write its folder and name: --config-dir DIR -cn NAME"
+        return f"there is no file {text}. To use a file of yours, write its folder and name: --config-dir DIR -cn NAME"
     if not is_choice and not re.search(r"^defaults:", Path(text).read_text(errors="replace"), re.MULTILINE):
         return f"{text} is a file, and collectx takes names. Add the line '{BASED}' to it, and write {words}"
     return f"{text} is a file, and collectx takes names. Write {words}"
@@ -232,6 +235,13 @@ def _is_open(text: str) -> bool:
     return any(text.count(start) > text.count(end) for start, end in ("[]", "{}"))
 
 
+def _of_user(name: str, *groups: str) -> str:
+    """Returns how to choose a class or function `MODULE:NAME` of the user, or one in a file, in one of these groups."""
+    target = f"{name[:-3].replace('/', '.')}:NAME" if name.endswith(".py") else name
+    named = ((group, *_CLASS_OPTIONS[group]) for group in groups)
+    return either(f"{group}={kind} {group}.{option}={target}" for group, kind, option in named)
+
+
 def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     """Returns what is wrong with an override that Hydra cannot parse."""
     if not text:
@@ -241,11 +251,13 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     if "=" not in text:
         if os.path.isdir(text) and text not in groups:
             return f"'{text}' is a folder. To continue, repeat or evaluate its run: collectx resume, reproduce or eval"
-        key, _, value = text.partition(" ")
+        key, value = (re.split("[ :]", text, maxsplit=1) + [""])[:2]
         if value and (key in groups or key in known_paths()):
             return f"'{text}' lacks the =. Write {key}={value}"
         if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:
             return f"'{text}' is not an override. Did you mean {either(meant)}?"
+        if re.fullmatch(r"[\w.]+:[\w.]+", text) or text.endswith(".py"):
+            return f"'{text}' is not an override. To use a class of yours: {_of_user(text, 'env', 'policy', 'trainer')}"
         if text == "help":
             return "'help' is not an override. To read the help, write the flag --help."
         if text in groups:

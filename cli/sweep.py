@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
@@ -122,20 +123,22 @@ def prepare(
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
-        text = f"{_text(swept)} has several values. To sweep over them, add -m. To pass a list, write key=[a,b]."
+        text = f"{_text(swept)} has several values. To sweep over them, add -m."
+        if lists := [_as_list(override) for override in swept if _takes_list(override)]:
+            text += f" To pass a list, write {' '.join(lists)}"
         if len(swept) == 1 and (fraction := _with_decimal_comma(swept[0])):
             text = f"{_text(swept)} has several values. Write {fraction}, or, to sweep over both, add -m."
         raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
             f"{_text(continuous)} is an interval, which Hydra's basic sweeper cannot enumerate. Use choice(a,b) or "
-            "range(a,b,step). Or use a sweeper that draws values, such as hydra/sweeper=optuna (pip install "
-            "'collectx[optuna]')."
+            "range(a,b,step). Or use a sweeper that draws values: hydra/sweeper=halving, or hydra/sweeper=optuna (pip "
+            "install 'collectx[optuna]')."
         )
         raise ConfigError(*checked.problems, text)
     if ours := [override for override in swept if override.key_or_group.startswith("sweep.")]:
         listed = [
-            f"To pass a list, write {override.key_or_group}=[{','.join(texts(override))}]."
+            f"To pass a list, write {_as_list(override)}"
             for override in ours
             if override.key_or_group in ("sweep.rungs", "sweep.objective")
         ]
@@ -175,6 +178,10 @@ def prepare(
         printing.note(text)
     for text in _rungs_notes(master, points[0].cfg, rungs):
         printing.note(text)
+    if repeated := [each for each in swept if is_basic and len(values := [*texts(each)]) > len({*values})]:
+        printing.note(
+            f"{_text(repeated)} contains a value twice, but each point runs once. To repeat a run, add another seed."
+        )
     if is_multirun and is_basic and not swept:
         printing.note(
             "no option has several values, so this is a sweep of one run. To sweep over more, write, for example, "
@@ -246,9 +253,24 @@ def _text(overrides: Sequence[Override]) -> str:
 def _with_decimal_comma(override: Override) -> str | None:
     """Returns `gamma=0.99` for `gamma=0,99`; None for other overrides, and for options that take no fraction."""
     word = re.fullmatch(r"(.+)=0,(\d+)", _text([override]))
+    return f"{word[1]}=0.{word[2]}" if word and float in _types(override) else None
+
+
+def _types(override: Override) -> list[Any]:
+    """Returns the types of the options that have the last name of an override; empty for other names."""
     name = override.key_or_group.rpartition(".")[2]
     hints = (get_type_hints(cls).get(name) for group in GROUPS for cls in schemas(group).values())
-    return f"{word[1]}=0.{word[2]}" if word and any(float in members(hint) for hint in hints) else None
+    return [each for hint in hints if hint is not None for each in members(hint)]
+
+
+def _takes_list(override: Override) -> bool:
+    """Whether a value may be a list: several loggers, options that are lists, and arguments of the user's code."""
+    types = [get_origin(each) for each in _types(override)]
+    return list in types or override.key_or_group == "logger" or ".kwargs." in override.key_or_group
+
+
+def _as_list(override: Override) -> str:
+    return shlex.quote(f"{override.key_or_group}=[{','.join(texts(override))}]")
 
 
 def product(overrides: Sequence[Override]) -> list[list[str]]:

@@ -53,10 +53,11 @@ def _tune(arguments: Arguments) -> int:
     file = _output(arguments)
     composer = Composer(arguments.config_dir, arguments.config_name)
     checked = composer.check(arguments.words)
-    is_sweep = arguments.is_multirun or any(each.is_sweep_override() for each in parsed(checked.overrides))
-    prepared = None if is_sweep else run.prepare(composer, checked, is_multirun=False)
+    swept = [each.key_or_group for each in parsed(checked.overrides) if each.is_sweep_override()]
+    prepared = None if arguments.is_multirun or swept else run.prepare(composer, checked, is_multirun=False)
     if not isinstance(prepared, Composed):
-        raise UsageError("tune searches one configuration. Leave out -m, and give each option one value.")
+        how = f"{'leave out -m, and ' * arguments.is_multirun}give {' and '.join(swept) or 'each option'} one value"
+        raise UsageError(f"tune searches one configuration: {how}.")
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
     assert isinstance(options, TuneConfig)
     overrides = [each for each in parsed(checked.overrides) if not each.key_or_group.startswith("tune.")]

@@ -44,10 +44,11 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     callable. Raises `ConfigError` if there is no such callable; the message names the option `where`."""
     if callable(name):
         return name
-    if isinstance(name, str) and name.isidentifier() and find_spec(name) is not None:
-        members = vars(import_module(name)).items()
-        own = [key for key, each in members if key[0] != "_" and getattr(each, "__module__", "") == name]
-        choices = either(f"{name}:{key}" for key in own or ["NAME"])
+    stem = name.removesuffix(".py") if isinstance(name, str) else ""
+    if stem.isidentifier() and find_spec(stem) is not None:
+        members = vars(import_module(stem)).items()
+        own = [key for key, each in members if key[0] != "_" and getattr(each, "__module__", "") == stem]
+        choices = either(f"{stem}:{key}" for key in own or ["NAME"])
         raise ConfigError(f"{where}={name} is a module. Name a class or function in it: {choices}.")
     if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
         raise ConfigError(f"{where}={name} is not an import path. Write it as package.module:Name.")
@@ -203,7 +204,9 @@ def where_raised(error: SyntaxError | SystemExit) -> str:
     )
 
 
-def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str, given: Iterable[str] = ()) -> Any:
+def call(
+    target: Callable[..., Any], kwargs: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None
+) -> Any:
     """Returns `target(**kwargs)`, with `kwargs` as in `arguments_of`. Raises `ConfigError` if `target` needs arguments
     that `kwargs` lack; the message names them as options below `where`, and the arguments `given` by collectx."""
     try:
@@ -214,7 +217,11 @@ def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str, give
 
 
 def raise_missing(
-    error: TypeError, target: Callable[..., Any], kwargs: Mapping[str, Any], where: str, given: Iterable[str] = ()
+    error: TypeError,
+    target: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    where: str,
+    given: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises a `ConfigError` from `error` if `target` needs arguments that `kwargs` lack; see `call`."""
     try:
@@ -227,10 +234,13 @@ def raise_missing(
         name = getattr(target, "__qualname__", repr(target)).rpartition("<locals>.")[2]
         name = "the lambda" if name == "<lambda>" else name
         or_given = f", or take what collectx passes: {', '.join(given)}" if given else ""
-        problems = [
-            f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE{or_given}."
-            for each in missing
-        ]
+        problems = []
+        for each in missing:
+            having = [key for key, value in (given or {}).items() if hasattr(value, each)]
+            advice = f"Set {where}.{each}=VALUE{or_given}."
+            if having:
+                advice = f"Take {having[0]}, which collectx passes, and read {having[0]}.{each}."
+            problems.append(f"{where}.{each} is not set, but {name} requires it. {advice}")
         raise ConfigError(*problems) from error
 
 

@@ -200,6 +200,9 @@ UNSET = "???"
 _STEPS = re.compile(r"(\d+)(?:\.\.|[:-])(\d+)")
 _COUNT = re.compile(r"(\d+)([km])", re.IGNORECASE)
 _ZEROS = {"k": "_000", "m": "_000_000"}
+# Times such as 1h and 30min, and the seconds in each unit.
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?([smhd])[a-z]*")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # What `collectx tune` searches on every machine.
 _TUNED = ("collector.num_workers", "env.num_envs")
 # What to do about a mapping that is another value, or a number out of its range.
@@ -208,7 +211,7 @@ _ADVICE = {
     "eval.env": "set its keys, as in eval.env.id=CartPole-v1.",
 }
 # Example values for messages about missing options, by the last part of their names.
-_EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return"}
+_EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return", "resume": "auto"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,6 +342,8 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
         advice = f"set one of its options, as in {path}.{_example(cls)}."
+        if value is True and path.startswith("logger."):
+            advice = f"write {path.replace('.', '=')}."
         wrong = Conflict(path, f"{path} is a section", value, advice) if is_resolved else None
         problems.append(wrong or Problem(path, value.reason))
         return incomplete(cls)
@@ -411,8 +416,10 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
         entries = str(value).strip("[()]").replace(" ", "").replace("'", "")
         return f"to sweep over its entries: collectx run -m {path}={entries}." if "," in entries else ""
     example = _EXAMPLES.get(path.rpartition(".")[2])
-    if example is not None and isinstance(value, bool) and str in members(hint):
+    if example is not None and value is True and str in members(hint):
         return f"write {path}={example}."
+    if path.endswith(("_s", "_min", "minutes")) and (time := _TIME.fullmatch(str(value))):
+        return f"write {path}={float(time[1]) * _SECONDS[time[2]] / (1 if path.endswith('_s') else 60):g}."
     if (number := _COUNT.fullmatch(str(value))) and {int, float} & {*members(hint)}:
         return f"write {path}={number[1]}{_ZEROS[number[2].lower()]}."
     if (ends := _STEPS.fullmatch(str(value))) and int in members(hint):
@@ -437,7 +444,8 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
         return Unknown(f"{path}.{key}", f"is not an option. {other_names.hint(fitting)}")
     others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
     if others and nearest(key, names, 0.8) is None:
-        remedies = [f"add {group}={others[0]}"] if len(others) == 1 and path == group else []
+        which = "" if len(others) == 1 else "one of them, such as "
+        remedies = [f"add {which}{group}={others[0]}"] if path == group else []
         if "kwargs" in names:
             remedies.append(f"write {path}.kwargs.{key}=VALUE for an argument of your own class")
         advice = f"{', '.join([*remedies, 'or leave it out' if remedies else 'leave it out'])}."

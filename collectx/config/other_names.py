@@ -17,6 +17,9 @@ _PATHS = {
     **{each.name: f"logger={each.name}" for each in dataclasses.fields(LoggerConfig) if each.default is None},
     **dict.fromkeys(("name", "run.dir", "run.name"), "hydra.run.dir"),
     **dict.fromkeys(("checkpoint.freq", "checkpoint.interval"), "checkpoint.every_batches"),
+    "checkpoint.every": "checkpoint.every_batches or checkpoint.every_min",
+    "checkpoint.path": "policy.init_from=RUN_DIR or collectx resume RUN_DIR",
+    **dict.fromkeys(("seeds", "num_seeds", "n_seeds"), "-m 'seed=range(5)'"),
     **dict.fromkeys(("eval.freq", "eval.interval"), "eval.every_batches"),
     **dict.fromkeys(("debug=true", "debug=1"), "debug=tiny"),
     "collector=sync": "collector=multi_sync",
@@ -65,7 +68,7 @@ def meant(path: str) -> list[str]:
     sentence about writing one; empty if nothing is known. Dashes, as in flags, count as underscores."""
     path = path.replace("-", "_")
     if path in _PATHS:
-        return [_PATHS[path]]
+        return _PATHS[path].split(" or ")
     # The last part that is known: net_arch of policy_kwargs.net_arch, env_config of env_config.gravity.
     return next(filter(None, map(_rows().get, reversed(path.lower().split(".")))), [])
 

@@ -206,7 +206,7 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
     list all names, if they are many."""
     candidates = list(names)
     begun = (each for each in candidates if len(name) > 2 and each.startswith(name))
-    near = nearest(name, candidates) or next(begun, None)
+    near = nearest(name, candidates) or next(begun, None) or (candidates[0] if len(candidates) == 1 else None)
     question = f"Did you mean {prefix}{near}?" if near else ""
     is_short = len(candidates) <= (_MAX_LISTED // 2 if near else _MAX_LISTED)
     if is_short or not (near or more):

@@ -62,7 +62,7 @@ def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
             signature.bind(**kwargs)
         except TypeError:
             return functools.partial(factory, **kwargs) if kwargs else factory
-    return call(factory, kwargs, "policy.kwargs", ["spec"])
+    return call(factory, kwargs, "policy.kwargs", {"spec": spec})
 
 
 def policy_from_agent(agent: Any, *, deterministic: bool = False) -> TensorDictModule:

@@ -115,6 +115,9 @@ def _argument_problems(cfg: RunConfig, env_path: str = "env") -> list[str]:
                 given = _GIVEN.get(target.key, [*names][:1] if target.key.endswith("]") else ())
                 settable = [each for each in (*names, *extra) if each not in given]
                 hint = did_you_mean(str(key), settable, prefix=f"{target.kwargs_key}.")
+                if key == "max_episode_steps" and target.key == f"{env_path}.entry_point":
+                    limit = f"{env_path}.wrappers=[{{TimeLimit:{{{key}:{target.kwargs[key]}}}}}]"
+                    hint = f". To limit its episodes: '{limit}'"
                 messages.append(f"{target.kwargs_key}.{key} is not an argument of {target.name}{hint}")
     return messages
 

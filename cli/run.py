@@ -165,7 +165,7 @@ def _run(composer: Composer, run: Composed, task: Task, trusted: bool) -> None:
         if run.cfg.run.resume == "auto" and (done := _check_resume(run_folder, run.cfg, trusted)) is not None:
             from collectx.run.terminal import display
 
-            display.print_completed(done)
+            display.print_completed(done, saved_config.changed(run_folder, run.cfg))
             task.outcomes.append(Outcome(done.status, done.folder))
             return
         _check_folder(run_folder, run.cfg)

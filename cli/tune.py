@@ -94,6 +94,8 @@ def _tune(arguments: Arguments) -> int:
     verdict = _verdict(result)
     for text in (verdict, *(f"this changes training: {text}" for text in changes)):
         printing.say(text)
+    if result.chosen is result.points[0]:
+        printing.say(f"experiment={file.stem} contains your own settings, so a script can use it in any case")
     where = f"measured on {platform.node()} with {cores.num_cores()} cores"
     text, rest = _experiment(composer, overrides, result.chosen.values, [verdict, *changes, where])
     with folder_errors(file.parent, "folder", "--output"):

@@ -389,11 +389,13 @@ def _cost(cfg: RunConfig, processes: Section, memory: Section, used: Section, ti
         least_s = _WORTH_SAYING * sum(known.values())
         parts = sorted((name for name in known if known[name] >= least_s), key=lambda name: known[name], reverse=True)
         of_a_batch = [f"{name} {_shown('_s', known[name])}" for name in parts]
-        of_a_batch += [f"{name} unknown" for name in names if time[names[name]] is None]
-        of_a_batch += ["waits for evaluations unknown"] * (cfg.eval.every_batches is not None)
+        lacking = [name for name in names if time[names[name]] is None]
+        lacking += ["evaluations"] * (cfg.eval.every_batches is not None)
+        without = f" without {' and '.join(lacking)}" if lacking else ""
         target = getattr(cfg.trainer, "target_return", None)
         unless = f", unless it reaches trainer.target_return={target:g}" if target is not None else ""
-        cost["time"] = f"at least {_shown('_s', time['all_batches_s'])}{unless}; each batch: {', '.join(of_a_batch)}"
+        least = f"{_shown('_s', time['all_batches_s'])}{without}{unless}"
+        cost["time"] = f"at least {least}; each batch: {', '.join(of_a_batch)}"
     return cost
 
 

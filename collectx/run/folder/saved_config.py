@@ -117,6 +117,13 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
         raise DamagedFileError(f"{run_folder.result} is damaged: it does not describe a result: {error!r}") from error
 
 
+def changed(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
+    """Returns an override for each option of `cfg` that differs from the newest configuration of a folder."""
+    saved = _comparable_file(run_folder.newest_config)
+    before, after = flat(saved), flat(_back(saved, _comparable(cfg, saved), cfg.run.moved))
+    return [f"{path}={YAML.show(value)}" for path, value in after.items() if before.get(path) != value]
+
+
 def moved(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns a clause for each text of `cfg` that names another place than in the newest configuration of a folder."""
     saved = _comparable_file(run_folder.newest_config)

@@ -504,12 +504,12 @@ def to_continue(run_folder: RunFolder) -> str | None:
     return f"to continue from the newest checkpoint: {command}" if run_folder.has_checkpoint else None
 
 
-def print_completed(result: Result) -> None:
-    """Prints that a run is already complete, and the run's table."""
+def print_completed(result: Result, changed: Sequence[str] = ()) -> None:
+    """Prints that a run is already complete, how to continue it with the overrides `changed`, and its table."""
     option = limit_of(result.exit_reason)
     how = "To train longer, change the option that ended it."
     if option is not None:
-        how = _how_to_train_longer(result, option)
+        how = " ".join([_how_to_train_longer(result, option), *map(shlex.quote, changed)])
     printing.message(f"this run is already complete: {result.exit_reason}. {how}")
     _print_table(result)
 

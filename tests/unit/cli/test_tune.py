@@ -103,6 +103,7 @@ def test_your_settings_are_kept_unless_another_point_is_faster(measured, capsys,
     assert command.main(given) == 0
     said = capsys.readouterr()
     assert words in said.out
+    assert "experiment=tuned contains your own settings" in said.out
     assert "other programs" not in said.err
     text = Path("conf", "experiment", "tuned.yaml").read_text()
     assert "num_workers: 2\n" in text

@@ -80,7 +80,7 @@ def launch(
     with printing.notes_wait():
         with telling_imports():
             prepared = prepare(composer, checked, arguments.is_multirun)
-        for text in checked.notes:
+        for text in (*checked.notes, *_of_no_evaluation(checked, prepared)):
             printing.note(text)
         task = Task(arguments.argv)
         if isinstance(prepared, sweep.Sweep):
@@ -93,6 +93,19 @@ def launch(
     if results is not None:
         results += task.outcomes
     return exit_status(*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED]))
+
+
+def _of_no_evaluation(checked: Checked, prepared: Composed | sweep.Sweep) -> Iterator[str]:
+    """Yields a note about overrides of `eval` for a run that is not evaluated. That of eval.video depends on its value:
+    `collectx.rules.warnings`."""
+    points = [prepared] if isinstance(prepared, Composed) else [*prepared.points.values()]
+    words = [word.lstrip("+") for word in checked.overrides if key_of(word).startswith("eval.")]
+    words = [word for word in words if key_of(word) != "eval.video"]
+    if words and points and all(point.cfg.eval.every_batches is None for point in points):
+        yield (
+            f"this run is not evaluated, so {' '.join(words)} has no effect yet. Add eval.every_batches=N, or evaluate "
+            "the run afterwards: collectx eval RUN_DIR"
+        )
 
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
@@ -305,7 +318,8 @@ def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine, and prints warnings; returns the problems."""
     problems = preflight.machine_problems(cfg)
     if not problems and shows_warnings:
-        for text in filter(None, (*warnings_of(cfg), cores.note(cfg), preflight.copies()[0])):
+        notes = (*warnings_of(cfg), preflight.version_note(cfg), cores.note(cfg), preflight.copies()[0])
+        for text in filter(None, notes):
             printing.note(text)
     return problems
 

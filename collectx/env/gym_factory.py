@@ -38,8 +38,8 @@ def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers]
     show_once()
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     made_by, kwargs = entry_point or constructor(cfg), dict(cfg.kwargs)
-    # The process of an async env may not have registered the id.
-    source: Any = gymnasium.spec(_registered(cfg)) if isinstance(cfg, GymVectorEnvConfig) else cfg.id
+    # The process of an async env may not have registered the id. With an id, Gymnasium would warn of old versions.
+    source: Any = None if cfg.id is None else gymnasium.spec(registered(cfg))
     make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, source)
 
     def make_one(numbers: EnvNumbers) -> gymnasium.Env:
@@ -75,7 +75,7 @@ def constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]:
     return lambda: None
 
 
-def _registered(cfg: GymEnvConfig | GymVectorEnvConfig) -> str:
+def registered(cfg: GymEnvConfig | GymVectorEnvConfig) -> str:
     """Returns the id without the module that registers it."""
     return str(cfg.id).rpartition(":")[2]
 
@@ -193,7 +193,7 @@ def _call_of(cfg: GymEnvConfig | GymVectorEnvConfig) -> tuple[Callable[..., Any]
     """Returns the function or the class that makes the envs, and its arguments."""
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point"), {"num_envs": cfg.num_envs, **cfg.kwargs}
-    spec = gymnasium.spec(_registered(cfg))
+    spec = gymnasium.spec(registered(cfg))
     by_vector = getattr(cfg, "vectorization_mode", None) == "vector_entry_point"
     made_by: Any = spec.vector_entry_point if by_vector else spec.entry_point
     made_by = made_by if callable(made_by) else pkgutil.resolve_name(str(made_by))

@@ -28,7 +28,7 @@ from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym import reward_number
-from collectx.env.gym_factory import constructor, env_factory, explain_errors, resolve_source
+from collectx.env.gym_factory import constructor, env_factory, explain_errors, registered, resolve_source
 from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
 from collectx.env.mujoco_warnings import show_once
@@ -387,7 +387,7 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
             made = as_vector_env(made, [*cfg.info_keys, *cfg.metrics])
         else:
             made = gymnasium.make_vec(
-                str(cfg.id),
+                gymnasium.spec(registered(cfg)),
                 cfg.num_envs,
                 vectorization_mode=cfg.vectorization_mode,
                 **numbers.arguments(constructor(cfg), cfg.kwargs),

@@ -199,6 +199,20 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
     return []
 
 
+def version_note(cfg: RunConfig) -> str:
+    """Returns a note if Gymnasium has a newer version of `env.id`; otherwise ""."""
+    env_id = cfg.env.id if isinstance(cfg.env, GymnasiumConfig) else None
+    from gymnasium.envs import registration
+
+    if env_id not in registration.registry:
+        return ""
+    *name, version = registration.parse_env_id(env_id)
+    newest = registration.find_highest_version(*name)
+    if version is None or newest is None or newest <= version:
+        return ""
+    return f"env.id={env_id} is an old version. The newest one: env.id={env_id.removesuffix(str(version))}{newest}"
+
+
 def env_limit(cfg: RunConfig) -> AbstractContextManager[None]:
     """Limits a block that makes an env of `cfg` to `collector.start_timeout_s`; see `limited`. Prints where the block
     is if it takes long. Ends the process, with status 1, if the block cannot be interrupted."""

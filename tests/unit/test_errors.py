@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tensordict import TensorDict
 from user_code.faulty import BrokenLever, Wordless
 
 from collectx.errors import (
@@ -127,6 +128,13 @@ def test_one_without_words_travels_and_none_ends_the_trainer_silently(error, kin
 def test_the_summary_of_an_error_without_words_names_its_type():
     assert summary_of(Wordless()) == "Wordless: (no text: str() raised RuntimeError)"
     assert summary_of(KeyError("x")) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(("key", "end"), [("observaton", ". Did you mean 'observation'?"), ("mask", "")])
+def test_a_key_that_a_batch_lacks_is_told_with_a_similar_one(key, end):
+    with pytest.raises(KeyError) as raised:
+        TensorDict(observation=1, done=0)[key]
+    assert summary_of(raised.value).endswith(f"['done', 'observation']{end}")
 
 
 @pytest.mark.parametrize(("name", "end"), [("pubish", ". Did you mean 'publish'?"), ("collect", "")])

@@ -258,6 +258,9 @@ class LoadedPolicy:
             return any(not torch.equal(a, b) for other in actions for a, b in zip(first, other, strict=True))
 
     def _values(self, observation: Any) -> list[Any]:
+        if self._flatten is not None and isinstance(observation, torch.Tensor):
+            # Indexed by a name, a tensor makes torch warn before it raises.
+            observation = observation.numpy(force=True)
         values = [observation] if self._flatten is None else self._flatten(observation)
         if len(values) != len(self.leaves):
             keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)

@@ -445,7 +445,8 @@ def _not_of(group: str, path: str, key: str, choice: str, names: Collection[str]
     others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
     if others and nearest(key, names, 0.8) is None:
         which = "" if len(others) == 1 else "one of them, such as "
-        remedies = [f"add {which}{group}={others[0]}"] if path == group else []
+        can_add = path == group and (len(others) == 1 or "kwargs" not in names)
+        remedies = [f"add {which}{group}={others[0]}"] * can_add
         if "kwargs" in names:
             remedies.append(f"write {path}.kwargs.{key}=VALUE for an argument of your own class")
         advice = f"{', '.join([*remedies, 'or leave it out' if remedies else 'leave it out'])}."

@@ -236,6 +236,34 @@ run hydra.run.dir=finished debug=tiny
 resume failed run.overwrite=true
 resume failed seed=1
 resume damaged
+run -m trainer.learning_rate=1e-3, 1e-4
+run logger=tensorboard,csv
+run policy.hidden_sizes=64,64
+run -m trainer.gamma=interval(0.9,1)
+run train.py
+run env:cartpole
+run grid:Chase
+run env=my_env.py
+run env=mujoco
+run env=atari env.id=Breakout-v5
+run env=ale env.id=PongNoFrameskip-v4
+run env.entry_point=user_code.walk:Walk env.id=null env.kwargs.max_episode_steps=50
+run launcher.partition=gpu
+compare a b
+tensorboard
+run --resume finished
+run logger.csv.path=x
+run logger.csv=true
+tune seed=1,2
+run resume=true
+run run.max_minutes=1h
+run checkpoint.grace_s=2min
+run checkpoint.every=10
+run checkpoint.path=a
+run workers=4 epochs=10
+run seeds=5
+eval finished --deterministic
+run config.yaml
 """,
 }
 

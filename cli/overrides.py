@@ -127,7 +127,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             if wrong:
                 typed = next((text.partition("=")[2] for text in overrides if key_of(text) == "env.id"), "NAME-v5")
                 game = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", typed)
-                problems += [no_such_choice(key, each, groups[key]).replace("ALE/NAME", f"ALE/{game}") for each in wrong]
+                problems += [
+                    no_such_choice(key, each, groups[key]).replace("ALE/NAME", f"ALE/{game}") for each in wrong
+                ]
                 broken.add(key)
             elif override.value() is None:
                 # Hydra spells an optional group without a choice `~group`.
@@ -251,7 +253,7 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     if "=" not in text:
         if os.path.isdir(text) and text not in groups:
             return f"'{text}' is a folder. To continue, repeat or evaluate its run: collectx resume, reproduce or eval"
-        key, value = (re.split("[ :]", text, maxsplit=1) + [""])[:2]
+        key, _, value = text.replace(" ", ":", 1).partition(":")
         if value and (key in groups or key in known_paths()):
             return f"'{text}' lacks the =. Write {key}={value}"
         if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:

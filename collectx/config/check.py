@@ -211,7 +211,14 @@ _ADVICE = {
     "eval.env": "set its keys, as in eval.env.id=CartPole-v1.",
 }
 # Example values for messages about missing options, by the last part of their names.
-_EXAMPLES = {"target": "MODULE:NAME", "id": "CartPole-v1", "dir": "DIR", "seed": "0", "keep_best": "mean_return", "resume": "auto"}
+_EXAMPLES = {
+    "target": "MODULE:NAME",
+    "id": "CartPole-v1",
+    "dir": "DIR",
+    "seed": "0",
+    "keep_best": "mean_return",
+    "resume": "auto",
+}
 
 
 @dataclasses.dataclass(frozen=True)

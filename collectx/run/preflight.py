@@ -206,8 +206,8 @@ def version_note(cfg: RunConfig) -> str:
 
     if env_id not in registration.registry:
         return ""
-    *name, version = registration.parse_env_id(env_id)
-    newest = registration.find_highest_version(*name)
+    space, name, version = registration.parse_env_id(env_id)
+    newest = registration.find_highest_version(space, name)
     if version is None or newest is None or newest <= version:
         return ""
     return f"env.id={env_id} is an old version. The newest one: env.id={env_id.removesuffix(str(version))}{newest}"

@@ -50,10 +50,20 @@ def fails(size): raise TypeError("of its own")
 """
 NAMES = [
     *("sourced.make", "sourced:make", "sourced:Maker", "sourced.Maker", "sourced:mak", "sourced.mak", "sourced:number"),
-    *("sourced:Maker.__init__", "sourced:_hidden", "sourced", "sourced:", ":make", "sourced:make:x", "sourced make", 3),
+    *(
+        "sourced:Maker.__init__",
+        "sourced:_hidden",
+        "sourced",
+        "sourced.py",
+        "sourced:",
+        ":make",
+        "sourced:make:x",
+        "sourced make",
+        3,
+    ),
     *("nowhere:make", "nowhere.at.all", "sourced.nowhere:make", "wrong:make", "wrong.make", "needs:make", "math:sqrt"),
     *("os.path.join", "os.path:joi", "xml.dom.minidom.parse", "", None, "builtins.print"),
-    *("1sourced:make", "sourced..make:x", ".sourced:make"),
+    *("sourced.py", "1sourced:make", "sourced..make:x", ".sourced:make"),
 ]
 
 

@@ -138,7 +138,9 @@ def test_a_run_that_a_limit_ended_has_nothing_left_whatever_else_is_changed(stub
     before = files.result.read_bytes()
     for word in ("trainer.learning_rate=1e-4", "run.max_batches=9", "collector.worker_timeout_s=90"):
         assert resume.main([str(files.path), word]) == 0
-        assert "already complete: all frames delivered. To train longer" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "already complete: all frames delivered. To train longer" in said
+        assert re.sub("1e-4", "0.0001", f"collector.total_frames=N {word}\n") in said
     assert resume.main([str(files.path), "seed=9"]) == 2
     assert "seed (was 0, now 9) cannot change" in (said := capsys.readouterr().err)
     assert "Leave it out, or start a new run" in said

@@ -155,6 +155,27 @@ def test_a_sweep_without_several_values_is_noted(stub, capsys):
     assert note not in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ("eval.episodes=10", "this run is not evaluated, so eval.episodes=10 has no effect yet."),
+        ("eval.episodes=10 eval.every_batches=1", None),
+        ("eval.video=true", "eval.video=true saves no video in this run"),
+        ("env.id=CartPole-v0", "env.id=CartPole-v0 is an old version. The newest one: env.id=CartPole-v1\n"),
+        ("env.id=CartPole-v1", None),
+        ("-m seed=1,1,2", "seed=1,1,2 contains a value twice, but each point runs once."),
+        ("-m seed=1,2", None),
+        ("-m seed=1,2 eval.seed=5", "this run is not evaluated, so eval.seed=5 has no effect yet."),
+        ("-m eval.seed=5 eval.every_batches=null,1", None),
+    ],
+)
+def test_a_note_says_what_probably_was_meant_otherwise(stub, capsys, words, note):
+    assert run.main([*words.split(), "collector.total_frames=1024", "collector.frames_per_batch=64"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines(keepends=True) if line.startswith("note: ")]
+    assert said == [] if note is None else [line[6 : 6 + len(note)] for line in said] == [note]
+    assert len(stub.calls) == (2 if "-m" in words else 1)
+
+
 @pytest.mark.ci
 def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     stub.status = lambda cfg: "failed" if cfg.seed == 0 else "completed"

@@ -418,6 +418,8 @@ def test_custom(monkeypatch):
     given = "trainer.kwargs.env is not set, .* or take what collectx passes: policy, spec, seed, device"
     with pytest.raises(ConfigError, match=given):
         build(f"{__name__}:OfAnEnv")
+    with pytest.raises(ConfigError, match=r"Take spec, which collectx passes, and read spec\.action_space\.$"):
+        build(f"{__name__}:OfASpace")
     monkeypatch.setattr("collectx.trainer.base.MeterTrainer.train", lambda self: None)
     with pytest.raises(ConfigError, match="its method train must take one argument, the batches"):
         build("collectx.trainer.base:MeterTrainer")
@@ -430,6 +432,11 @@ def test_custom(monkeypatch):
 class OfAnEnv:
     def __init__(self, policy, env):
         self.env = env
+
+
+class OfASpace:
+    def __init__(self, action_space):
+        self.action_space = action_space
 
 
 def trains(collection, learning_rate=0.1):

@@ -142,7 +142,7 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
         for flag in [each for each in unknown if each.startswith("-")] or unknown:
             answers.setdefault(_instead(flag, argv, subcommand, usage), []).append(flag)
         wrong = [f"unknown flag{'s'[: len(flags) - 1]} {' and '.join(flags)}{end}" for end, flags in answers.items()]
-        raise UsageError("\n".join(wrong))
+        raise UsageError(*wrong)
     values = vars(flags)
     if foreign := [name for name in values if name in _HYDRAS and name not in _READS[subcommand]]:
         raise UsageError(f"{subcommand} has no flag --{foreign[0]}, unlike run. {synopsis(usage)}")
@@ -233,8 +233,8 @@ def subcommand(
             if lists_problems and not isinstance(error, UsageError):
                 _print_list(error.problems)
             else:
-                text = " ".join(error.problems)
-                printing.message(text if text.startswith((f"{name}: ", f"{name} ")) else f"{name}: {text}")
+                for text in error.problems:
+                    printing.message(text if text.startswith((f"{name}: ", f"{name} ")) else f"{name}: {text}")
             return 2
         except Exception as error:
             # Of a fault of collectx itself, Python prints the traceback.

@@ -134,9 +134,9 @@ class SpaceError(CollectxError):
     """A space lacks a fixed shape and dtype. The message names the space and its key."""
 
 
-class ShapeError(CollectxError, ValueError):
-    """An env or a policy returned a value that is not finite, or whose shape or dtype does not fit its spec. A
-    `ValueError`."""
+class DataError(CollectxError, ValueError):
+    """A value of an env, a policy or a batch is not finite, or does not fit its spec: it has another shape or dtype, or
+    is no number. A `ValueError`."""
 
 
 class TrainingDivergedError(CollectxError):
@@ -163,8 +163,8 @@ class JobEnded(LauncherError):
     """A scheduler ended a worker's job: it was preempted, cancelled or at its time limit."""
 
 
-# Deprecated aliases, from before 0.1.
-NotRestorable, TrainingDiverged = NotRestorableError, TrainingDivergedError
+# Deprecated aliases.
+NotRestorable, TrainingDiverged, ShapeError = NotRestorableError, TrainingDivergedError, DataError
 
 
 class WorkerError(CollectxError):

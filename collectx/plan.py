@@ -68,7 +68,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
     mapping per run; `slurm`, the `#SBATCH` lines of each script; and `totals`.
 
     Raises:
-        ConfigError, SpaceError, ShapeError: as `collectx run` would raise with these configurations.
+        ConfigError, SpaceError, DataError: as `collectx run` would raise with these configurations.
         TimeoutError: making an env took more than `collector.start_timeout_s`.
     """
     specs: dict[str, tuple[EnvSpec, float | None]] = {}

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import POLICY_VERSION, SETTINGS_VERSION, TRAJ_IDS, Key, as_key
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 MASK = ("collector", "mask")
 # Seconds without a complete batch of trajectories after which a message says so.
@@ -142,7 +142,7 @@ class Assembler:
         trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
         ends_with_batch: whether trajectories end with their batch.
         post_traj: called with each ended trajectory, `[time]`; its result replaces the trajectory, None drops it.
-            `add` raises `ShapeError` if the result is no trajectory.
+            `add` raises `DataError` if the result is no trajectory.
         say: called once with a message if no batch is complete after some seconds of adding frames.
         prefix: stands before option names in this message.
         env_of: returns a key for the env of a trajectory id. An env that begins a trajectory before its last one has
@@ -251,7 +251,7 @@ class Assembler:
             self._note_wait()
 
     def _check(self, trajectory: Any) -> None:
-        """Raises `ShapeError` if `trajectory`, which `post_traj` returned, is none, or has other keys than the one
+        """Raises `DataError` if `trajectory`, which `post_traj` returned, is none, or has other keys than the one
         before it."""
         if trajectory is None:
             return
@@ -259,14 +259,14 @@ class Assembler:
             wrong = f"a value of type {type(trajectory).__name__}"
             if isinstance(trajectory, TensorDictBase):
                 wrong = f"a TensorDict of shape {list(trajectory.shape)}"
-            raise ShapeError(
+            raise DataError(
                 f"post_traj returned {wrong}. Return a TensorDict of shape [time] with at least one frame, or None to "
                 "drop the trajectory."
             )
         last = self._ended[-1] if self._ended else trajectory
         if differing := {*trajectory.keys(True, True)} ^ {*last.keys(True, True)}:
             names = ", ".join(sorted(".".join(as_key(key)) for key in differing))
-            raise ShapeError(
+            raise DataError(
                 f"post_traj returned trajectories with different keys: only some have {names}. Return the same keys "
                 "for all."
             )

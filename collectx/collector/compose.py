@@ -77,7 +77,7 @@ def start_collector(
         outer: the worker in which this nested collector runs, or the learner; None for a run's only collector.
 
     Raises:
-        ConfigError, ShapeError: the policy does not fit the env, or the env does not support the resets of
+        ConfigError, DataError: the policy does not fit the env, or the env does not support the resets of
             `cfg.collector`.
         LauncherError: the workers cannot be started.
     """

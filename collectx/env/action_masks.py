@@ -29,7 +29,7 @@ from collectx.env.base import EnvSpec
 from collectx.env.observation import ACTION_MASK
 from collectx.env.spaces import leave_out, parts_of
 from collectx.env.torchrl.specs import choices_of
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import DataError, SpaceError
 
 
 class LegalActions(nn.Module):
@@ -68,12 +68,12 @@ class LegalActions(nn.Module):
 
     def check(self, legal: torch.Tensor) -> torch.Tensor:
         """Returns `legal`, a result of `forward`, if each choice of each env contains a legal value. Only checks on the
-        CPU, because a check on another device would wait for it in every step. Raises `ShapeError` if an env allows no
+        CPU, because a check on another device would wait for it in every step. Raises `DataError` if an env allows no
         action; the message names the first one."""
         if self._is_checked and legal.device.type == "cpu" and not legal.any(-1).all():
             possible = legal.any(-1).all(-1).flatten()
             env = int((~possible).nonzero()[0])
-            raise ShapeError(
+            raise DataError(
                 f"the mask {'.'.join(self.key)!r} of env {env} (of {len(possible)}) allows no action. Return a mask "
                 "with a legal action for each observation that does not end its episode."
             )
@@ -90,7 +90,7 @@ class LegalActions(nn.Module):
 
     def draw(self, mask: torch.Tensor) -> torch.Tensor:
         """Returns random legal actions, `[E, *shape of an action]`, for masks `[E, *shape of a mask]`. Raises
-        `ShapeError` if an env has none."""
+        `DataError` if an env has none."""
         chosen = uniform(self.check(self(mask))) + self._start
         if self._is_one_hot:
             chosen = F.one_hot(chosen, self._width).flatten(-2)

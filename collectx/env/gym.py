@@ -32,7 +32,7 @@ from collectx.env.mujoco_warnings import advice_on_display
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
 from collectx.env.wrappers import refuse
-from collectx.errors import ConfigError, ShapeError, summary_of
+from collectx.errors import ConfigError, DataError, summary_of
 
 # float32, the dtype of rewards, contains all integers up to this one.
 _EXACT = 2**24
@@ -154,12 +154,12 @@ class GymEnv(Env):
         return any_ended
 
     def _explain(self, error: Exception, e: int, action: Any) -> None:
-        """Adds a note to an error of env `e` in a step; raises `ShapeError` if the env uses Gym's old interface, or the
+        """Adds a note to an error of env `e` in a step; raises `DataError` if the env uses Gym's old interface, or the
         policy chose an action that does not exist."""
         refuse(error, "step", f"env {e}")
         space = self.user_envs[e].action_space
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(action):
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the "
                 f"env raised {summary_of(error).removesuffix('.')}."
             ) from error
@@ -228,27 +228,27 @@ class OneGymEnv(GymEnv):
 
 
 def _check_info(info: Any, method: str, e: int) -> None:
-    """Raises `ShapeError` unless `info` is a dict. Called once per episode, which costs less than in each step."""
+    """Raises `DataError` unless `info` is a dict. Called once per episode, which costs less than in each step."""
     if not isinstance(info, Mapping):
-        raise ShapeError(
+        raise DataError(
             f"the info of env {e} must be a dict, but is {info!r:.100}. Return {{}} from {method}() if there is none."
         )
 
 
 def _flag(value: Any, name: str, e: int) -> bool:
-    """Returns whether the episode of env `e` ended. Raises `ShapeError` unless `value` is a bool or contains one."""
+    """Returns whether the episode of env `e` ended. Raises `DataError` unless `value` is a bool or contains one."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or not is_numeric(array.dtype):
-        raise ShapeError(
+        raise DataError(
             f"{name} of env {e} must be a bool, but is {value!r:.100}. Return True or False as {name} from step()."
         )
     return bool(array.reshape(-1)[0])
 
 
 def reward_number(reward: Any, e: int | None = None) -> float:
-    """Returns the reward of env `e` of a group, which must be a number or contain one element. Raises `ShapeError` if
+    """Returns the reward of env `e` of a group, which must be a number or contain one element. Raises `DataError` if
     the reward is not a number, or an integer that float32 cannot represent."""
     if isinstance(reward, float | np.floating):
         return float(reward)
@@ -268,7 +268,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
                 ". To add up several objectives, put mo_gymnasium.wrappers.LinearReward into env.wrappers. To store "
                 "all of them, use env=torchrl with TorchRL's MOGymWrapper"
             )
-    raise ShapeError(f"the reward{source} must be a single number, but is {got}. {advice}.")
+    raise DataError(f"the reward{source} must be a single number, but is {got}. {advice}.")
 
 
 def _stored_integer(number: int, source: str) -> float:
@@ -279,7 +279,7 @@ def _stored_integer(number: int, source: str) -> float:
     except OverflowError:
         stored = math.inf
     if stored != number:
-        raise ShapeError(
+        raise DataError(
             f"the reward {number!s:.40}{source} would be rounded to {stored:.0f}, because rewards are stored as "
             "float32. To allow this, return float(reward) from step()."
         )

@@ -37,7 +37,7 @@ from collectx.env.sb3 import VecEnvAdapter, as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorsAsArrays, TensorVectorEnv, device_of
 from collectx.env.wrappers import CHECKED, refuse, statistics_of
-from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
+from collectx.errors import CollectxError, ConfigError, DataError, SpaceError
 from collectx.state import ProcessState
 from collectx.user_objects import call_with_tuples
 
@@ -246,7 +246,7 @@ class GymVectorEnv(Env):
 
 
 class CheckedEnv(gymnasium.Wrapper):
-    """Raises `ShapeError` for an observation whose shape differs from its space, or whose values the dtype of the space
+    """Raises `DataError` for an observation whose shape differs from its space, or whose values the dtype of the space
     cannot represent, and for a reward that is not one number. Wraps each env of Gymnasium's vector envs.
 
     Returns copies of observations and of final infos, because the vector env reads observations only after all envs
@@ -340,10 +340,10 @@ def _loses_final_observations(env: VectorEnv) -> bool:
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns rewards `[E, 1]` as `[E]`, because an AsyncVectorEnv keeps a dimension of 1. Raises `ShapeError` for
+    """Returns rewards `[E, 1]` as `[E]`, because an AsyncVectorEnv keeps a dimension of 1. Raises `DataError` for
     other shapes."""
     if name != "reward" or np.shape(value) != (*shape, 1):
-        raise ShapeError(
+        raise DataError(
             f"the vector env returned {name} with shape {np.shape(value)}, but must return one value per env, with "
             f"shape {shape}"
         )
@@ -351,11 +351,11 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _explain(error: Exception) -> None:
-    """Raises `ShapeError` if Gymnasium's VectorEnv could not store a reward, because its own message does not say
+    """Raises `DataError` if Gymnasium's VectorEnv could not store a reward, because its own message does not say
     so."""
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
-        raise ShapeError(
+        raise DataError(
             f"Gymnasium's vector env could not store the rewards of its envs ({error}). Return a float from step() of "
             "each env."
         ) from error

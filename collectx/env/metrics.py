@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 # The prefix of a metric that is a mean over steps, not over episodes.
 STEP_MEAN = "step_mean/"
@@ -113,7 +113,7 @@ class InfoMetrics:
         except (TypeError, ValueError):
             numbers = None
         if numbers is None:
-            raise ShapeError(
+            raise DataError(
                 f"env.metrics cannot average {name!r}, because its value {value!r:.100} is neither a number nor an "
                 "array. Remove it from env.metrics."
             )

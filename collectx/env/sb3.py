@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 
 # Episodes whose ends are checked.
 _FIRST_ENDS = 3
@@ -74,13 +74,13 @@ class VecEnvAdapter(VectorEnv):
         return observation, rewards, dones & ~is_cut, dones & is_cut, info
 
     def _check_final(self, final: Any, first: Any, e: int) -> None:
-        """Raises `ShapeError` if the first ends of episodes each returned the first observation of the next episode as
+        """Raises `DataError` if the first ends of episodes each returned the first observation of the next episode as
         the final one. A SubprocVecEnv sends both after the reset, when an env that reuses its arrays has overwritten
         the final one. Observations that do not change within an episode do not count."""
         if len(self._first_ends) < _FIRST_ENDS and not _equal(final, self._before, e):
             self._first_ends.append(_equal(final, first, e))
             if sum(self._first_ends) == _FIRST_ENDS:
-                raise ShapeError(
+                raise DataError(
                     f"{_FIRST_ENDS} episodes ended with the observation with which the next one begins. If step() and "
                     "reset() of the envs return the same array, return a copy; otherwise use a DummyVecEnv."
                 )

@@ -21,7 +21,7 @@ from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf, is_integer
 from collectx.config.problem import counted, opt
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import DataError, SpaceError
 
 Path = tuple[Any, ...]
 
@@ -34,7 +34,7 @@ class Leaves:
         self.single = self._paths == ((),)
 
     def flatten(self, value: Any) -> list[Any]:
-        """Returns the values of the leaves in a nested value, batched or not. Copies nothing. Raises `ShapeError` if a
+        """Returns the values of the leaves in a nested value, batched or not. Copies nothing. Raises `DataError` if a
         part of the value is missing."""
         if self.single:
             return [value]
@@ -45,7 +45,7 @@ class Leaves:
                 for step in path:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
-                raise ShapeError(
+                raise DataError(
                     f"the observation lacks {'.'.join(leaf.key)!r}, a part of its space: {value!r:.200}. Include all "
                     "parts, or remove this one from the space."
                 ) from error
@@ -116,7 +116,7 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
     """Returns the code points of one text, `[length]`, or of a sequence of texts, `[E, length]`."""
     array = np.asarray(texts)
     if not np.issubdtype(array.dtype, np.str_) or np.char.str_len(array).max(initial=0) > length:
-        raise ShapeError(
+        raise DataError(
             f"the env returned {texts!r:.200} as {'.'.join(leaf.key)!r}, but its space only holds text of at most "
             f"{length} characters"
         )
@@ -125,7 +125,7 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
 
 def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
     """Checks shape and dtype of the leaf values of env `e`, and copies them into `array[e]` of each array of `out`.
-    Raises `ShapeError` if a value does not fit; the message names the leaf, and both shapes and dtypes."""
+    Raises `DataError` if a value does not fit; the message names the leaf, and both shapes and dtypes."""
     for leaf, array, value in zip(leaves, out, values, strict=True):
         write_leaf(leaf, array, e, value)
 
@@ -140,7 +140,7 @@ def write_leaf(leaf: Leaf, array: np.ndarray, e: int, value: Any) -> None:
 def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """Returns the values of a leaf for all envs as an array that can be assigned to `array` without changing a value.
 
-    Called in every step: if shape and dtype equal those of `array`, it only makes two comparisons. Raises `ShapeError`
+    Called in every step: if shape and dtype equal those of `array`, it only makes two comparisons. Raises `DataError`
     if a value does not fit; the message names the leaf, the first such env, and both shapes and dtypes. `values` is an
     array `[E, *shape]`, or a sequence with a value per env; the result may share its memory. `array`, `[E, *shape]`, is
     not written."""
@@ -153,7 +153,7 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     items = list(values) if np.iterable(values) else []
     if len(items) != len(array):
         got = counted(len(items), "value") if items else f"a value of type {type(values).__name__}"
-        raise ShapeError(
+        raise DataError(
             f"the vector env returned {got} as {'.'.join(leaf.key)!r}, but its space has {len(array)} values of shape "
             f"{leaf.shape}, one per env"
         )
@@ -163,7 +163,7 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
 
 
 def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
-    """Raises `ShapeError` if the shape of `value` is not the leaf's, or `dtype` cannot represent its numbers.
+    """Raises `DataError` if the shape of `value` is not the leaf's, or `dtype` cannot represent its numbers.
 
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.
@@ -187,7 +187,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     is_info = leaf.key[0] == "info"
     says = "but in info_keys, or in the first info, it has" if is_info else "but its space has"
     advice = "Return the same shape and dtype in each info" if is_info else "Fix the env or its space"
-    raise ShapeError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}.")
+    raise DataError(f"{where} returned {got} as {'.'.join(leaf.key)!r}, {says} {expected}. {advice}.")
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:

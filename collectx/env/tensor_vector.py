@@ -18,7 +18,7 @@ from collectx.env.base import Env, EnvSpec, closed_on_error
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 from collectx.env.wrappers import refuse
-from collectx.errors import CollectxError, ConfigError, ShapeError
+from collectx.errors import CollectxError, ConfigError, DataError
 
 # Gymnasium's key of the final observations, and the key before Gymnasium 1.0, which simulators still use.
 _FINAL = ("final_obs", "final_observation")
@@ -169,14 +169,14 @@ class TensorVectorEnv(Env):
         ]
 
     def _checked(self, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns `value`; raises `ShapeError` unless it fits shape, device and `dtype`."""
+        """Returns `value`; raises `DataError` unless it fits shape, device and `dtype`."""
         if not isinstance(value, torch.Tensor):
-            raise ShapeError(
+            raise DataError(
                 f"the vector env returned {name} as {type(value).__name__}, but it has an attribute 'device', so it "
                 f"must return tensors on {self._device}. If it always returns arrays, rename the attribute."
             )
         if value.shape != shape or value.device != self._device or not torch.can_cast(value.dtype, dtype):
-            raise ShapeError(
+            raise DataError(
                 f"the vector env returned {name} with shape {[*value.shape]}, {value.dtype}, on {value.device}, but it "
                 f"must have shape {[*shape]}, {dtype}, on {self._device}"
             )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 # The key by which the metadata of a vector env tell that its envs are `collectx.env.gym_vector.CheckedEnv`s.
 CHECKED = "collectx_checked"
@@ -134,7 +134,7 @@ _GYMNASIUMS = {
 
 
 def refuse(error: Exception, method: str, where: str, result: Any = None) -> None:
-    """Raises a `ShapeError` if the env uses the old API, or `step` or `reset` returned no tuple of the right length;
+    """Raises a `DataError` if the env uses the old API, or `step` or `reset` returned no tuple of the right length;
     otherwise does nothing.
 
     Args:
@@ -153,9 +153,9 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
         lacks_info = unpacked if result is None else not is_pair
         what = "returned an observation without an info" if lacks_info else ""
     if not what and (returned := _not_unpacked(error, method, text)):
-        raise ShapeError(f"{where}: {method}() returned {returned}. {_GYMNASIUMS[method]}") from error
+        raise DataError(f"{where}: {method}() returned {returned}. {_GYMNASIUMS[method]}") from error
     if what:
-        raise ShapeError(f"{where}: {method}() {what}, as in Gym before 0.26. {_GYMNASIUMS[method]}") from error
+        raise DataError(f"{where}: {method}() {what}, as in Gym before 0.26. {_GYMNASIUMS[method]}") from error
 
 
 def _not_unpacked(error: Exception, method: str, text: str) -> str | None:

@@ -125,7 +125,7 @@ def make_actor(
 
     A user's policy is called once to learn its outputs, on `spec.example_observation`, or on zeros where that is empty.
     With `skip_signature_check`, a user's policy is called with a TensorDict, whatever its signature and `in_keys` are.
-    Raises `ConfigError` or `ShapeError` if the policy does not fit the env; see `collectx.policy.user_actor`."""
+    Raises `ConfigError` or `DataError` if the policy does not fit the env; see `collectx.policy.user_actor`."""
     if policy is None or is_random_policy(policy):
         from collectx.policy.random import random_actor
 

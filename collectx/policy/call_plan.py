@@ -27,7 +27,7 @@ from torch.nn.functional import one_hot
 
 from collectx.batch import Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration
 from collectx.policy.tensor_modules import Step, is_private, reads_only_tensors, tensor_modules
@@ -180,7 +180,7 @@ class ArgumentsStep(Step):
             ]
         if not isinstance(result, tuple | list) or len(result) < num_actions:
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned {'None' if result is None else f'a value of type {returned}'}, but must return "
                 f"the action ({key_names(self._actions)}) as {form}. A module that writes into a TensorDict declares "
                 "its out_keys."
@@ -275,7 +275,7 @@ class TensorDictStep(Step):
         if result is None or result is data:
             return data
         if isinstance(result, torch.Tensor | np.ndarray | _NUMBERS | tuple | list):
-            raise ShapeError(
+            raise DataError(
                 f"the policy was called with a TensorDict, but returned a value of type {type(result).__name__}. Write "
                 f"{key_names(self._actions)} into the TensorDict, or call the parameter 'observation' to get a tensor."
             )
@@ -296,7 +296,7 @@ class TensorDictStep(Step):
                 result.del_(key)
         writes = self.writes = self.writes or [*outputs]
         if len(outputs) > len(writes) and (late := index.keys() & outputs.keys() - set(writes)):
-            raise ShapeError(
+            raise DataError(
                 f"the policy overwrote {_quoted(late)}, but not in its first call. Overwrite it in every call, or "
                 "write it under another key."
             )
@@ -306,9 +306,9 @@ class TensorDictStep(Step):
             raise missing_outputs(key for key in writes if key not in outputs) from error
 
 
-def missing_outputs(keys: Iterable[Key]) -> ShapeError:
+def missing_outputs(keys: Iterable[Key]) -> DataError:
     """Returns the error of a later call that lacks outputs of the first one."""
-    return ShapeError(
+    return DataError(
         f"the policy did not write {_quoted(keys)}, as it did in its first call. Write the same keys in every call."
     )
 
@@ -340,7 +340,7 @@ class Output:
     is_choice: bool = False
 
     def convert(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns an output of a later call in the dtype of the leaf. Raises `ShapeError` if its shape differs, or the
+        """Returns an output of a later call in the dtype of the leaf. Raises `DataError` if its shape differs, or the
         conversion changes an action."""
         dtype = self.leaf.dtype
         if self.is_choice:
@@ -348,7 +348,7 @@ class Output:
         if self.is_reshaped:
             value = value.reshape(self.shape)
         if value.shape != self.shape or not (self.is_action or torch.can_cast(value.dtype, dtype)):
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned {_quoted([self.leaf.key])} with shape {list(value.shape)}, {value.dtype}, but "
                 f"with shape {list(self.shape)}, {dtype} in its first call. Return the same shape and dtype in every "
                 "call."
@@ -371,11 +371,11 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     for key in (*actions, *(key for key in outputs if key not in actions)):
         value, name, is_action = outputs[key], _quoted([key]), key in actions
         if not isinstance(value, torch.Tensor):
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned a value of type {type(value).__name__} as {name}, but must return a tensor"
             )
         if value.shape[:dims] != size:
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned {name} with shape {list(value.shape)} for observations of batch size "
                 f"{list(size)}. Return a tensor of shape [{', '.join(map(str, size))}, ...]."
             )
@@ -390,14 +390,14 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
             hint = "" if leaf.shape else " For a discrete action, return its index (argmax), not logits or one-hot."
             if dims == 0 and value.ndim > len(leaf.shape):
                 hint += " The observation of one env has no env dimension; num_envs=1 adds it."
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned {name} with shape {list(value.shape)}, but the action space requires shape "
                 f"{[*size, *leaf.shape]}.{hint}"
             )
         if is_action:
             _cast(value, leaf)
         elif (seen := observed.get(key, leaf)) != leaf:
-            raise ShapeError(
+            raise DataError(
                 f"the policy writes {name} with shape {list(shape)}, {leaf.dtype}, but the env writes it with shape "
                 f"{list(seen.shape)}, {seen.dtype}, and a batch can only store one of the two. Write the policy's "
                 "output under another key."
@@ -428,13 +428,13 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
     name = _quoted([leaf.key])
     if value.is_floating_point():
         if value.isnan().any():
-            raise ShapeError(
+            raise DataError(
                 f"the policy returned NaN as {name}, among the scores of the {num_actions} actions. Its weights or "
                 "its inputs may contain NaN."
             )
         value = value.argmax(-1)
     elif value.numel() and not 0 <= value.min() <= value.max() < num_actions:
-        raise ShapeError(
+        raise DataError(
             f"the policy returned {value.unique().tolist()} as {name}, but the {num_actions} actions are numbered from "
             f"0 to {num_actions - 1}"
         )
@@ -442,7 +442,7 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
 
 
 def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    """Returns an action in the dtype of the leaf. Rounds floating-point actions to its precision; raises `ShapeError`
+    """Returns an action in the dtype of the leaf. Rounds floating-point actions to its precision; raises `DataError`
     if the dtype cannot represent another action."""
     cast = value.to(leaf.dtype)
     if leaf.dtype.is_floating_point or torch.promote_types(value.dtype, leaf.dtype) == leaf.dtype:
@@ -459,7 +459,7 @@ def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
                 f"Clamp it to the range from {limits.min} to {limits.max}, or give the action spec the dtype "
                 f"{value.dtype}."
             )
-        raise ShapeError(
+        raise DataError(
             f"the policy returned {wrong} ({value.dtype}) as {_quoted([leaf.key])}, but the action space requires "
             f"{leaf.dtype}, which cannot represent this value. {advice}"
         )

@@ -17,7 +17,7 @@ from torch import nn
 from collectx.batch import Key, Leaf, as_key
 from collectx.env.action_masks import legal_actions, network_inputs
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError, ShapeError, SpaceError
+from collectx.errors import ConfigError, DataError, SpaceError
 from collectx.policy.base import Actor, input_space
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.fast_call import Acceleration, fast_callable
@@ -69,14 +69,14 @@ class Flatten(nn.Module):
 
 
 def one_hot(values: torch.Tensor, num_values: int, start: int) -> torch.Tensor:
-    """Returns `[..., num_values]` float32 for values of a Discrete space. Raises `ShapeError` for values outside."""
+    """Returns `[..., num_values]` float32 for values of a Discrete space. Raises `DataError` for values outside."""
     try:
         return F.one_hot(values.to(torch.int64) - start, num_values).float()
     except RuntimeError as error:
         outside = values[(values < start) | (values >= start + num_values)].flatten().tolist()
         if not outside:
             raise
-        raise ShapeError(
+        raise DataError(
             f"the env returned the observation {int(outside[0])}, which is not in its space Discrete({num_values}, "
             f"start={start}). Return a value of the space, or declare a larger n or another start."
         ) from error

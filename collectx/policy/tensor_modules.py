@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from collectx.batch import Key, as_key
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, hooked
 
@@ -34,7 +34,7 @@ _ON_VALUES = ("QValueModule", "EGreedyModule", "AdditiveGaussianModule")
 _SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
 
 
-class NotTensors(ShapeError):
+class NotTensors(DataError):
     """A module returned something other than a tensor per out_key, which only tensordict can interpret."""
 
 

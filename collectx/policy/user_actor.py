@@ -35,7 +35,7 @@ class UserActor(Actor):
     Raises:
         ConfigError: the policy reads keys that the env does not write, writes no action, needs a state of unknown shape
             (`collectx.policy.recurrent`), or its distribution does not support the exploration type.
-        ShapeError: the shape or dtype of an action does not fit the action space, or an output overwrites an
+        DataError: the shape or dtype of an action does not fit the action space, or an output overwrites an
             observation of another shape or dtype. Also from `act`: an output is missing, its shape has changed since
             the first call, its dtype cannot represent a value, or the policy overwrites an observation that it did not
             overwrite before.

@@ -136,7 +136,7 @@ class ReplayBuffer:
             `capacity` are kept.
 
         Raises:
-            ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a
+            DataError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a
                 key that the sampler needs is missing.
             TypeError: the batch is not a TensorDict.
         """
@@ -303,7 +303,7 @@ class ReplayBuffer:
         newest frames. If it had another type of sampler, all frames count as new.
 
         Raises:
-            ShapeError: this buffer already contains frames with other keys, or its sampler needs others.
+            DataError: this buffer already contains frames with other keys, or its sampler needs others.
         """
         tensors = dict(iter_leaves(state["frames"]))
         arrays = {key: as_array(tensor) for key, tensor in tensors.items()}

@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDictBase
 
 from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.memory import SharedMemory, barrier
 from collectx.replay.pool import Pool, shared_keys
 
@@ -114,18 +114,18 @@ class Ring:
         return bool(self.leaves)
 
     def lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
-        """Allocates memory for frames of `leaves`, unless a process has done so. Raises ShapeError if the ring
+        """Allocates memory for frames of `leaves`, unless a process has done so. Raises DataError if the ring
         contains frames with other leaves."""
         if self.is_laid_out():
             if differences := _differences({leaf.key: leaf for leaf in self.leaves}, leaves):
-                raise ShapeError(
+                raise DataError(
                     f"these frames do not match those in the buffer: {', '.join(differences)}. All frames of a buffer "
                     "have the keys, shapes and dtypes of its first batch. Use a new buffer for others."
                 )
             return
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
-            raise ShapeError(
+            raise DataError(
                 f"the keys of the batch take {len(text)} bytes, but the limit is 64 KiB. Use fewer or shorter keys."
             )
         self._map(leaves.values())
@@ -256,22 +256,22 @@ def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> li
 
 def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], dict[Key, np.ndarray]]:
     """Returns the leaves of a batch of `count` frames, and their arrays `[count, *shape]`: views of a contiguous batch,
-    otherwise copies. Raises `ShapeError` if a buffer cannot store them."""
+    otherwise copies. Raises `DataError` if a buffer cannot store them."""
     leaves: dict[Key, Leaf] = {}
     frames: dict[Key, np.ndarray] = {}
     dims = batch.batch_dims
     for key, tensor in iter_leaves(batch):
         if not isinstance(tensor, torch.Tensor):
-            raise ShapeError(
+            raise DataError(
                 f"{'.'.join(key)!r} is of type {type(tensor).__name__}, but a buffer stores only tensors. Convert it "
                 "to a tensor, or remove it from the batch."
             )
         if key[0] in _SAMPLE_KEYS:
-            raise ShapeError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it.")
+            raise DataError(f"the batch contains the key {key[0]!r}, which is reserved for samples. Remove it.")
         leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)
         frames[key] = as_array(tensor).reshape(count, *leaves[key].shape)
     if not leaves:
-        raise ShapeError("the batch contains no tensor to store")
+        raise DataError("the batch contains no tensor to store")
     return leaves, frames
 
 

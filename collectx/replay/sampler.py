@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from collectx.batch import TRAJ_IDS, Key, Leaf
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 from collectx.random_state import drawn_seed
 from collectx.replay.ring import Ring
 
@@ -54,7 +54,7 @@ class Sampler:
         return 0
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
-        """Raises ShapeError if the sampler cannot sample frames with these leaves."""
+        """Raises DataError if the sampler cannot sample frames with these leaves."""
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         """Called once in each process, with the ring of frames and the sampler's shared memory, `[nbytes]` uint8,
@@ -130,13 +130,13 @@ class SliceSampler(Sampler):
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
         if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in leaves]:
-            raise ShapeError(
+            raise DataError(
                 f"SliceSampler needs {' and '.join(map(repr, missing))}, which these frames lack. Fill the "
                 "buffer from a collector with track_traj_ids=True."
             )
         for key in (TRAJ_IDS, _DONE):
             if math.prod(leaves[key].shape) != 1:
-                raise ShapeError(
+                raise DataError(
                     f"SliceSampler needs one value of {'.'.join(key)!r} per frame, but its shape is {leaves[key].shape}"
                 )
 

@@ -14,7 +14,7 @@ from collectx import progress
 from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot, same_size_integer
 from collectx.config.problem import opt
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError, summary_of
+from collectx.errors import DataError, summary_of
 from collectx.progress import STEPS
 
 
@@ -64,7 +64,7 @@ class FiniteCheck:
         self._from_policy = {*written, *self._actions}
 
     def __call__(self, slot: int, steps: int) -> None:
-        """Checks the first `steps` steps of a slot. Waits for the device, if any, for one number. Raises `ShapeError`
+        """Checks the first `steps` steps of a slot. Waits for the device, if any, for one number. Raises `DataError`
         if a value is not finite; the message names worker, env, key and step of the first one."""
         values = self._slots[slot]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -81,7 +81,7 @@ class FiniteCheck:
         return values != values if key in self._may_be_infinite else ~(abs(values) < math.inf)
 
     def explain(self, slot: int, error: Exception) -> None:
-        """Raises a `ShapeError` if an action of the batch that `error` ended is not finite, because some envs raise
+        """Raises a `DataError` if an action of the batch that `error` ended is not finite, because some envs raise
         errors of their own for such an action. Otherwise does nothing."""
         # Later steps belong to an earlier batch, which its consumer may have changed.
         steps = progress.counts[STEPS] + 1
@@ -89,7 +89,7 @@ class FiniteCheck:
             values = self._slots[slot][key][:, :steps]
             if (wrong := self._is_wrong(key, values)).any():
                 value = values[wrong][0]
-                raise ShapeError(
+                raise DataError(
                     f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and then the env raised "
                     f"{summary_of(error)}. {_advice('policy')}"
                 ) from error
@@ -113,7 +113,7 @@ class FiniteCheck:
         where = f"{env} of worker {self._worker}"
         culprit = "policy" if key in self._from_policy else "env"
         source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
-        raise ShapeError(
+        raise DataError(
             f"{source} returned {value} in {'.'.join(key)} (step {step} of the batch{_limit(value)}). "
             f"{_advice(culprit)}"
         )

@@ -33,7 +33,7 @@ import torch
 from collectx import progress
 from collectx.batch import DONE_KEYS, POLICY_VERSION, REWARD, TRAJ_IDS, Key, Leaf, Slot
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
-from collectx.errors import NotRestorableError, ShapeError
+from collectx.errors import DataError, NotRestorableError
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.progress import STEPS
@@ -56,7 +56,7 @@ class RolloutStopped(Exception):
     """The trainer stopped the worker; the current slot is incomplete and must not be sent."""
 
 
-def raise_at_step(error: ShapeError, step: int) -> NoReturn:
+def raise_at_step(error: DataError, step: int) -> NoReturn:
     """Raises `error`, whose message then begins with the step of the batch."""
     error.args = (f"in step {step} of the batch, {error}",)
     raise error
@@ -178,7 +178,7 @@ class Rollout:
     def collect(self, views: Any, policy_version: int) -> SlotReport:
         """Fills a slot with the next `T x E` frames, or with fewer if the batch ends early. Blocks until then.
         `policy_version` is the version of the current weights. Raises `RolloutStopped` if `stop` became nonzero, or
-        `ShapeError` if an env or the policy returned a value that does not fit its spec; the message names the step."""
+        `DataError` if an env or the policy returned a value that does not fit its spec; the message names the step."""
         views.policy_version[:] = policy_version
         num_steps, env_s, policy_s = self._act(self.steps(views), views.policy_version)
         if self._refresh is not None:
@@ -217,7 +217,7 @@ class Rollout:
                     env_s += started - acted
                     acted = perf_counter()
                     policy_s += acted - started
-        except ShapeError as error:
+        except DataError as error:
             raise_at_step(error, step)
         return step + 1, env_s + perf_counter() - acted, policy_s
 

@@ -18,7 +18,7 @@ from collectx.config.derived import frames_per_part, num_workers_of
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
-from collectx.errors import NotRestorableError, ShapeError
+from collectx.errors import DataError, NotRestorableError
 from collectx.policy.recurrent import StateSpec, spec_with_states
 from collectx.random_state import HeldGenerators
 
@@ -73,12 +73,12 @@ class RolloutOptions:
 
 
 def wrapped(env: Env, options: RolloutOptions) -> Env:
-    """Returns `env` with the wrappers that `options` require. Raises `ShapeError` if only the envs of other workers
+    """Returns `env` with the wrappers that `options` require. Raises `DataError` if only the envs of other workers
     support the options, see `collectx.rules.fits`."""
     spec = options.env_spec(env.spec)
     needs_resets = options.max_frames_per_traj is not None or options.reset_at_each_iter
     if (needs_resets and not spec.can_reset_early) or (options.may_end_early and spec.ragged):
-        raise ShapeError(
+        raise DataError(
             "the envs of this worker reset themselves, but the envs of other workers do not. Make all envs with the "
             "same autoreset_mode."
         )

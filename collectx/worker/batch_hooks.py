@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectx.batch import Key, as_key, nest
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.user_objects import Hooks
 from collectx.worker.profiling import ProfileConfig, Profiling
 
@@ -62,11 +62,11 @@ class BatchHooks:
 
 
 def check_forms(added: Sequence[Mapping[Key, torch.Tensor]]) -> None:
-    """Raises `ShapeError` if the `post_collect_hook` of the workers added different keys, shapes or dtypes to their
+    """Raises `DataError` if the `post_collect_hook` of the workers added different keys, shapes or dtypes to their
     parts, `[rows, steps, *shape]`."""
     forms = [{key: (*value.shape[2:], value.dtype) for key, value in each.items()} for each in added]
     if any(form != forms[0] for form in forms):
-        raise ShapeError(
+        raise DataError(
             f"post_collect_hook added different keys, shapes or dtypes in different workers: {forms}. Add the same "
             "ones in all workers."
         )
@@ -87,14 +87,14 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
         name = ".".join(as_key(key))
         if key in before:
             if not isinstance(value, torch.Tensor) or value.shape != before[key].shape:
-                raise ShapeError(f"post_collect_hook must keep {name!r} a tensor of shape {[*before[key].shape]}")
+                raise DataError(f"post_collect_hook must keep {name!r} a tensor of shape {[*before[key].shape]}")
             before[key].copy_(value)
         elif isinstance(value, torch.Tensor):
             added[as_key(key)] = (
                 value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
             )
         else:
-            raise ShapeError(
+            raise DataError(
                 f"post_collect_hook added {name!r}, which is of type {type(value).__name__}, but may only add tensors"
             )
     return added

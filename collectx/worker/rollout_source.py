@@ -17,7 +17,7 @@ from collectx.batch import Leaf, PerSlot, Slot, nested_dims, to_tensordict
 from collectx.config.problem import counted
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.fork_server.descendants import EnvProcesses
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
@@ -172,14 +172,14 @@ class RolloutSource:
         group = envs.build(cfg, first_env, placement.incarnation, placement.numbers.of(first_row))
         progress.one_more()
         if group.spec.num_envs != num_envs:
-            raise ShapeError(
+            raise DataError(
                 f"worker {self._spec.worker} made {counted(group.spec.num_envs, 'env')}, but worker 0 made {num_envs}. "
                 "Make the same number of envs in each worker."
             )
         return group
 
     def _take_specs(self, group: EnvSpec, env: EnvSpec) -> None:
-        """Stores the specs of the envs without and with wrappers. Raises `ShapeError` if they do not fit the slots."""
+        """Stores the specs of the envs without and with wrappers. Raises `DataError` if they do not fit the slots."""
         self._group_spec, self._env_spec = group, env
         next_only = (leaf.under("next") for leaf in env.next_only_leaves)
         _check_leaves(self._spec.worker, self._link.slot_spec, (*env.observation, *self._actor.leaves, *next_only))
@@ -274,12 +274,12 @@ class _Batches:
 
 
 def _check_leaves(worker: int, slot_spec: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
-    """Raises `ShapeError` unless the slots contain these leaves, which the worker writes."""
+    """Raises `DataError` unless the slots contain these leaves, which the worker writes."""
     expected = {leaf.key: leaf for leaf in slot_spec.leaves}
     for leaf in leaves:
         if (other := expected.get(leaf.key)) != leaf:
             theirs = "do not write it" if other is None else f"write it with {_form(other)}"
-            raise ShapeError(
+            raise DataError(
                 f"worker {worker} writes {'.'.join(leaf.key)!r} with {_form(leaf)}, but the trainer's env and policy "
                 f"{theirs}. Use envs and policies with the same keys, shapes and dtypes in all workers."
             )

@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
-from collectx.errors import ShapeError, WorkerError
+from collectx.errors import DataError, WorkerError
 from collectx.policy.flat_weights import FlatWeights
 from collectx.rollout.episodes import IDS_PER_INCARNATION
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport
@@ -157,14 +157,14 @@ class _Layout:
 
     def leaves_of(self, batch: Any) -> dict[Key, torch.Tensor]:
         """Returns the leaves of a batch, and adds missing `DONE_KEYS` that follow from others. `TRAJ_IDS` and
-        `POLICY_VERSION` may be missing. Raises `ShapeError` if the batch does not fit the slots."""
+        `POLICY_VERSION` may be missing. Raises `DataError` if the batch does not fit the slots."""
         if not isinstance(batch, TensorDictBase):
-            raise ShapeError(
+            raise DataError(
                 f"{self._name} returned a value of type {type(batch).__name__}, but must return a TensorDict of frames"
             )
         size = tuple(batch.batch_size)
         if not size or size[-1] != self.steps or math.prod(size) != self.frames:
-            raise ShapeError(
+            raise DataError(
                 f"{self._name} returned a batch of size {list(size)}, but the trainer expects {self.frames} frames "
                 f"with time as the last dimension: [{self.steps}] or [{self.rows}, {self.steps}]"
             )
@@ -180,7 +180,7 @@ class _Layout:
                 if kinds.get(key, kind) != kind
             ]
             unexpected = [f"{'.'.join(key)} {kinds[key]} is unexpected" for key in kinds if key not in expected]
-            raise ShapeError(
+            raise DataError(
                 f"{self._name} returned a batch that does not match what the trainer's env and policy write (shapes of "
                 f"one frame): {'; '.join([*missing, *different, *unexpected])}. Return the same keys, shapes and "
                 "dtypes."

@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal, assert_equal
 from collectx.config.schema.env import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build, read_spec
 from collectx.env.gym_vector import GymVectorEnv
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.policy.random import RandomActor
 
 ATARI_WRAPPERS = [{"AtariPreprocessing": {"frame_skip": 4}}, {"FrameStackObservation": {"stack_size": 4}}]
@@ -220,7 +220,7 @@ def test_an_async_env_stores_no_value_that_was_converted():
     gymnasium.register("Bytes-v0", Bytes)
     stepper = Stepper(build(gym_vector(2, None, "async", "Bytes-v0"))).reset()
     stepper.step()
-    with pytest.raises(ShapeError, match=r"env [01] returned .* of shape .* dtype float64 .* but .* dtype uint8"):
+    with pytest.raises(DataError, match=r"env [01] returned .* of shape .* dtype float64 .* but .* dtype uint8"):
         stepper.step()
     stepper.env.close()
     # Gymnasium's own error comes before all results are read: closing does not wait for them.

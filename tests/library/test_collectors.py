@@ -37,7 +37,7 @@ from ways import (
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 
 
 # Over Ray as it is by default, async.
@@ -364,7 +364,7 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, wh
     creates = [partial(create, worker) for worker in range(way.num_workers)]
     creates = creates[0] if way.kind == "single" else creates
     message = rf"^env 1 of worker {last} returned {where} of the batch.*\. Fix the env, .*check_finite"
-    with make(way, creates, frames_per_batch=40) as collector, pytest.raises(ShapeError, match=message):
+    with make(way, creates, frames_per_batch=40) as collector, pytest.raises(DataError, match=message):
         collector.next()
     with make(way, creates, frames_per_batch=40, check_finite=False) as collector:
         assert not collector.next()["next", "pose"].isfinite().all() or at == 0
@@ -377,7 +377,7 @@ def test_a_reward_that_is_not_finite_is_refused_or_delivered(reward):
         return TransformReward(cartpole(), lambda _: reward)
 
     message = rf"^env 0 of worker 0 returned {reward} in next\.reward \(step 0 of the batch"
-    with Collector(create, frames_per_batch=5) as collector, pytest.raises(ShapeError, match=message):
+    with Collector(create, frames_per_batch=5) as collector, pytest.raises(DataError, match=message):
         collector.next()
     with Collector(create, frames_per_batch=5, check_finite=False) as collector:
         assert not collector.next()["next", "reward"].isfinite().any()
@@ -408,7 +408,7 @@ def test_an_action_that_is_not_finite_is_the_policys_fault_not_the_envs(asserts,
     where = rf"^{source} worker 0 returned nan in action{rest}"
     with (
         Collector(Integrates, policy, frames_per_batch=8) as collector,
-        pytest.raises(ShapeError, match=where) as caught,
+        pytest.raises(DataError, match=where) as caught,
     ):
         collector.next()
     assert ("AssertionError: invalid action" in str(caught.value)) == asserts
@@ -444,7 +444,7 @@ def test_what_is_imported_and_typed():
     assert typing.get_type_hints(Collector.__iter__)["return"] == Iterator[TensorDictBase]
     with pytest.raises(ValueError, match="frames_per_batch=0"):
         Collector(cartpole, frames_per_batch=0)
-    assert issubclass(ShapeError, ValueError)
+    assert issubclass(DataError, ValueError)
 
 
 @pytest.mark.difference("the seed of an env, by `env.set_seed` before it is passed")

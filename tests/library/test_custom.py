@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from user_code.cartpoles import Constant, cartpole
 from user_code.customcollectors import Doubling, Handmade, refuse
 
-from collectx.errors import ConfigError, ShapeError, WorkerError
+from collectx.errors import ConfigError, DataError, WorkerError
 
 TRAJ_IDS, VERSION = ("collector", "traj_ids"), ("collector", "policy_version")
 # The same worker code within this process.
@@ -101,17 +101,17 @@ WRONG = {
     "lacks": (
         Handmade,
         {"drop": ["observation"]},
-        ShapeError,
+        DataError,
         r"Handmade of worker .* returned .*observation \[4\] .* is missing",
     ),
     "shape": (
         Handmade,
         {"shape": [2, 20]},
-        ShapeError,
+        DataError,
         r"size \[2, 20\], but the trainer expects 40 frames with time as the last dimension",
     ),
-    "adds": (Handmade, {"add": ["advantage"]}, ShapeError, r"advantage \[\] torch.float32 is unexpected"),
-    "dtype": (Handmade, {"drop": ["action"], "add": ["action"]}, ShapeError, r"float32 should be \[\] torch.int64"),
+    "adds": (Handmade, {"add": ["advantage"]}, DataError, r"advantage \[\] torch.float32 is unexpected"),
+    "dtype": (Handmade, {"drop": ["action"], "add": ["action"]}, DataError, r"float32 should be \[\] torch.int64"),
     "ends": (
         Handmade,
         {"last": 1},

@@ -17,7 +17,7 @@ from user_code.spaceenv import SpaceEnv
 from user_code.torchrlenvs import Toy
 
 from collectx import Collector
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 SHARING = """
 import itertools, json
@@ -147,7 +147,7 @@ def test_an_integer_that_the_action_spec_cannot_hold_is_refused():
     with Collector(Bytes, policy(255), frames_per_batch=4) as collector:
         assert collector.next()["action"].unique().tolist() == [255]
     words = r"returned 256 \(torch.int64\) .*uint8, .* Clamp it to the range from 0 to 255, or .* dtype torch.int64"
-    with pytest.raises(ShapeError, match=words), Collector(Bytes, policy(256), frames_per_batch=4) as collector:
+    with pytest.raises(DataError, match=words), Collector(Bytes, policy(256), frames_per_batch=4) as collector:
         collector.next()
 
 

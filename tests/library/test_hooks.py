@@ -16,7 +16,7 @@ from user_code.cartpoles import cartpole
 from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
 
 from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 
 def cartpole_after(path):
@@ -233,7 +233,7 @@ def test_in_this_process_a_hook_sees_what_postproc_has_made():
     ],
 )
 def test_a_hook_in_a_worker_that_adds_something_else_is_refused(change, words):
-    with make(INLINE_ASYNC, post_collect_hook=change, **FRAMES) as collector, pytest.raises(ShapeError, match=words):
+    with make(INLINE_ASYNC, post_collect_hook=change, **FRAMES) as collector, pytest.raises(DataError, match=words):
         next(collector)
 
 

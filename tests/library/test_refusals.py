@@ -31,7 +31,7 @@ from collectx import (
     ReplayBuffer,
     RPCCollector,
 )
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 
 
 def never():
@@ -126,7 +126,7 @@ class NoSeed(gymnasium.Wrapper):
 )
 def test_an_env_with_the_old_api_of_gym_is_named_so(create, old, words):
     collector = Collector(partial(create, old), frames_per_batch=2)
-    with pytest.raises(ShapeError, match=words):
+    with pytest.raises(DataError, match=words):
         collector.next()
     collector.shutdown()
 
@@ -352,7 +352,7 @@ def test_an_error_of_the_first_call_of_a_policy_says_what_it_was_called_with():
 )
 @over((INLINE_SYNC, SHARED_SYNC))
 def test_workers_with_unequal_envs_are_refused(way, creates, keywords, words):
-    with pytest.raises(ShapeError) as caught, make(way, creates, frames_per_batch=40, **keywords) as collector:
+    with pytest.raises(DataError) as caught, make(way, creates, frames_per_batch=40, **keywords) as collector:
         collector.next()
     assert [word for word in words.split() if word not in str(caught.value)] == []
 

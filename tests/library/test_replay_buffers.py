@@ -19,7 +19,7 @@ from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, SHARED_SYNC
 from worlds.levels import LevelEnv
 
 from collectx import Collector, ReplayBuffer
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.replay import PrioritizedSampler
 from collectx.rollout.loop import RolloutStopped
 
@@ -293,7 +293,7 @@ def test_frames_unlike_those_in_the_buffer_are_an_error(way):
     buffer.extend(TensorDict({"observation": torch.zeros(20, 3)}, [20]))
     with (
         make(way, frames_per_batch=20, replay_buffer=buffer) as collector,
-        pytest.raises(ShapeError, match="do not match those in the buffer"),
+        pytest.raises(DataError, match="do not match those in the buffer"),
     ):
         collector.next()
 

@@ -17,7 +17,7 @@ from user_code.streams import StreamChecker
 from user_code.tensorenv import TensorCountingEnv
 
 from collectx import Collector, MultiSyncCollector, RandomPolicy
-from collectx.errors import CollectxError, ConfigError, ShapeError
+from collectx.errors import CollectxError, ConfigError, DataError
 
 
 class Threshold(nn.Module):
@@ -113,7 +113,7 @@ def test_workers_of_their_own_step_envs_of_the_cpu():
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (partial(TensorCountingEnv, nan_step=3), {}, ShapeError, r"env 1 of .* nan in next.reward \(step 2 "),
+        (partial(TensorCountingEnv, nan_step=3), {}, DataError, r"env 1 of .* nan in next.reward \(step 2 "),
         (partial(TensorCountingEnv, final=None), {}, CollectxError, "env 0 .* the infos contain no final observation"),
         (TensorCountingEnv, {"max_frames_per_traj": 3}, ConfigError, "resets its envs by itself"),
         (TensorCountingEnv, {"info_keys": ["a"]}, ConfigError, "info_keys"),
@@ -154,7 +154,7 @@ class Returning(TensorCountingEnv):
     ],
 )
 def test_an_env_that_breaks_its_promise_is_told(make, message):
-    told = pytest.raises((ShapeError, ConfigError), match=re.escape(message))
+    told = pytest.raises((DataError, ConfigError), match=re.escape(message))
     with told, Collector(make, policy(), frames_per_batch=24) as collector:
         next(collector)
 

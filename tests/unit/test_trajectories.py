@@ -8,7 +8,7 @@ from configurations import through_a_file
 
 from collectx import trajectories
 from collectx.batch import to_tensordict
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.trajectories import Assembler, split_trajectories
 
 # The trajectory of each frame, by batch: 0 to 3 end with the frame in which they are last named.
@@ -67,7 +67,7 @@ def test_a_restored_assembler_continues_the_trajectories(traj_format, cut):
 )
 def test_a_result_of_post_traj_that_is_no_trajectory_is_refused(post_traj, wrong):
     assembler = Assembler(4, "cat", False, post_traj)
-    with pytest.raises(ShapeError, match=f"^post_traj returned {wrong}"):
+    with pytest.raises(DataError, match=f"^post_traj returned {wrong}"):
         taken(assembler, range(3))
 
 

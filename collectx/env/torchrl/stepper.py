@@ -24,7 +24,7 @@ from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check_value, checked_values
 from collectx.env.torchrl import torchrl_envs
 from collectx.env.torchrl.specs import has_root_end
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 
 class EnvStepper:
@@ -101,7 +101,7 @@ class EnvStepper:
             reward = after.get("reward", None)
             numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
             if len(numbers) != num_envs:
-                raise ShapeError(
+                raise DataError(
                     f"the env returned {counted(len(numbers), 'reward')}, but must return {num_envs}, one per env"
                 )
             out.reward[self.envs] = numbers
@@ -190,14 +190,12 @@ class EnvStepper:
         """Checks the keys of the first step. Returns the root keys that the step did not write."""
         for key, leaf in zip(self._keys, self._leaves, strict=True):
             if after.get(key, None) is None and self._data.get(key, None) is None:
-                raise ShapeError(
+                raise DataError(
                     f"the specs declare {'.'.join(leaf.key)!r}, but neither reset nor step writes it. Write it, or "
                     "remove it from the specs."
                 )
         if not self._agents_ends and after.get("done", None) is None and after.get("terminated", None) is None:
-            raise ShapeError(
-                "step writes neither done nor terminated, so no episode would ever end. Write one of them."
-            )
+            raise DataError("step writes neither done nor terminated, so no episode would ever end. Write one of them.")
         written = {*self._actions, *_leaf_keys(after)}
         # `step` puts `after` below "next" of its argument.
         return [key for key in _leaf_keys(self._data) if key not in written and key[0] != "next"]
@@ -205,7 +203,7 @@ class EnvStepper:
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
         """Checks shape and dtype of a value, and writes it into its part of `array`."""
         if value is None:
-            raise ShapeError(
+            raise DataError(
                 f"the env wrote {'.'.join(leaf.key)!r} in its first step, but not in this one. Write the same keys "
                 "in every step."
             )

@@ -30,7 +30,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, numpy_dtype
-from collectx.errors import ConfigError, DamagedFileError, ShapeError, misfit_of, summary_of
+from collectx.errors import ConfigError, DamagedFileError, DataError, misfit_of, summary_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.flat_weights import FlatWeights, not_finite
@@ -162,7 +162,7 @@ class LoadedPolicy:
             a TensorDict.
 
         Raises:
-            ShapeError: the observation does not have the shape of the env's observations, or does not contain real
+            DataError: the observation does not have the shape of the env's observations, or does not contain real
                 numbers.
         """
         is_dict = isinstance(observation, TensorDictBase)
@@ -264,7 +264,7 @@ class LoadedPolicy:
         values = [observation] if self._flatten is None else self._flatten(observation)
         if len(values) != len(self.leaves):
             keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)
-            raise ShapeError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys.")
+            raise DataError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys.")
         return values
 
     def _actor(self, rows: int) -> Actor:
@@ -395,7 +395,7 @@ def _tensor(value: Any, leaf: Leaf) -> torch.Tensor:
             return torch.from_numpy(np.array(array, numpy_dtype(leaf), order="C"))
     except (TypeError, ValueError):
         pass
-    raise ShapeError(
+    raise DataError(
         f"{'.'.join(leaf.key)} is an array of {array.dtype}, which cannot be converted to {leaf.dtype}. Pass an "
         "observation of the env."
     )
@@ -404,7 +404,7 @@ def _tensor(value: Any, leaf: Leaf) -> torch.Tensor:
 def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:
     if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
         batch = f"[{', '.join(map(str, ('B', *leaf.shape)))}]"
-        raise ShapeError(
+        raise DataError(
             f"{'.'.join(leaf.key)} must have shape {list(leaf.shape)}, or {batch} for a batch, but has shape "
             f"{list(tensor.shape)}. Pass an observation of the env."
         )

@@ -22,7 +22,7 @@ from torch import nn
 from collectx import progress
 from collectx.batch import Leaf, Slot
 from collectx.env.base import Env
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.policy.base import Actor
 from collectx.policy.recurrent import StateSpec
 from collectx.progress import STEPS
@@ -114,7 +114,7 @@ class ServedRollout:
                         else:
                             reports.append(rollout.report(views, int(views.policy_version[0, 0]), step, env_s, 0.0))
                             env_s = 0.0
-        except ShapeError as error:
+        except DataError as error:
             raise_at_step(error, step - 1)
         return reports
 

@@ -12,7 +12,7 @@ from worlds.masked import MaskedEnv
 from collectx.batch import Leaf
 from collectx.env.action_masks import LegalActions, can_be_masked, legal_actions, network_inputs, sample
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import DataError, SpaceError
 from collectx.policy.random import random_actor
 
 MASK = Leaf(("action_mask",), (6,), torch.int8)
@@ -60,7 +60,7 @@ def test_an_env_without_a_legal_action_is_named():
     observation = SEEN, MASK
     legal = LegalActions(spec(spaces.Discrete(6), *observation), MASK)
     mask = torch.tensor([[0, 1, 0, 0, 0, 0], [0] * 6])
-    with pytest.raises(ShapeError, match=r"^the mask 'action_mask' of env 1 \(of 2\) allows no action\. Return"):
+    with pytest.raises(DataError, match=r"^the mask 'action_mask' of env 1 \(of 2\) allows no action\. Return"):
         legal.draw(mask)
     # The next observation of a frame that ended its episode.
     assert legal.or_all(legal(mask)).sum(-1).tolist() == [[1], [6]]
@@ -68,7 +68,7 @@ def test_an_env_without_a_legal_action_is_named():
     ragged = LegalActions(spec(spaces.Discrete(6), *observation, ragged=True), MASK)
     assert ragged.draw(mask).tolist()[0] == 1
     # A choice, too.
-    with pytest.raises(ShapeError, match=r"^the mask 'action_mask' of env 0 \(of 1\)"):
+    with pytest.raises(DataError, match=r"^the mask 'action_mask' of env 0 \(of 1\)"):
         LegalActions(spec(choices(), *observation), MASK).draw(torch.tensor([[1, 1, 1, 1, 0, 0]]))
 
 
@@ -177,7 +177,7 @@ def test_every_mask_is_read_and_obeyed(name):
     possible = some.all(-1)
     assert legal.check(table[possible]) is not None
     both = torch.cat([table[possible][:1], table[possible][-1:], table[~possible][-1:], table[~possible][:1]])
-    with pytest.raises(ShapeError, match=r"^the mask 'action_mask' of env 2 \(of 4\) allows no action"):
+    with pytest.raises(DataError, match=r"^the mask 'action_mask' of env 2 \(of 4\) allows no action"):
         legal.check(both)
     torch.manual_seed(0)
     drawn = torch.stack([legal.draw(masks[possible]) for _ in range(40)])

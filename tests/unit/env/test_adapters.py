@@ -18,7 +18,7 @@ from collectx.env.base import StepArrays, first_observations
 from collectx.env.gym_vector import adapter
 from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.tensor_vector import TensorVectorEnv
-from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
+from collectx.errors import CollectxError, ConfigError, DataError, SpaceError
 
 
 class Vec:
@@ -158,7 +158,7 @@ def test_a_vector_env_of_tensors_must_return_what_its_space_says(change, message
     group = adapter(env, (), ())
     out = arrays(group)
     group.reset([5, 6], out.observation)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(DataError, match=message):
         group.step([torch.zeros(2, dtype=torch.int64)], out)
     assert not env.closed
     group.close()

@@ -13,7 +13,7 @@ from collectx.env import build
 from collectx.env.gym_vector import CheckedEnv
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import numpy_dtype
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import DataError, SpaceError
 
 NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64)])})
 
@@ -91,11 +91,11 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
     stepper = Stepper(build(toys(space=space, fault=value, at=at))).reset()
     for _ in range(at - 1):
         stepper.step()
-    with pytest.raises(ShapeError, match=rf"^env 0 returned .*{got}"):
+    with pytest.raises(DataError, match=rf"^env 0 returned .*{got}"):
         stepper.step()
     checked = CheckedEnv(Toy(space, value))
     checked.reset()
-    with pytest.raises(ShapeError, match=got):
+    with pytest.raises(DataError, match=got):
         checked.step(None)
 
 

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from collectx.env import build
-from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
+from collectx.errors import CollectxError, ConfigError, DataError, SpaceError
 
 
 class Dense(gymnasium.vector.VectorEnv):
@@ -84,7 +84,7 @@ def test_an_env_that_does_not_say_how_it_resets():
 def test_observations_that_do_not_fit_are_refused_in_a_later_step(fault, message):
     stepper = Stepper(build(dense(2, fault=fault))).reset()
     stepper.step()
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(DataError, match=message):
         stepper.step()
 
 
@@ -143,7 +143,7 @@ class Behind(gymnasium.vector.VectorEnv):
 
 def test_rewards_that_gymnasium_cannot_store_are_named():
     stepper = Stepper(build(replace(gym_vector(2), id=None, entry_point=Behind))).reset()
-    with pytest.raises(ShapeError, match=r"could not store the rewards of its envs \(.+\). Return a float"):
+    with pytest.raises(DataError, match=r"could not store the rewards of its envs \(.+\). Return a float"):
         stepper.step(np.zeros(2, np.int64))
 
 

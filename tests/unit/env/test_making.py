@@ -18,7 +18,7 @@ from collectx.env import build, read_spec
 from collectx.env.env_indices import EnvNumbers
 from collectx.env.gym import reward_number
 from collectx.env.gym_factory import common_outputs
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 from collectx.user_objects import UserEnvConfig
 
 REWARDS = [
@@ -108,12 +108,12 @@ def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
     if isinstance(expected, str):
         of_one = expected.replace(" of env 1", "")
         for message, call in ((of_one, lambda: reward_number(reward)), (expected, lambda: reward_number(reward, 1))):
-            with pytest.raises(ShapeError, match=re.escape(message)):
+            with pytest.raises(DataError, match=re.escape(message)):
                 call()
         for create in (lambda: Behind(several), with_bound):
-            with pytest.raises(ShapeError, match=re.escape(expected)):
+            with pytest.raises(DataError, match=re.escape(expected)):
                 stepped(create)
-        with pytest.raises(ShapeError, match=re.escape(expected.replace("env 1", "env 0"))):
+        with pytest.raises(DataError, match=re.escape(expected.replace("env 1", "env 0"))):
             stepped(partial(Paying, reward))
     else:
         assert (reward_number(reward), reward_number(reward, 1)) == (expected, expected)
@@ -141,7 +141,7 @@ def test_a_reward_is_a_number_that_can_be_stored(reward, expected):
 )
 def test_the_rewards_of_a_users_vector_env(rewards, expected):
     if isinstance(expected, str):
-        with pytest.raises(ShapeError, match=re.escape(expected)):
+        with pytest.raises(DataError, match=re.escape(expected)):
             stepped(lambda: Behind(rewards))
     else:
         assert stepped(lambda: Behind(rewards)).tolist() == expected

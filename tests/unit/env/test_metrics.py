@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 
 def step(metrics, info, ended=False, key=0):
@@ -91,7 +91,7 @@ def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])
 def test_what_has_no_mean_is_named(value):
-    with pytest.raises(ShapeError, match=r"env\.metrics cannot average 'x'"):
+    with pytest.raises(DataError, match=r"env\.metrics cannot average 'x'"):
         step(InfoMetrics(["x"]), {"x": value}, ended=True)
 
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, checked_values, torch_dtype, write_env
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import DataError, SpaceError
 
 
 def box(*shape, dtype=np.float32):
@@ -135,7 +135,7 @@ def test_values(expected):
                 with np.errstate(over="ignore"):
                     store(array)
                 results.append(array[1].item())
-            except ShapeError as error:
+            except DataError as error:
                 results.append(str(error).removeprefix(f"env {e} returned "))
         assert results[0] == results[1]
         return results[0]
@@ -182,7 +182,7 @@ def test_values(expected):
 def test_the_values_of_a_vector_env(values, result):
     leaf, array = Leaf(("x",), (2,), torch_dtype(np.dtype(np.uint8))), np.zeros((2, 2), np.uint8)
     if isinstance(result, str):
-        with pytest.raises(ShapeError) as raised:
+        with pytest.raises(DataError) as raised:
             checked_values(leaf, values, array)
         assert str(raised.value).startswith(result)
     else:

@@ -13,7 +13,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from collectx.config.schema.env import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build
-from collectx.errors import CollectxError, ConfigError, ShapeError
+from collectx.errors import CollectxError, ConfigError, DataError
 from collectx.user_objects import resolve
 
 
@@ -287,7 +287,7 @@ def test_envs_of_other_packages_are_named(module, name, message):
 )
 def test_a_step_or_a_reset_that_returns_something_else(module, num_envs, arguments, message):
     module(FOREIGN)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(DataError, match=message):
         Stepper(build(gym(num_envs, entry_point="user_module:Returning", **arguments))).reset().step()
 
 

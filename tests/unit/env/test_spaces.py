@@ -6,7 +6,7 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import DataError, SpaceError
 
 PAIR = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
 
@@ -28,7 +28,7 @@ def test_texts_are_their_code_points():
     assert both.view("U4").squeeze(-1).tolist() == ["", "four"]
     for wrong in ("fiver", 3, None):
         with pytest.raises(
-            ShapeError, match=r"returned .* as 'said', but its space only holds text of at most 4 characters"
+            DataError, match=r"returned .* as 'said', but its space only holds text of at most 4 characters"
         ):
             leaves.flatten({"said": wrong, "n": 1})
     with pytest.raises(SpaceError, match="its space Text"):
@@ -37,7 +37,7 @@ def test_texts_are_their_code_points():
 
 def test_a_missing_part():
     with pytest.raises(
-        ShapeError, match=r"the observation lacks 'b', a part of its space: .'a': 1.\. Include all parts"
+        DataError, match=r"the observation lacks 'b', a part of its space: .'a': 1.\. Include all parts"
     ):
         ObservationLeaves(PAIR).flatten({"a": 1})
 

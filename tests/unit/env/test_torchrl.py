@@ -23,7 +23,7 @@ from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.base import first_observations
 from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
-from collectx.errors import ConfigError, ShapeError, SpaceError
+from collectx.errors import ConfigError, DataError, SpaceError
 from collectx.rules import fits
 from collectx.trajectories import split_trajectories
 
@@ -244,7 +244,7 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
             assert (collector.next()["next", "reward"] == 0.5).all()
         else:
             with pytest.raises(
-                ShapeError,
+                DataError,
                 match=r"^in step 0 of the batch, the reward of env 0 must be a single number, but is .* shape \(2,\)",
             ):
                 collector.next()
@@ -276,7 +276,7 @@ def test_an_env_with_native_auto_reset_gives_the_batches_of_torchrl():
     options = {"frames_per_batch": 24, "total_frames": 72, "auto_register_policy_transforms": False}
     with Collector(torchrlenvs.counted_itself, policy, check_finite=False, **options) as collector:
         ours = list(collector)
-        with pytest.raises(ShapeError, match=r"nan in next.observation \(step 2 .*check_finite=False"):
+        with pytest.raises(DataError, match=r"nan in next.observation \(step 2 .*check_finite=False"):
             next(Collector(torchrlenvs.ResetsItself, policy, **options))
         with pytest.raises(ConfigError, match="resets its envs by itself"):
             Collector(torchrlenvs.ResetsItself, policy, max_frames_per_traj=2, **options)
@@ -331,15 +331,15 @@ class Misfit(torchrlenvs.ManyKeys):
             SpaceError,
             r"^'mission' of Spoken .*: its NonTensor spec has no dtype, .*exclude_keys=\['mission'\]",
         ),
-        (NoEnd, ShapeError, "writes neither done nor terminated"),
+        (NoEnd, DataError, "writes neither done nor terminated"),
         (
             partial(Misfit, torch.ones(1)),
-            ShapeError,
+            DataError,
             r"step 2 of the batch, .* of shape \(1,\) .* as 'pixels', .* shape \(2, 2, 3\) ",
         ),
         (
             partial(Misfit, torch.full((2, 2, 3), 300)),
-            ShapeError,
+            DataError,
             r"returned the value 300 as 'pixels', but its space has dtype uint8, which only holds 0 to 255",
         ),
     ],

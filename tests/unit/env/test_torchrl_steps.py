@@ -22,7 +22,7 @@ from collectx.env.spaces import numpy_dtype  # noqa: E402
 from collectx.env.torchrl.conversion import Conversion, Unrecognised  # noqa: E402
 from collectx.env.torchrl.group import TorchrlEnv  # noqa: E402
 from collectx.env.torchrl.specs import RandomActions  # noqa: E402
-from collectx.errors import ShapeError  # noqa: E402
+from collectx.errors import DataError  # noqa: E402
 
 
 class Numbers(torchrlenvs.Toy):
@@ -320,5 +320,5 @@ def test_what_a_step_must_write(results, message):
     ours.group.reset(None, ours.seen)
     for number in range(len(written) - 1):
         ours.step(number)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(DataError, match=message):
         ours.step(1)

@@ -24,7 +24,7 @@ from collectx import (
 from collectx.cli.compose import compose
 from collectx.collector.worker_record import FailurePolicy, WorkerRecord
 from collectx.config.problem import naming, opt, use
-from collectx.errors import ConfigError, ShapeError, TrainingDivergedError
+from collectx.errors import ConfigError, DataError, TrainingDivergedError
 from collectx.library.keyword_fields import names_of
 from collectx.library.keywords import DistributedKeywords, SingleKeywords
 
@@ -47,7 +47,7 @@ def _collect(make: Callable[[], gymnasium.Env] = _Ending, policy: Any = None, **
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("flag", ["no", [1, 2]])
 def test_the_end_of_an_episode_is_a_bool(flag, num_envs):
-    with pytest.raises(ShapeError, match=r"in step 0 of the batch, terminated of env 0 must be a bool, but is .*\. "):
+    with pytest.raises(DataError, match=r"in step 0 of the batch, terminated of env 0 must be a bool, but is .*\. "):
         _collect(partial(_Ending, flag), num_envs=num_envs)
 
 
@@ -76,7 +76,7 @@ class _Uninformed(_Ending):
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_an_info_is_a_dict(method, num_envs):
     with pytest.raises(
-        ShapeError, match=rf"the info of env 0 must be a dict, but is None.* Return {{}} from {method}\(\)"
+        DataError, match=rf"the info of env 0 must be a dict, but is None.* Return {{}} from {method}\(\)"
     ):
         _collect(partial(_Uninformed, method), num_envs=num_envs)
 
@@ -86,12 +86,12 @@ def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(num_envs):
     expected = (
         r"^in step 0 of the batch, the policy returned action 7, which is not in Discrete\(2\).*Then the env raised"
     )
-    with pytest.raises(ShapeError, match=expected):
+    with pytest.raises(DataError, match=expected):
         _collect(policy=lambda observation: np.full(observation.shape[:-1], 7), num_envs=num_envs)
 
 
 def test_errors_of_python_name_keywords():
-    with pytest.raises(ShapeError, match=r"allow such values with check_finite=False\.$"):
+    with pytest.raises(DataError, match=r"allow such values with check_finite=False\.$"):
         _collect(partial(_Ending, reward=np.nan))
 
 
@@ -104,7 +104,7 @@ def test_errors_of_a_worker_process_name_keywords_in_message_and_traceback(make_
     make = partial(_Ending, reward=np.nan)
     with (
         make_collector([make], frames_per_batch=4, total_frames=4) as collector,
-        pytest.raises(ShapeError) as caught,
+        pytest.raises(DataError) as caught,
     ):
         next(collector)
     for text in (str(caught.value), caught.value.__notes__[-1]):
@@ -164,7 +164,7 @@ def test_remedies_without_a_keyword_are_left_out():
 
 def test_errors_of_a_command_name_options():
     """A command may run in a process that has collectors of the library."""
-    with pytest.raises(ShapeError):
+    with pytest.raises(DataError):
         _collect(partial(_Ending, reward=np.nan))
     error = RuntimeError()
     policy = FailurePolicy("restart", max_restarts=1)

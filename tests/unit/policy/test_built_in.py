@@ -226,11 +226,11 @@ def test_a_random_policy_is_known_by_its_class():
 
 @pytest.mark.parametrize("value", [4, 8])
 def test_a_number_outside_of_its_discrete_space_is_named(value):
-    from collectx.errors import ShapeError
+    from collectx.errors import DataError
     from collectx.policy.stochastic import one_hot
 
     assert one_hot(torch.tensor([5, 7]), 3, 5).tolist() == [[1, 0, 0], [0, 0, 1]]
-    with pytest.raises(ShapeError, match=rf"observation {value}, which is not in its space Discrete\(3, start=5\)"):
+    with pytest.raises(DataError, match=rf"observation {value}, which is not in its space Discrete\(3, start=5\)"):
         one_hot(torch.tensor([5, value]), 3, 5)
 
 

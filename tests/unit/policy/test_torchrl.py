@@ -15,7 +15,7 @@ from torchrl.modules import GRUModule, MultiStepActorWrapper
 from user_code import torchrlenvs
 
 from collectx import Collector
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 
 
 class Plan(torch.nn.Module):
@@ -104,7 +104,7 @@ def test_scores_of_the_dtype_of_a_one_hot_action_are_converted():
     ],
 )
 def test_an_index_or_scores_of_no_action_are_refused(choose, message):
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(DataError, match=message):
         collect_one_hot(torchrlenvs.one_hot, choose)
 
 

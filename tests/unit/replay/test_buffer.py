@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from user_code.countedframes import SIZE, Stream, check_whole, counted, write
 
 from collectx import ReplayBuffer
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ConfigError, DataError
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
@@ -169,7 +169,7 @@ def test_what_the_buffer_cannot_do_changes_nothing():
     unlike = r"'collector.traj_ids' is missing, 'more' is new, 'observation' has .*float32 instead of .*new"
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)
-    with pytest.raises(ShapeError, match="no tensor"):
+    with pytest.raises(DataError, match="no tensor"):
         buffer.extend(TensorDict({}, [3]))
     with pytest.raises(IndexError, match="frame 0 is not in the buffer, which is empty"):
         buffer[0]
@@ -182,9 +182,9 @@ def test_what_the_buffer_cannot_do_changes_nothing():
     for take in (buffer.extend, buffer.add):
         with pytest.raises(TypeError, match=r"stores TensorDicts, not values of type dict\. Convert them"):
             take({"a": 1})
-    with pytest.raises(ShapeError, match=unlike):
+    with pytest.raises(DataError, match=unlike):
         buffer.extend(other)
-    with pytest.raises(ShapeError, match=r"the key .index."):
+    with pytest.raises(DataError, match=r"the key .index."):
         buffer.extend(buffer.sample(2))
     with pytest.raises(ValueError, match="UniformSampler does not use priorities"):
         buffer.update_priority(torch.tensor([0]), torch.tensor([1.0]))

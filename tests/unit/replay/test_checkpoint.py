@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from user_code.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer, checkpoints
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
 from collectx.replay import buffer as replay_buffer
 
@@ -247,7 +247,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path):
     other.extend(Stream(1, size=4).take(10))
     with pytest.raises(FileNotFoundError, match="contains no replay buffer"):
         buffer.loads(tmp_path)
-    with pytest.raises(ShapeError, match="'observation' has shape"):
+    with pytest.raises(DataError, match="'observation' has shape"):
         other.load_state_dict(buffer.state_dict())
     assert len(other) == 10
 

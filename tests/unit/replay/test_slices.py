@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from user_code.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.replay import SliceSampler
 
 
@@ -80,11 +80,11 @@ def test_rare_slices_are_found():
 def test_mistakes_are_named():
     buffer = ReplayBuffer(100, sampler=SliceSampler(4))
     batch = Stream(1).take(20)
-    with pytest.raises(ShapeError, match=r"SliceSampler needs 'collector\.traj_ids' and 'next\.done'"):
+    with pytest.raises(DataError, match=r"SliceSampler needs 'collector\.traj_ids' and 'next\.done'"):
         buffer.extend(TensorDict({"observation": batch["observation"]}, batch.batch_size))
     twice = batch.clone()
     twice["next", "done"] = batch["next", "done"].expand(-1, -1, 2)
-    with pytest.raises(ShapeError, match=r"one value of 'next\.done' per frame, but its shape is \(2,\)"):
+    with pytest.raises(DataError, match=r"one value of 'next\.done' per frame, but its shape is \(2,\)"):
         buffer.extend(twice)
     # What was refused has not settled what frames are.
     buffer.extend(batch)

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from collectx import progress
 from collectx.batch import TRAJ_IDS, Leaf, Slot
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.progress import STEPS
 from collectx.rollout.finite import FiniteCheck
 
@@ -29,14 +29,14 @@ def test_what_the_policy_and_the_trainer_read():
     checked(0, 3)
     arrays["next", "observation"][0, 2] = np.inf
     checked(0, 2)
-    with pytest.raises(ShapeError, match="worker 0"):
+    with pytest.raises(DataError, match="worker 0"):
         checked(0, 3)
 
 
 def test_an_info_that_the_policy_reads_too():
     checked, arrays = check(OBSERVATION, INFO)
     arrays["info", "speed"][0, 1] = np.nan
-    with pytest.raises(ShapeError, match=r"info\.speed"):
+    with pytest.raises(DataError, match=r"info\.speed"):
         checked(0, 3)
 
 
@@ -50,7 +50,7 @@ def test_a_log_probability_may_be_infinite_but_not_nan(device):
     tensors[key][0] = torch.tensor([-torch.inf, torch.inf, 0.0])
     checked(0, 3)
     tensors[key][0, 2] = torch.nan
-    with pytest.raises(ShapeError, match=r"the policy for env 0 of worker 0 returned nan in agents\.action_log_prob"):
+    with pytest.raises(DataError, match=r"the policy for env 0 of worker 0 returned nan in agents\.action_log_prob"):
         checked(0, 3)
 
 
@@ -62,7 +62,7 @@ def test_a_dtype_that_numpy_lacks(device):
     checked = FiniteCheck(spec, (), [Slot(tensors)], 0, 0, 1)
     checked(0, 3)
     tensors[leaf.key][0, 1] = torch.inf
-    with pytest.raises(ShapeError, match=r"returned inf in observation \(step 1 .*; the largest bfloat16 is 3.39e\+38"):
+    with pytest.raises(DataError, match=r"returned inf in observation \(step 1 .*; the largest bfloat16 is 3.39e\+38"):
         checked(0, 3)
 
 
@@ -112,7 +112,7 @@ def test_the_first_value_that_is_not_finite_is_named(device, places, message):
     if message is None:
         checked(0, 3)
     else:
-        with pytest.raises(ShapeError) as raised:
+        with pytest.raises(DataError) as raised:
             checked(0, 3)
         assert str(raised.value).startswith(message)
         assert str(raised.value).endswith("collector.check_finite=false.")
@@ -131,7 +131,7 @@ def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite(steps)
     checked.explain(0, ValueError("mine"))
     arrays[ACTION][0, 1:] = [[np.inf], [np.nan]]
     with pytest.raises(
-        ShapeError, match=r"the policy of worker 0 returned inf in action, and then the env raised .*mine"
+        DataError, match=r"the policy of worker 0 returned inf in action, and then the env raised .*mine"
     ):
         checked.explain(0, ValueError("mine"))
 

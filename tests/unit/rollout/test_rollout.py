@@ -20,7 +20,7 @@ from collectx import policy as policies
 from collectx import progress
 from collectx.batch import Layout, batch_leaves
 from collectx.env import build, read_spec
-from collectx.errors import ShapeError
+from collectx.errors import DataError
 from collectx.policy import ExplorationType, make_actor
 from collectx.progress import STEPS
 from collectx.rollout import loop
@@ -130,9 +130,9 @@ def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
 def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
     rollout, _, rows = make(cfg, None, 9)
     steps = iter([rollout.group.step] * 2)
-    misfit = lambda *_: (_ for _ in ()).throw(ShapeError("observation: a misfit"))  # noqa: E731
+    misfit = lambda *_: (_ for _ in ()).throw(DataError("observation: a misfit"))  # noqa: E731
     monkeypatch.setattr(rollout.group, "step", lambda *given: next(steps, misfit)(*given))
-    with pytest.raises(ShapeError, match=r"^in step 2 of the batch, observation: a misfit$"):
+    with pytest.raises(DataError, match=r"^in step 2 of the batch, observation: a misfit$"):
         rollout.collect(rows, 0)
     rollout.close()
 

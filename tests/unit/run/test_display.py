@@ -13,7 +13,7 @@ from composed_overrides import composed
 from rich.console import Console
 
 from collectx.config.derived import expected_frames
-from collectx.errors import ShapeError, WorkerDied, printable, text_of, worker_of
+from collectx.errors import DataError, WorkerDied, printable, text_of, worker_of
 from collectx.run import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Failure, Result, Status, type_name
 from collectx.run.statistics import Curve, PartRates, RateWindow, Statistics, View
@@ -403,7 +403,7 @@ def test_an_error_outside_of_the_users_code_shows_its_notes_only():
 
 
 def test_errors_of_collectx_are_named_without_their_module():
-    assert format_error(ShapeError("3 numbers")) == "ShapeError: 3 numbers"
+    assert format_error(DataError("3 numbers")) == "DataError: 3 numbers"
     assert format_error(io.UnsupportedOperation("no pipe")) == "io.UnsupportedOperation: no pipe"
     ours = Path(display.__file__).parents[2] / "env" / "gym.py"
     error = OSError("no license")
@@ -432,14 +432,14 @@ def test_what_is_printed_at_the_end_of_a_run(tmp_path, monkeypatch, capsys, expe
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(RunFolder, "has_checkpoint", has_checkpoint)
     folder, texts = tmp_path / "my run", []
-    failures = [ShapeError("3 numbers"), WorkerDied("worker 0 is gone")]
+    failures = [DataError("3 numbers"), WorkerDied("worker 0 is gone")]
     for status, reason, batches, errors in (
         (Status.COMPLETED, ALL_DELIVERED, 3, []),
         (Status.COMPLETED, "enough", 3, []),
         (Status.INTERRUPTED, "interrupted by SIGINT", 3, []),
         (Status.INTERRUPTED, "interrupted by SIGINT", 0, []),
-        (Status.FAILED, "ShapeError: 3 numbers", 3, failures),
-        (Status.FAILED, "ShapeError: 3 numbers", 0, failures[:1]),
+        (Status.FAILED, "DataError: 3 numbers", 3, failures),
+        (Status.FAILED, "DataError: 3 numbers", 0, failures[:1]),
     ):
         # How to save checkpoints helps only a run of more than a minute.
         wall_s = 75.25 if status is Status.INTERRUPTED else 5.25

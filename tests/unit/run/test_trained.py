@@ -21,7 +21,7 @@ from collectx import env, policy
 from collectx.batch import Leaf
 from collectx.cli import export
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError, DamagedFileError, ShapeError
+from collectx.errors import ConfigError, DamagedFileError, DataError
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.flat_weights import FlatWeights
 from collectx.run import RunFolder, execute
@@ -81,7 +81,7 @@ def test_it_takes_what_an_env_may_return(trained):
     for each in kinds:
         assert policy(each).tolist() == policy(rows).tolist()
     for wrong in (np.full(4, "a"), np.ones(4, complex)):
-        with pytest.raises(ShapeError, match=r"^observation is an array of .* cannot be converted to torch\.float32"):
+        with pytest.raises(DataError, match=r"^observation is an array of .* cannot be converted to torch\.float32"):
             policy(wrong)
 
 
@@ -108,7 +108,7 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
     with pytest.raises(ConfigError, match=r"there is no folder|it does not contain snapshot/config.yaml"):
         collectx.load_policy(tmp_path)
     with pytest.raises(
-        ShapeError, match=r"observation must have shape \[4\], or \[B, 4\] for a batch, but has shape \[3\]"
+        DataError, match=r"observation must have shape \[4\], or \[B, 4\] for a batch, but has shape \[3\]"
     ):
         collectx.load_policy(trained)(np.zeros(3, np.float32))
     for device in ("cuda:99", "cpu:1", "gpu"):
@@ -154,7 +154,7 @@ def test_random_and_dict_spaces(tmp_path, capfd):
     assert env.action_space.contains(policy(observation))
     lost, *_ = observation
     for part in (observation.keys() - {lost}, np.zeros(3), torch.zeros(3)):
-        with pytest.raises(ShapeError, match=rf"^the observation lacks '{lost}', a part of its space: "):
+        with pytest.raises(DataError, match=rf"^the observation lacks '{lost}', a part of its space: "):
             policy({key: observation[key] for key in part} if isinstance(part, set) else part)
     assert "UserWarning" not in capfd.readouterr().err  # torch's, which no filter makes an error
 

@@ -48,7 +48,9 @@ _OTHER_NAMES = {
     **dict.fromkeys(("sweep", "multirun", "search"), "run -m"),
     **dict.fromkeys(("play", "enjoy", "render", "video"), "eval RUN_DIR video=true"),
     "continue": "resume",
-    "stop": "cancel",
+    **dict.fromkeys(("stop", "kill"), "cancel"),
+    **dict.fromkeys(("ls", "ps", "info", "show"), "status"),
+    "tail": "logs DIR -f",
     **dict.fromkeys(("plot", "compare"), "report DIR..."),
     "tensorboard": "report, or collectx run logger=tensorboard",
 }

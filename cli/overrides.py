@@ -77,9 +77,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     chosen: dict[str, str] = {}
     for text in joined(overrides, groups):
         if "=" in text and text not in overrides:
-            without = re.sub(", +", ",", text)
-            how = "as it is not in quotes. Write" if " " in without else "because of its space. Leave the space out:"
-            problems.append(f"{text} arrives in pieces, {how} {shlex.quote(without if ' ' not in without else text)}")
+            one = text if "{" in text else re.sub(",? +", ",", text)
+            problems.append(f"{text} arrives in pieces, because of its spaces. Write {shlex.quote(one)}")
             continue
         try:
             override = parser.parse_override(text)
@@ -148,7 +147,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     if choice.startswith("{"):
         names = ", ".join(options[:3])
         return f"{key}={choice} is not a name, such as {names}. Write its options one by one: {key}.NAME=VALUE"
-    if key == "env" and choice.lower() not in options and (env_id := known_env_id(choice)):
+    if key == "env" and choice.lower() not in options and (env_id := known_env_id(choice.removeprefix("gym:"))):
         base = "pong" if env_id.startswith("ALE/") else "gym"
         return f"env={choice} is unknown. To make the Gymnasium env with this name: env={base} env.id={env_id}"
     if not (":" in choice or choice.endswith(".py")) or key not in _CLASS_OPTIONS:
@@ -223,7 +222,8 @@ def joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> lis
     words: list[str] = []
     for i, text in enumerate(overrides):
         last = words[-1] if words else ""
-        is_cut = "=" in last and last.endswith(",")
+        # As in seed=0, 1 and seed=0 1; but a folder may be named by a number.
+        is_cut = "=" in last and (last.endswith(",") or (f"{last[-1]}{text}".isdecimal() and not os.path.isdir(text)))
         is_cut = is_cut or (_is_open(last) and not _is_open(" ".join((last, *overrides[i:]))))
         if last and text and "=" not in text and (is_cut or last in groups or last in known_paths()):
             words[-1] += f" {text}"
@@ -251,6 +251,8 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
     if text.endswith((".yaml", ".yml")):
         return of_file(text)
     if "=" not in text:
+        if os.path.isdir(text) and any(os.path.isdir(os.path.join(text, group)) for group in groups):
+            return f"'{text}' is a folder. To take choices from it: --config-dir {text}"
         if os.path.isdir(text) and text not in groups:
             return f"'{text}' is a folder. To continue, repeat or evaluate its run: collectx resume, reproduce or eval"
         key, _, value = text.replace(" ", ":", 1).partition(":")

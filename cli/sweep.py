@@ -126,8 +126,8 @@ def prepare(
         text = f"{_text(swept)} has several values. To sweep over them, add -m."
         if lists := [_as_list(override) for override in swept if _takes_list(override)]:
             text += f" To pass a list, write {' '.join(lists)}"
-        if len(swept) == 1 and (fraction := _with_decimal_comma(swept[0])):
-            text = f"{_text(swept)} has several values. Write {fraction}, or, to sweep over both, add -m."
+        if len(swept) == 1 and (number := _with_commas(swept[0])):
+            text = f"{_text(swept)} has several values. Write {number}, or, to sweep over them, add -m."
         raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
@@ -165,11 +165,11 @@ def prepare(
             where.setdefault(problem, []).append(name)
     for problem, at in _shared_outputs(points, names(combinations)):
         where.setdefault(problem, []).extend(at)
-    meant = {override.key_or_group: _with_decimal_comma(override) for override in swept}
+    meant = {override.key_or_group: _with_commas(override) for override in swept}
     problems = []
     for problem, at in where.items():
-        fraction = meant.get(problem.partition("=")[0])
-        more = [f"Did you mean {fraction}?"] * bool(fraction) + [_in_points(at)] * (len(at) < len(points))
+        number = meant.get(problem.partition("=")[0])
+        more = [f"Did you mean {number}?"] * bool(number) + [_in_points(at)] * (len(at) < len(points))
         problems.append(" ".join([problem, *more]))
     # Other sweepers may write their parameters in another way.
     if problems := [*checked.problems, *(params.problems if is_basic or rungs else ()), *problems]:
@@ -250,10 +250,13 @@ def _text(overrides: Sequence[Override]) -> str:
     return " ".join(str(override.input_line).lstrip("+") for override in overrides)
 
 
-def _with_decimal_comma(override: Override) -> str | None:
-    """Returns `gamma=0.99` for `gamma=0,99`; None for other overrides, and for options that take no fraction."""
-    word = re.fullmatch(r"(.+)=0,(\d+)", _text([override]))
-    return f"{word[1]}=0.{word[2]}" if word and float in _types(override) else None
+def _with_commas(override: Override) -> str | None:
+    """Returns `gamma=0.99` for `gamma=0,99`, and `total_frames=100_000` for `total_frames=100,000`; None for other
+    overrides, and for options that take no such number."""
+    if (word := re.fullmatch(r"(.+)=0,(\d+)", _text([override]))) and float in _types(override):
+        return f"{word[1]}=0.{word[2]}"
+    word = re.fullmatch(r"(.+)=(\d+(?:,000)+)", _text([override]))
+    return f"{word[1]}={word[2].replace(',', '_')}" if word and int in _types(override) else None
 
 
 def _types(override: Override) -> list[Any]:

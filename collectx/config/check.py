@@ -435,8 +435,9 @@ def _spelt(path: str, value: Any, hint: Any, language: Language) -> str:
         return "to find the fastest: collectx tune."
     lists = [each for each in members(hint) if typing.get_origin(each) is list]
     with suppress(TypeError, ValueError, OverflowError):
-        if lists and convert([value], lists[0]):
-            return f"write {path}=[{language.show(value)}]."
+        listed = value.split(",") if isinstance(value, str) else [value]
+        if lists and convert(listed, lists[0]):
+            return f"write {path}={language.show(listed)}."
     return ""
 
 

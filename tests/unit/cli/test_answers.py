@@ -264,6 +264,15 @@ run workers=4 epochs=10
 run seeds=5
 eval finished --deterministic
 run config.yaml
+run policy.hidden_sizes=64 64
+run policy.hidden_sizes="'64,64'"
+run -m seed=1 2 3
+run logger=[csv tensorboard]
+run env=gym:CartPole-v1
+run conf
+tail finished
+run collector.total_frames=100,000
+run --no_flag --neither
 """,
 }
 

@@ -126,7 +126,7 @@ def test_keys_of_an_experiment_that_another_choice_lacks_are_left_out():
     assert compose(["experiment=cartpole_ppo", "trainer=impala"]).trainer.target_return == 475  # which IMPALA has too
     with pytest.raises(
         ConfigError,
-        match=r"trainer\.gamma is an option of trainer=ppo, impala, dqn or sac, not of trainer=meter. Add one of them, such as ",
+        match=r"trainer\.gamma is an option of trainer=ppo, impala, dqn or sac, not of trainer=meter. Add one of ",
     ):
         compose(["experiment=halfcheetah_ppo", "trainer=meter", "trainer.gamma=0.5"])
 

@@ -96,12 +96,11 @@ def launch(
 
 
 def _of_no_evaluation(checked: Checked, prepared: Composed | sweep.Sweep) -> Iterator[str]:
-    """Yields a note about overrides of `eval` for a run that is not evaluated. That of eval.video depends on its value:
-    `collectx.rules.warnings`."""
-    points = [prepared] if isinstance(prepared, Composed) else [*prepared.points.values()]
+    """Yields a note about overrides of `eval` for a run that is not evaluated; not with eval.video, which has one."""
+    points = [prepared] if isinstance(prepared, Composed) else prepared.points.values()
     words = [word.lstrip("+") for word in checked.overrides if key_of(word).startswith("eval.")]
-    words = [word for word in words if key_of(word) != "eval.video"]
-    if words and points and all(point.cfg.eval.every_batches is None for point in points):
+    evals = [point.cfg.eval for point in points]
+    if words and evals and not any(each.every_batches or each.video for each in evals):
         yield (
             f"this run is not evaluated, so {' '.join(words)} has no effect yet. Add eval.every_batches=N, or evaluate "
             "the run afterwards: collectx eval RUN_DIR"

@@ -56,8 +56,8 @@ def _tune(arguments: Arguments) -> int:
     swept = [each.key_or_group for each in parsed(checked.overrides) if each.is_sweep_override()]
     prepared = None if arguments.is_multirun or swept else run.prepare(composer, checked, is_multirun=False)
     if not isinstance(prepared, Composed):
-        how = f"{'leave out -m, and ' * arguments.is_multirun}give {' and '.join(swept) or 'each option'} one value"
-        raise UsageError(f"tune searches one configuration: {how}.")
+        how = "Leave out -m, and give" if arguments.is_multirun else "Give"
+        raise UsageError(f"tune searches one configuration. {how} {' and '.join(swept) or 'each option'} one value.")
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
     assert isinstance(options, TuneConfig)
     overrides = [each for each in parsed(checked.overrides) if not each.key_or_group.startswith("tune.")]

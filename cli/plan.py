@@ -22,7 +22,7 @@ plan creates one env in this process to read its spaces, steps it for a moment, 
 
   --json   as JSON, sizes in bytes
 
-Exit status: 0 success, 2 wrong configuration or usage."""
+Exit status: 0 success, 1 failed, 2 wrong configuration or usage."""
 
 
 def _plan(arguments: Arguments) -> int:

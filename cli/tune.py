@@ -42,7 +42,7 @@ tune writes an experiment file with your overrides and the fastest values, and p
 
   -o, --output FILE   DIR/experiment/NAME.yaml; by default experiment/tuned.yaml in --config-dir, or in ./conf
 
-Exit status: 0 success, 2 wrong configuration or usage, 130 interrupted."""
+Exit status: 0 success, 1 failed, 2 wrong configuration or usage, 130 interrupted."""
 
 _HEAD = ("point", "status", "measured", "frames/s", "std")
 # The second line of the file, by which it may be replaced.

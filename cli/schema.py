@@ -10,11 +10,11 @@ from collectx.config.registry import GROUPS
 
 _USAGE = """\
 collectx schema [GROUP]: print a JSON schema of experiment files, or of the choices of one group. Editors use it to
-complete and check YAML:
+complete and check YAML. Write it to a file, and name that in a comment at the top of each YAML file in the same
+folder, below the sentence that `collectx list` shows:
 
   collectx schema > schema.json
-  # yaml-language-server: $schema=schema.json       as a comment at the top of a YAML file in the same folder, below
-                                                    the sentence that `collectx list` shows
+  # yaml-language-server: $schema=schema.json
 
 Exit status: 0 printed, 2 wrong usage."""
 

@@ -80,4 +80,4 @@ for (const entry of document.querySelectorAll(".entry"))
   });
 if (document.querySelector(".entry"))
   document.querySelector(".legend").insertAdjacentHTML(
-    "beforeend", ' <span class="hint">Click on a name to hide its lines in all figures.</span>');
+    "beforeend", ' <span class="hint">Point at a line for its values. Click on a name to hide its lines in all figures.</span>');

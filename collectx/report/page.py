@@ -132,9 +132,11 @@ class Report:
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)
-        # A long name is broken at its options and, after a long option, before the value.
-        ends = r"(?<=[,/])|(?<=[a-z_]{6}=)|(?<=[a-z]\.)"
-        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(re.split(ends, name))
+        # A name is broken at its options and, if it is long, after an option, before the value.
+        ends = r"(?<=[,/])|(?<=[a-z]\.)"
+        environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
+            re.split(rf"{ends}|(?<=[a-z_]{{6}}=)" if len(name) > 20 else ends, name)
+        )
         environment.globals["counted"] = counted
         environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
         files = resources.files("collectx.report")

@@ -177,7 +177,7 @@ def test_points_run_at_the_same_time_with_hydras_launchers(tmp_path):
         (["seed=0,1", "sweep.rungs=[64]", "run.max_minutes=3"], "run.max_minutes cannot be used with"),
         (["seed=0,1", "sweep.rungs=[64]", "run.overwrite=true"], "run.overwrite=true cannot be used with"),
         (["seed=0,1", "sweep.rungs=[64]", "run.resume=never"], "run.resume=never cannot be used with"),
-        (["seed=0,1", "sweep.rungs=64,128"], "To pass a list, write sweep.rungs=[64,128]."),
+        (["seed=0,1", "sweep.rungs=64,128"], "To pass a list, write 'sweep.rungs=[64,128]'"),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.reduction=1"], "sweep.reduction=1"),
         (["seed=0,1", "sweep.rungs=[64]", "sweep.draws=0"], "sweep.draws=0"),
         (["seed=0,1", "sweep.rungs=[64,65,9_000]"], "has rungs within one batch of"),

@@ -317,8 +317,7 @@ def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine, and prints warnings; returns the problems."""
     problems = preflight.machine_problems(cfg)
     if not problems and shows_warnings:
-        notes = (*warnings_of(cfg), preflight.version_note(cfg), cores.note(cfg), preflight.copies()[0])
-        for text in filter(None, notes):
+        for text in filter(None, (*warnings_of(cfg), cores.note(cfg), preflight.copies()[0])):
             printing.note(text)
     return problems
 

@@ -200,7 +200,8 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
 
 
 def version_note(cfg: RunConfig) -> str:
-    """Returns a note if Gymnasium has a newer version of `env.id`; otherwise ""."""
+    """Returns a note if Gymnasium has a newer version of `env.id`; otherwise "". Imports Gymnasium, and with it NumPy,
+    whose threads would keep the fork server from being forked from this process."""
     env_id = cfg.env.id if isinstance(cfg.env, GymnasiumConfig) else None
     from gymnasium.envs import registration
 

@@ -161,8 +161,6 @@ def test_a_sweep_without_several_values_is_noted(stub, capsys):
         ("eval.episodes=10", "this run is not evaluated, so eval.episodes=10 has no effect yet."),
         ("eval.episodes=10 eval.every_batches=1", None),
         ("eval.video=true eval.episodes=2", "eval.video=true saves no video in this run"),
-        ("env.id=CartPole-v0", "env.id=CartPole-v0 is an old version. The newest one: env.id=CartPole-v1\n"),
-        ("env.id=CartPole-v1", None),
         ("-m seed=1,1,2", "seed=1,1,2 contains a value twice, but each point runs once."),
         ("-m seed=1,2", None),
         ("-m seed=1,2 eval.seed=5", "this run is not evaluated, so eval.seed=5 has no effect yet."),

@@ -166,3 +166,10 @@ def test_an_id_without_its_namespace_is_completed():
     pytest.importorskip("ale_py")
     problem = "env.id=Pong-v5 is unknown. Did you mean env.id=ALE/Pong-v5?"
     assert env_problems(composed("env=pong env.id=Pong-v5")) == [problem]
+
+
+def test_an_old_version_of_an_env_is_noted():
+    note = "env.id=CartPole-v0 is an old version. The newest one: env.id=CartPole-v1"
+    assert preflight.version_note(composed("env.id=CartPole-v0")) == note
+    assert not preflight.version_note(composed("env.id=CartPole-v1"))
+    assert not preflight.version_note(composed("env=counting"))

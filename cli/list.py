@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -65,7 +67,7 @@ def show(arguments: Arguments) -> int:
         width = max(map(len, choices[name]))
         print(f"{name}:")
         for choice, line in choices[name].items():
-            print(f"  {choice:{width}}  {line}".rstrip())
+            print(_filled(line, f"  {choice:{width}}  ") or f"  {choice}")
         if "verbose" in arguments.flags and name in GROUPS:
             kinds = group_schema(name)["anyOf"]
             _print_keys(name, {kind["title"].partition("=")[2]: kind["properties"] for kind in kinds})
@@ -111,7 +113,16 @@ def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
                 for default, having in sorted(defaults.items(), key=lambda each: not each[0])
             ]
             text = f"{'default ' if any(defaults) else ''}{', '.join(shown)}. {description}"
-            print(textwrap.fill(text, 110, initial_indent="      ", subsequent_indent="      "))
+            print(_filled(text, " " * 6, 110))
+
+
+def _filled(text: str, margin: str, width: int = 10_000) -> str:
+    """Breaks a text, after a margin, into lines of at most `width` characters, fewer on a narrower terminal."""
+    if sys.stdout.isatty():
+        width = min(width, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        text, width, initial_indent=margin, subsequent_indent=" " * len(margin), break_long_words=False
+    )
 
 
 def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, str]]:

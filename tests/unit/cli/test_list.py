@@ -24,6 +24,15 @@ def test_every_group_in_the_order_of_the_data_path(capsys):
     assert "Ray exchanges pickles: use it on trusted networks only.\n" in out
 
 
+def test_lines_are_broken_between_words_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert listing.main(["env", "-v"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "  counting     For tests: the observation is (env, episode," in lines
+
+
 def test_the_comments_of_the_defaults_name_every_choice():
     conf = resources.files("collectx.conf")
     named = re.findall(r"^  - (\w+): .*# ([\w, ]+)", (conf / "config.yaml").read_text(), re.MULTILINE)

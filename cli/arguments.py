@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from collectx.config.problem import did_you_mean, either, nearest
 from collectx.errors import CollectxError, ConfigError, frames_of_user
-from collectx.run.folder.layout import runs_below
+from collectx.run.folder.layout import RunFolder, runs_below
 from collectx.run.terminal import printing
 
 # Subcommands that take overrides.
@@ -38,7 +38,7 @@ _SWITCHES: dict[str, dict[str, str]] = {
 # Flags of the subcommands that take a value, and their short names.
 _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 # Hydra's flags that take no value, and those that take one, with their short names.
-_HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
+_HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": ""}
 _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _HYDRAS = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info")
 _OF_SAVED_RUNS = tuple(name for name in _HYDRAS if name not in ("run", "config-name"))
@@ -58,6 +58,17 @@ _BLOCKED = {
     "--experimental-rerun": "cannot be used: it executes a pickle, and writes into the old run folder. To repeat a "
     "run: collectx reproduce RUN_DIR",
     "--config-path": "cannot be used: it would replace the choices of collectx. To add your own: --config-dir DIR",
+}
+
+# What a run must have for a subcommand.
+_WEIGHTS: tuple[str, Callable[[RunFolder], bool]] = (
+    " with weights",
+    lambda run: run.policy.is_file() or run.has_checkpoint,
+)
+_NEEDS: dict[str, tuple[str, Callable[[RunFolder], bool]]] = {
+    "collectx resume": (" with a checkpoint", lambda run: run.has_checkpoint),
+    "collectx eval": _WEIGHTS,
+    "collectx export": _WEIGHTS,
 }
 
 
@@ -196,11 +207,13 @@ def synopsis(usage: str) -> str:
 
 
 def ask_which(usage: str, runs: str = "run") -> str:
-    """Returns the question for a run folder, with the newest one below `outputs`, and how to type the subcommand."""
-    found = [os.path.relpath(run.path) for run in runs_below(Path("outputs"))]
-    newest = max(found, key=lambda folder: os.path.getmtime(os.path.join(folder, "snapshot")), default=None)
+    """Returns the question for a run folder, with the newest one below `outputs` that the subcommand can use, and how
+    to type it."""
     command = " ".join(usage.split()[:2])
-    example = "" if newest is None else f"For your newest run: {command} {shlex.quote(newest)}. "
+    needs, can_use = _NEEDS.get(command, ("", lambda run: True))
+    found = [os.path.relpath(run.path) for run in runs_below(Path("outputs")) if can_use(run)]
+    newest = max(found, key=lambda folder: os.path.getmtime(os.path.join(folder, "snapshot")), default=None)
+    example = "" if newest is None else f"For your newest run{needs}: {command} {shlex.quote(newest)}. "
     return f"which {runs}? {example}{synopsis(usage)}"
 
 

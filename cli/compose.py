@@ -34,7 +34,7 @@ from collectx.cli.overrides import BASED, Checked, check_overrides, key_of, no_s
 from collectx.config.check import check_config, wrong_type
 from collectx.config.interpolation import resolved, why_unresolved
 from collectx.config.other_names import meant
-from collectx.config.problem import Missing, Problem, Unknown, did_you_mean, either, naming
+from collectx.config.problem import Missing, Problem, Unknown, did_you_mean, either, naming, nearest
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import ABSENT, Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
@@ -348,7 +348,10 @@ def _explained(error: BaseException, overrides: Sequence[str], config_name: str)
         source = "" if file[1] in (_PACKAGED, "hydra/config") else f"{file[1]}.yaml: "
         if group.startswith(_PRESET_FOLDERS) and (inner := group.rpartition("/")[2]) in _SELECTED:
             return _within(file[1], inner, name)
-        return f"{source}{no_such_choice(group, name, error.options or [*KINDS.get(group, ())])}"
+        plugins = [each.name for each in map(Path, _PLUGINS) if str(each.parent) == group]
+        near = nearest(name, plugins)
+        options = dict.fromkeys([*(error.options or [*KINDS.get(group, ())]), *([] if near is None else [near])])
+        return f"{source}{no_such_choice(group, name, [*options])}"
     if isinstance(cause, OmegaConfBaseException):
         # The key that OmegaConf could not set, unless a file sets it.
         key = str(cause.full_key)

@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.overrides import key_of
 from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder, working_directory
+from collectx.config.check import unknown_option
 from collectx.config.interpolation import as_written
 from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.errors import ConfigError
 from collectx.run.folder import saved_config
-from collectx.run.folder.files import write_json
+from collectx.run.folder.files import read_lines, write_json
 from collectx.run.folder.layout import RunFolder
+from collectx.run.folder.result import Status
 from collectx.run.preflight import argument_problems, env_limit
 from collectx.run.terminal import printing
 
@@ -46,6 +49,8 @@ def _eval(arguments: Arguments) -> int:
     run_folder, words = find_run_folder(arguments, _USAGE, why_no_sweep)
     saved = saved_config.read_config(run_folder.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
+    if problems := [*filter(None, map(_own_option, words))]:
+        raise ConfigError(*problems)
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
     # The trainer and the launcher of the run may not exist here.
     here = {group: group_from_dict(group, {"kind": kind}) for group, kind in _HERE.items()}
@@ -69,13 +74,21 @@ def _eval(arguments: Arguments) -> int:
         if cfg.eval.video:
             recording = evaluation.with_video(recording, run_folder.videos)
         trained.load_weights(run_folder, policy, cfg.eval.weights)
+        result = run_folder.read_result() or {}
+        # `any` ends at the first batch after an update.
+        if result.get("status") == Status.FAILED and not any(
+            line.get("version") for line in read_lines(run_folder.metrics)
+        ):
+            printing.note(
+                f"the run failed before it published weights ({result.get('exit_reason')}), so these are its first ones"
+            )
         if spec.normalizers:
             recording = _with_normalizers(recording, run_folder, spec.normalizers)
         if cfg.eval.video:
             # Not those of evaluations during the run, which have folders of their own.
             for path in run_folder.videos.glob("*.mp4"):
                 path.unlink()
-        result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
+        evaluated = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
     videos = [f"{path.parent.name}/{path.name}" for path in run_folder.videos.glob("*.mp4")] if cfg.eval.video else []
     how = {
         "exploration_type": cfg.eval.exploration_type,
@@ -84,13 +97,13 @@ def _eval(arguments: Arguments) -> int:
         "env": as_written(cfg, is_escaped=False)["eval"]["env"],
         "overrides": overrides,
     }
-    write_json(run_folder.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
-    print("return  " + " ".join(f"{value:.6g}" for value in result.returns))
-    print("length  " + " ".join(map(str, result.lengths)))
-    interval = "" if result.interval is None else " (95% CI {:.6g} to {:.6g})".format(*result.interval)
-    count = "1 episode" if len(result.returns) == 1 else f"{len(result.returns)} episodes"
-    print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
-    for name, value in result.metrics.items():
+    write_json(run_folder.evaluation, {**how, **evaluated.as_json(), "videos": sorted(videos)})
+    print("return  " + " ".join(f"{value:.6g}" for value in evaluated.returns))
+    print("length  " + " ".join(map(str, evaluated.lengths)))
+    interval = "" if evaluated.interval is None else " (95% CI {:.6g} to {:.6g})".format(*evaluated.interval)
+    count = "1 episode" if len(evaluated.returns) == 1 else f"{len(evaluated.returns)} episodes"
+    print(f"mean return {evaluated.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
+    for name, value in evaluated.metrics.items():
         print(f"{name} {value:.6g}")
     loaded = trained.LoadedPolicy(policy, seen, ExplorationType(cfg.eval.exploration_type), torch.device("cpu"))
     for text in loaded.warnings():
@@ -99,6 +112,15 @@ def _eval(arguments: Arguments) -> int:
     if videos:
         print(f"videos in {printing.typed(run_folder.videos)}")
     return 0
+
+
+def _own_option(word: str) -> str | None:
+    """Returns the message about an unknown option that resembles one of `eval`, whose names need no group; None for
+    others."""
+    key = key_of(word)
+    own = str(unknown_option(f"eval.{key}", {}) or "")
+    is_meant = "." not in key and unknown_option(key, {}) is not None and "Did you mean eval." in own
+    return own.replace("eval.", "") if is_meant else None
 
 
 def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str]) -> RunConfig:

@@ -62,6 +62,8 @@ def _export(arguments: Arguments) -> int:
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
         raise UsageError(f"{unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
+    if empty := [key for key, value in options.items() if not value]:
+        raise UsageError(f"{empty[0]}= has no value. Write {empty[0]}=VALUE, or leave the option out.")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *DATA_PACKAGES]):
         if name in _FILES_OF_TORCH:

@@ -47,6 +47,7 @@ _OTHER_NAMES = {
     "test": "eval",
     **dict.fromkeys(("sweep", "multirun", "search"), "run -m"),
     **dict.fromkeys(("play", "enjoy", "render", "video"), "eval RUN_DIR video=true"),
+    "record": "run trainer=record",
     "continue": "resume",
     **dict.fromkeys(("stop", "kill"), "cancel"),
     **dict.fromkeys(("ls", "ps", "info", "show"), "status"),
@@ -161,7 +162,7 @@ def _dispatch(argv: list[str]) -> int:
         print(help_text(), end="")
         return 0 if argv else 2
     name, rest = argv[0], argv[1:]
-    if name in ("--version", "version"):
+    if name in ("--version", "version") or (name in SUBCOMMANDS and "--version" in rest):
         from collectx import __version__
 
         print(f"collectx {__version__}")

@@ -255,7 +255,7 @@ def _unreadable(text: str, groups: Mapping[str, Sequence[str]]) -> str:
             return f"'{text}' is a folder. To take choices from it: --config-dir {text}"
         if os.path.isdir(text) and text not in groups:
             return f"'{text}' is a folder. To continue, repeat or evaluate its run: collectx resume, reproduce or eval"
-        key, _, value = text.replace(" ", ":", 1).partition(":")
+        key, value = (*re.split(r":\s*|\s+", text, maxsplit=1), "")[:2]
         if value and (key in groups or key in known_paths()):
             return f"'{text}' lacks the =. Write {key}={value}"
         if meant := [f"{group}={text}" for group in (*GROUPS, "experiment", "debug") if text in groups.get(group, ())]:

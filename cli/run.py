@@ -45,7 +45,7 @@ from collectx.run.folder.result import Result, exit_status
 from collectx.run.terminal import printing
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
-_INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
+_INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "resolve")
 # Options that would keep a repeated sweep from going on in its folder.
 _NOT_REPEATED = ("hydra.sweep.dir", "run.overwrite", "run.resume", "resume")
 

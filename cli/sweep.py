@@ -176,7 +176,7 @@ def prepare(
         raise ConfigError(*problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
         printing.note(text)
-    for text in _rungs_notes(master, points[0].cfg, rungs):
+    for text in (*_rungs_notes(master, points[0].cfg, rungs), *_direction_notes(master)):
         printing.note(text)
     if repeated := [each for each in swept if is_basic and len(values := [*texts(each)]) > len({*values})]:
         printing.note(
@@ -193,6 +193,22 @@ def prepare(
     return Sweep(
         master, rungs is not None, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words
     )
+
+
+def _direction_notes(master: DictConfig) -> Iterator[str]:
+    """Yields a note if a sweeper that searches looks for the worst value of an objective, and nobody typed that: Optuna
+    minimises by default."""
+    option = "hydra.sweeper.direction"
+    value = OmegaConf.select(master, option)
+    if value is None or any(key_of(word) == option for word in master.hydra.overrides.hydra):
+        return
+    # Optuna's plugin has an enum.
+    names = [getattr(each, "name", each) for each in (value if OmegaConf.is_list(value) else [value])]
+    better = ["minimize" if printing.rank(1.0, each) > 0 else "maximize" for each in objectives(master)]
+    if wrong := [pair for *pair, right in zip(names, objectives(master), better, strict=False) if pair[0] != right]:
+        looks = " and ".join(f"{'lowest' if name == 'minimize' else 'highest'} {each}" for name, each in wrong)
+        shown = [f"[{','.join(each)}]" if OmegaConf.is_list(value) else each[0] for each in (names, better)]
+        yield f"{option}={shown[0]} looks for the {looks}. Add {option}={shown[1]}."
 
 
 def _rungs_notes(master: DictConfig, first: RunConfig, rungs: Rungs | None) -> list[str]:

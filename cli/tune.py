@@ -53,11 +53,16 @@ def _tune(arguments: Arguments) -> int:
     file = _output(arguments)
     composer = Composer(arguments.config_dir, arguments.config_name)
     checked = composer.check(arguments.words)
-    swept = [each.key_or_group for each in parsed(checked.overrides) if each.is_sweep_override()]
+    swept = [each for each in parsed(checked.overrides) if each.is_sweep_override()]
+    keys = [each.key_or_group for each in swept]
     prepared = None if arguments.is_multirun or swept else run.prepare(composer, checked, is_multirun=False)
     if not isinstance(prepared, Composed):
         how = "Leave out -m, and give" if arguments.is_multirun else "Give"
-        raise UsageError(f"tune searches one configuration. {how} {' and '.join(swept) or 'each option'} one value.")
+        compared = shlex.join(str(each.input_line).lstrip("+") for each in swept)
+        raise UsageError(
+            f"tune looks for speed in one configuration. {how} {' and '.join(keys) or 'each option'} one value. To "
+            f"compare values: collectx run -m {compared or 'OPTION=VALUE,VALUE'}"
+        )
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
     assert isinstance(options, TuneConfig)
     overrides = [each for each in parsed(checked.overrides) if not each.key_or_group.startswith("tune.")]

@@ -31,6 +31,7 @@ _PATHS = {
     "framework": "Leave it out, because collectx uses PyTorch.",
     "optimizer": "The trainers of collectx use Adam. For another one, write a trainer of your own (trainer=custom).",
     "n": "collector.num_workers",
+    **dict.fromkeys(("eval.n", "eval.eps"), "eval.episodes"),
     **dict.fromkeys(("no_cuda", "no_gpu"), "devices=cpu"),
     **dict.fromkeys(("WANDB_MODE", "wandb_mode"), "logger.wandb.mode"),
     "logger.project": "logger.wandb.project",

@@ -24,7 +24,6 @@ from collectx.config.problem import counted
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.report.read import (
-    FEW_SEEDS,
     Curve,
     Group,
     Run,
@@ -36,6 +35,7 @@ from collectx.report.read import (
     names_of,
 )
 from collectx.run.folder.batch_line import TIMES
+from collectx.run.statistics import FEW
 from collectx.run.terminal.printing import rank
 
 # The colour of texts and axes in PNGs; in the page they take the colour of the page's text.
@@ -318,9 +318,9 @@ def _statistics(counts: Iterable[int]) -> list[str]:
     """Returns the words that explain the lines and bands of groups with so many seeds."""
     several = [count for count in counts if count > 1]
     words = []
-    if min(several) < FEW_SEEDS:
+    if min(several) < FEW:
         words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
-    if max(several) >= FEW_SEEDS:
+    if max(several) >= FEW:
         words.append("Of four or more seeds, the line is the interquartile mean, the band its 95% bootstrap interval.")
     return words
 

@@ -22,7 +22,6 @@ from collectx.config.problem import counted
 from collectx.errors import ConfigError
 from collectx.report.draw import EVALUATED, RETURN, in_words, sections_of, styles_of, timeline
 from collectx.report.read import (
-    FEW_SEEDS,
     Group,
     Run,
     centre,
@@ -36,6 +35,7 @@ from collectx.report.read import (
 from collectx.run import Status
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
+from collectx.run.statistics import FEW
 from collectx.run.terminal.printing import COLUMNS, cells, number_cell, rank, spread
 
 # How many groups of an env have curves in a page, and how many runs a timeline.
@@ -91,7 +91,7 @@ class Report:
         self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
         if len(self._groups) < len(runs):
             for env, groups in self._best.items():
-                are_few = all(len(each.values(objective)) < FEW_SEEDS for each in groups)
+                are_few = all(len(each.values(objective)) < FEW for each in groups)
                 heads = ("mean ± std", "lowest to highest") if are_few else ("IQM", "95% CI")
                 more = () if are_few else ("mean ± std", "min", "max")
                 head = "point", "seeds", f"{in_words(objective)} ({heads[0]})", heads[1], "frames", *more
@@ -108,8 +108,8 @@ class Report:
             self.notes.append(f"{points} of the sweep did not start. Repeat its command if it has ended.")
         if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if "frames" in table.head):
             self.notes.append("The rows differ in frames: compare their curves.")
-        if any(0 < len(group.counted) < FEW_SEEDS for group in self._groups) and len(self._groups) < len(runs):
-            self.notes.append(f"Fewer than {FEW_SEEDS} seeds allow no confidence interval: their rank may be chance.")
+        if any(0 < len(group.counted) < FEW for group in self._groups) and len(self._groups) < len(runs):
+            self.notes.append(f"Fewer than {FEW} seeds allow no confidence interval: their rank may be chance.")
         self._has_summary = bool(self.tables)
         if not self._has_summary:
             rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
@@ -215,9 +215,9 @@ def _centre_of(group: Group, number: str) -> float | None:
 
 def _chances(groups: Sequence[Group], objective: str) -> list[str]:
     """Returns the probability that a run of the first group is better than one of each other, as text; empty for the
-    first, and where one of the two has fewer than `FEW_SEEDS` seeds."""
+    first, and where one of the two has fewer than `FEW` seeds."""
     first, *others = (-np.sign(rank(1.0, objective)) * group.values(objective) for group in groups)
-    are_enough = [min(len(first), len(each)) >= FEW_SEEDS for each in others]
+    are_enough = [min(len(first), len(each)) >= FEW for each in others]
     return [
         "",
         *(
@@ -232,7 +232,7 @@ def _group_row(group: Group, objective: str, are_few: bool) -> tuple[str, ...]:
     the seeds, mean and standard deviation, and the lowest and the highest value. In a table of groups that are all too
     small for an interval, these are mean and standard deviation, the lowest and the highest value, and the frames."""
     values, frames = group.values(objective), group.values("frames")
-    ends = " to ".join(map(number_cell, interval(values))) if len(values) >= (2 if are_few else FEW_SEEDS) else "-"
+    ends = " to ".join(map(number_cell, interval(values))) if len(values) >= (2 if are_few else FEW) else "-"
     mean, std, *limits = map(number_cell, spread(values.tolist()))
     mean += f" ± {std}" * (std != "-")
     repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""

@@ -30,13 +30,10 @@ from collectx.run.folder.events import format_event
 from collectx.run.folder.layout import runs_below
 from collectx.run.folder.result import WITHOUT_FAILURE
 from collectx.run.folder.saved_config import flat, read_config
-from collectx.run.statistics import better_return, bootstrap_interval
+from collectx.run.statistics import FEW, better_return, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 """The places and the values of a curve, `[points]` float64 each; places ascend."""
-
-FEW_SEEDS = 4
-"""Fewer seeds have no interquartile mean, and no confidence interval."""
 
 NUM_POINTS = 160
 """The maximum number of points of a curve."""
@@ -249,8 +246,8 @@ def centre(values: np.ndarray) -> np.ndarray:
 
 def interval(values: np.ndarray, of: Callable[[np.ndarray], Any] = centre) -> tuple[np.ndarray, np.ndarray]:
     """Returns the 95% bootstrap percentile interval of a statistic over axis 0: its lower and upper end. Of fewer than
-    `FEW_SEEDS` values, which allow no interval, the lowest and the highest."""
-    if len(values) < FEW_SEEDS:
+    `FEW` values, which allow no interval, the lowest and the highest."""
+    if len(values) < FEW:
         return values.min(axis=0), values.max(axis=0)
     return bootstrap_interval(values, of, _NUM_DRAWS)
 

@@ -490,6 +490,10 @@ def _part_rates(now: Statistics, since: Statistics, rate: float | None) -> Itera
         yield PartRates(worker, (rate or 0.0) * part.frames / frames, shares, totals.lag)
 
 
+FEW = 4
+"""Fewer values have no interquartile mean, and no confidence interval."""
+
+
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the 95% confidence interval of `centre(values)` over axis 0, by the percentile bootstrap."""
     import numpy as np

@@ -6,6 +6,7 @@ from functools import partial
 
 import gymnasium
 import torch
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -24,6 +25,21 @@ def cartpoles(num_envs=3, mode="SAME_STEP", **kwargs):
 def processes(num_envs):
     """A vector env whose processes collectx knows nothing of."""
     return AsyncVectorEnv([cartpole] * num_envs)
+
+
+class Unseen(gymnasium.Env):
+    """An env without `render`."""
+
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, True, False, {}
 
 
 def with_pid():

@@ -44,7 +44,7 @@ from collectx.rules.evaluation_env import evaluated
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
 from collectx.run.preflight import env_limit
-from collectx.run.statistics import bootstrap_interval
+from collectx.run.statistics import FEW, bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 from collectx.worker.spec import Placement
 
@@ -75,8 +75,9 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval of the mean return, by the percentile bootstrap; None for one episode."""
-        if len(self.returns) < 2:
+        """The 95% confidence interval of the mean return, by the percentile bootstrap; None for fewer than four
+        episodes, which allow none."""
+        if len(self.returns) < FEW:
             return None
         low, high = bootstrap_interval(np.array(self.returns), np.mean, _RESAMPLES)
         return float(low), float(high)
@@ -301,11 +302,17 @@ def _check_rendering(make: Callable[[], Any]) -> None:
         finally:
             env.close()
     except Exception as error:
-        advice = advice_on_display(error)
+        why, advice = summary_of(error).rstrip("."), advice_on_display(error)
         if isinstance(error, TypeError) and "'render_mode'" in str(error):
             advice = "give your env's constructor a parameter render_mode=None"
+        if isinstance(error, NotImplementedError) and not str(error):
+            advice = (
+                "write one that returns an RGB array [H, W, 3], and add metadata = {'render_modes': ['rgb_array']} to "
+                "the class"
+            )
+            why = f"{type(env.unwrapped).__name__} has no render()"
         raise ConfigError(
-            f"eval.video=true cannot be used, because the env cannot render: {summary_of(error).rstrip('.')}."
+            f"eval.video=true cannot be used, because the env cannot render: {why}."
             + (f" {advice[0].upper()}{advice[1:]}." if advice else "")
         ) from error
     if np.ndim(frame) != 3:

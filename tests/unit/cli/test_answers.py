@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from batch_lines import batch_line
+from omegaconf import OmegaConf
 
 from collectx import tune
 from collectx.cli import arguments, completion, main, overrides, sweep
@@ -273,6 +274,20 @@ run conf
 tail finished
 run collector.total_frames=100,000
 run --no_flag --neither
+eval finished eps=5
+eval finished n=5
+eval finished episode=5
+tune trainer.learning_rate=1e-3,1e-4
+run -m hydra/launcher=joblb seed=0,1
+run -m hydra/sweeper=nevergrd seed=0,1
+report finished out=
+report finished objective=
+export finished format=onnx output=
+run 'seed: 3'
+run 'seed 3'
+record finished
+run --version
+eval --version
 """,
 }
 
@@ -350,6 +365,34 @@ def test_whole_completions(expected, monkeypatch, capsys):
             answers[line] = candidates(line)
     answers |= {f"flags of {name}": arguments.names(name) for name in main.SUBCOMMANDS}
     expected("completions", {line: " ".join(words) for line, words in answers.items()})
+
+
+@pytest.mark.parametrize(
+    ("direction", "objective", "note"),
+    [
+        (
+            "minimize",
+            "mean_return",
+            "=minimize looks for the lowest mean_return. Add hydra.sweeper.direction=maximize.",
+        ),
+        ("maximize", "wall_s", "=maximize looks for the highest wall_s. Add hydra.sweeper.direction=minimize."),
+        (
+            ["minimize", "minimize"],
+            ["mean_return", "wall_s"],
+            "=[minimize,minimize] looks for the lowest mean_return. Add hydra.sweeper.direction=[maximize,minimize].",
+        ),
+        ("maximize", "mean_return", None),
+        ("minimize", "start_s", None),
+        (None, "mean_return", None),
+    ],
+)
+def test_a_search_for_the_worst_points_is_told_unless_it_was_typed(direction, objective, note):
+    def notes(typed):
+        hydra = {"sweeper": {"direction": direction}, "overrides": {"hydra": typed}}
+        return [*sweep._direction_notes(OmegaConf.create({"hydra": hydra, "sweep": {"objective": objective}}))]
+
+    assert notes(["hydra.mode=MULTIRUN"]) == [f"hydra.sweeper.direction{note}"] * bool(note)
+    assert notes(["hydra.sweeper.direction=minimize"]) == []
 
 
 def test_whole_sweeps(expected):

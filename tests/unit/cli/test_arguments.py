@@ -1,12 +1,13 @@
 """Overrides and flags in any order."""
 
+import os
 import re
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from collectx.cli import export, plan, tune
-from collectx.cli.arguments import split, subcommand
+from collectx.cli.arguments import ask_which, split, subcommand
 from collectx.cli.overrides import quoted
 from collectx.errors import ConfigError
 
@@ -16,6 +17,23 @@ def test_overrides_may_stand_on_both_sides_of_flags():
     assert arguments.words == ("a=1", "b=1,2", "~c")
     assert arguments.flags == {"multirun": "", "config-dir": "conf", "info": "all", "cfg": "job"}
     assert split(["-i", "plugins"]).flags == {"info": "plugins"}
+
+
+def test_the_newest_run_that_a_subcommand_can_use_is_proposed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("failed", "weights", "checkpoint")):
+        (tmp_path / "outputs" / name / "snapshot").mkdir(parents=True)
+        (tmp_path / "outputs" / name / "snapshot" / "config.yaml").touch()
+        os.utime(tmp_path / "outputs" / name / "snapshot", (9 - age, 9 - age))
+    (tmp_path / "outputs" / "weights" / "policy.pt").touch()
+    (tmp_path / "outputs" / "checkpoint" / "checkpoints" / "000000002").mkdir(parents=True)
+    (tmp_path / "outputs" / "checkpoint" / "checkpoints" / "000000002" / "manifest.json").write_text("{}")
+    for name, told in (
+        ("watch", ": collectx watch outputs/failed."),
+        ("eval", " with weights: collectx eval outputs/weights."),
+        ("resume", " with a checkpoint: collectx resume outputs/checkpoint."),
+    ):
+        assert f"For your newest run{told}" in ask_which(f"collectx {name} DIR: do it")
 
 
 @pytest.mark.parametrize(

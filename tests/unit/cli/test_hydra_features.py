@@ -194,7 +194,6 @@ PRINTED = [
     ("--help run", ["run.overwrite", "default false."]),
     ("--help checkpoint", ["checkpoint.every_min", "default 10."]),
     ("--help sweep", ["sweep.objective", 'default "mean_return".']),
-    ("--version", ["Hydra 1."]),
 ]
 
 

@@ -16,6 +16,7 @@ from collectx.errors import EpisodeTooLongError
 from collectx.run import execute
 from collectx.run.after import evaluation
 from collectx.run.after.evaluation import Evaluation
+from collectx.trainer.actor_critic import PpoTrainer
 
 _LINE = "collector=single collector.frames_per_batch=64 collector.total_frames=128"
 
@@ -57,9 +58,26 @@ def test_the_weights_are_those_that_the_run_has_saved(run, evaluate):
         assert status == 0
         assert len(found["returns"]) == 3
         assert max(found["lengths"]) <= 11
-        assert f"mean return {found['mean_return']:.6g} (95% CI " in text
+        assert f"mean return {found['mean_return']:.6g} of 3 episodes" in text
         returns.append(found["returns"])
     assert returns[0] != returns[1]
+
+
+def test_the_first_weights_of_a_failed_run_are_named(tmp_path, monkeypatch, capsys):
+    said = "note: the run failed before it published weights (RuntimeError: boom), so these are its first ones"
+    for batches in (0, 1):
+
+        def fail(self, collection, batches=batches):
+            for index, _ in enumerate(collection):
+                if index == batches:
+                    raise RuntimeError("boom")
+                collection.publish(collection.policy)
+
+        monkeypatch.setattr(PpoTrainer, "train", fail)
+        assert execute(composed(_LINE), tmp_path / f"run{batches}", []).status == "failed"
+        capsys.readouterr()
+        assert evaluating.main([str(tmp_path / f"run{batches}"), "episodes=1"]) == 0
+        assert (said in " ".join(capsys.readouterr().err.split())) is (batches == 0)
 
 
 @pytest.mark.ci
@@ -142,6 +160,7 @@ def test_videos(run, evaluate, tmp_path):
             "cannot be used with env=envpool, because only single Gymnasium envs render",
         ),
         ("env.id=null env.entry_point=user_code.cartpoles:with_pid", "the env cannot render: TypeError"),
+        ("env.id=null env.entry_point=user_code.cartpoles:Unseen", "Unseen has no render(). Write one that returns"),
     ],
 )
 def test_an_env_that_cannot_render_is_refused_before_anything_runs(run, evaluate, env, message, monkeypatch):
@@ -210,7 +229,8 @@ def test_what_is_said_of_long_episodes(monkeypatch):
     ("returns", "metrics", "expected"),
     [
         ([2.0], {}, {"mean_return": 2.0, "interval": None, "mean_length": 1.0}),
-        ([3.0, 3.0], {"speed": 0.5}, {"mean_return": 3.0, "interval": (3.0, 3.0), "mean_length": 1.5}),
+        ([3.0, 3.0], {"speed": 0.5}, {"mean_return": 3.0, "interval": None, "mean_length": 1.5}),
+        ([3.0] * 4, {}, {"mean_return": 3.0, "interval": (3.0, 3.0), "mean_length": 2.5}),
     ],
 )
 def test_the_content_of_the_file(returns, metrics, expected):

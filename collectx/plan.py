@@ -47,9 +47,9 @@ from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
 _CPU = torch.device("cpu")
-# The memory of Python and torch, as measured: of the trainer, of the fork server, which all other processes share, and
-# of each of these.
-_TRAINER_NBYTES, _SHARED_NBYTES, _PROCESS_NBYTES = 300 * 10**6, 100 * 10**6, 20 * 10**6
+# The memory of Python and torch, as measured: of the trainer, of a fork server, which its processes share, of each of
+# these, and of a worker that imports everything itself: a task of SLURM or a Ray actor.
+_TRAINER_NBYTES, _SHARED_NBYTES, _FORKED_NBYTES, _WORKER_NBYTES = 300 * 10**6, 100 * 10**6, 20 * 10**6, 200 * 10**6
 # How many seconds an env is stepped after its first step, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
 _NUM_SPANS = 5
@@ -183,9 +183,15 @@ def _memory(cfg: RunConfig, slots: SlotSpec, processes: Section, replay_nbytes: 
     }
     if place.shares_memory:
         known["shared_memory_bytes"] = num_learners * SlabLayout(slots).nbytes
-    others = sum(processes.values()) - processes["total"] - num_learners
-    python = num_learners * _TRAINER_NBYTES + (_SHARED_NBYTES + others * _PROCESS_NBYTES) * bool(others)
-    sizes["python_and_torch_bytes"] = python
+    started = 0 if place.is_local and not place.has_ranks else processes["workers"]
+    forked = processes["total"] - num_learners - started
+    # Each worker that imports everything itself has a fork server for the processes in it.
+    servers = started if started and processes["processes_in_workers"] else 1
+    sizes["python_and_torch_bytes"] = (
+        num_learners * _TRAINER_NBYTES
+        + started * _WORKER_NBYTES
+        + (servers * _SHARED_NBYTES + forked * _FORKED_NBYTES) * bool(forked)
+    )
     return known | sizes | {"total_bytes": sum(sizes.values())}
 
 

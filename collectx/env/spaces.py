@@ -272,6 +272,14 @@ def _split(arrays: Sequence[np.ndarray]) -> list[Any]:
     return list(copy) if copy.ndim > 1 else [copy[e, ...] for e in range(len(copy))]
 
 
+def _has_every_value(dtype: torch.dtype, low: Any, high: Any) -> bool:
+    """Whether bounds are those of the dtype, as of images of bytes."""
+    if dtype == torch.bool:
+        return not np.any(low > 0) and not np.any(high < 1)
+    least, most = (-np.inf, np.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return bool(np.all(low <= least) and np.all(high >= most))
+
+
 def outside(
     space: spaces.Space,
     values: Mapping[Key, torch.Tensor],
@@ -283,7 +291,7 @@ def outside(
     if there is none. `name` is the key of a space that is not a Dict. Spaces deeper than in a Dict are not compared."""
     parts = space.spaces if isinstance(space, spaces.Dict) else {name: space}
     for key, value in values.items():
-        part, seen = parts.get(key[0]) if len(key) == 1 else None, value.numpy(force=True)
+        part = parts.get(key[0]) if len(key) == 1 else None
         if isinstance(part, spaces.Box):
             low, high = part.low, part.high
         elif isinstance(part, spaces.Discrete | spaces.MultiDiscrete):
@@ -292,7 +300,10 @@ def outside(
             continue
         # Scaling a value to its bounds rounds. The least integer has no absolute value.
         least, most = low - 1e-6 * np.abs(low, dtype=float), high + 1e-6 * np.abs(high, dtype=float)
-        if ((seen < least) | (seen > most)).any():
+        if _has_every_value(value.dtype, least, most):
+            continue
+        seen = value.numpy(force=True).reshape(-1, *np.shape(low))
+        if (seen.min(0) < least).any() or (seen.max(0) > most).any():
             said = f"{subject.format('.'.join(key))} values from {seen.min():.6g} to {seen.max():.6g}"
             return f"{said}, outside of the space {part!s:.100}. {advice}"
     return ""

@@ -94,6 +94,13 @@ class ReplayBuffer:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_is_attached": False}
 
+    def __repr__(self) -> str:
+        if "_ring" not in vars(self):  # the constructor has not ended
+            return object.__repr__(self)
+        # Without the lock, as a debugger shows objects while another process writes.
+        frames = f"{len(self._ring):,} of {self.capacity:,} frames"
+        return f"<{type(self).__name__}: {frames}, {type(self.sampler).__name__}>"
+
     @property
     def capacity(self) -> int:
         """Maximum number of frames."""

@@ -265,5 +265,5 @@ def _number(name: str, value: Any) -> float:
         shape = getattr(value, "shape", None)
         what = f"an object of type {type(value).__name__}" if shape is None else f"values of shape {[*shape]}"
         raise TypeError(
-            f"collection.log({name}={value!r:.100}) got {what}. Pass a number, or a tensor or array with one element."
+            f"collection.log({name}=...) got {what}. Pass a number, or a tensor or array with one element."
         ) from error

@@ -353,23 +353,32 @@ class _Execution:
         for path in common_outputs(self._cfg.env, group.user_envs) if count > 1 else ():
             self._context.add_event("outputs_shared", count=count, path=path)
 
-    def _examine_actions(self, batch: Any) -> None:
-        """Says if a user's policy left the bounds of the actions. Built-in ones do so by drawing from a normal
-        distribution."""
+    def _examine_batch(self, batch: Any) -> None:
+        """Says if the env left the bounds of its observations, unless its first ones already did, and if a user's
+        policy left those of the actions. Built-in ones do so by drawing from a normal distribution."""
         from gymnasium import spaces
 
         from collectx.collector import WrittenBatch
         from collectx.env.spaces import outside
         from collectx.policy import is_user_policy
+        from collectx.trajectories import filled
 
-        if not is_user_policy(self._cfg.policy) or isinstance(batch, WrittenBatch):
+        if isinstance(batch, WrittenBatch):
             return
-        space, cfg = self._spec.action_space, self._cfg.env
+        spec, mask = self._spec, filled(batch)
+        frames = ... if mask is None else mask
+        if not spec.outside:
+            seen = {leaf.key: batch[leaf.key][frames] for leaf in spec.inputs}
+            if text := outside(spec.observation_space, seen, "the {} in the first batch has"):
+                self._context.add_event("observations_outside", message=text)
+        if not is_user_policy(self._cfg.policy):
+            return
+        space, cfg = spec.action_space, self._cfg.env
         advice = "Correct the policy, or clip them there."
         if isinstance(space, spaces.Box) and isinstance(cfg, GymnasiumConfig):
             how = "ClipAction to env.wrappers" if cfg.wrappers else "env.wrappers=[ClipAction]"
             advice = f"If the env needs its bounds, add {how}."
-        actions = {leaf.key[-1:]: batch[leaf.key] for leaf in self._spec.action}
+        actions = {leaf.key[-1:]: batch[leaf.key][frames] for leaf in spec.action}
         if text := outside(space, actions, "the policy's first actions have", advice, "action"):
             self._context.add_event("actions_outside", message=text)
 
@@ -409,7 +418,7 @@ class _Execution:
             checkpointer.before_batch,
             self._loggers,
             self._evaluator,
-            self._examine_actions,
+            self._examine_batch,
         )
         try:
             if self._point is not None:

@@ -150,6 +150,23 @@ def test_workers_that_share_cores_take_longer_and_need_memory_of_their_own(tmp_p
     assert many["memory"][python] - few["memory"][python] == 6 * 20 * 10**6
 
 
+@pytest.mark.parametrize(
+    ("line", "each"),
+    [
+        ("launcher=slurm", 200),
+        ("launcher=submitit", 200),
+        ("launcher=submitit_delayed", 200),
+        ("launcher=ray", 200),
+        ("collector=distributed_sync", 20),
+        ("launcher=slurm collector.num_workers_per_collector=3 collector.frames_per_batch=96", 200 + 100 + 3 * 20),
+    ],
+)
+def test_a_worker_that_no_fork_server_starts_has_python_and_torch_of_its_own(tmp_path, line, each):
+    few, many = (planned(f"{line} trainer=meter collector.num_workers={n}", tmp_path)["memory"] for n in (2, 8))
+    python = "python_and_torch_bytes"
+    assert many[python] - few[python] == 6 * each * 10**6
+
+
 @pytest.mark.parametrize("kind", ["single", "multi_sync"])
 def test_the_evaluator_is_a_process_with_weights_of_its_own_and_two_that_wait(kind, tmp_path):
     line = f"collector={kind} trainer=ppo eval.every_batches"

@@ -130,6 +130,15 @@ class LoadedPolicy:
         self._actors: dict[int, Actor] = {}
         self._states: list[torch.Tensor] = []
 
+    def __repr__(self) -> str:
+        parts = [
+            "random actions" if self.module is None else f"policy {type(self.module).__name__}",
+            *(f"{'.'.join(leaf.key)} {[*leaf.shape]}" for leaf in self.leaves),
+            f"exploration_type={self._kind.value}",
+            str(self.device),
+        ]
+        return f"<{type(self).__name__}: {', '.join(parts)}>"
+
     @classmethod
     def of(
         cls, run_folder: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device, weights: str = "newest"

@@ -38,6 +38,7 @@ def test_the_newest_frames_stay(capacity, shapes, seed):
         index = buffer.extend(batch)
         assert index.tolist() == clocks(batch) == list(range(written, written + batch.numel()))
         written += batch.numel()
+        assert repr(buffer) == f"<ReplayBuffer: {min(written, capacity)} of {capacity} frames, UniformSampler>"
         there = list(range(max(0, written - capacity), written))
         assert (len(buffer), buffer.write_count) == (len(there), written)
         assert clocks(buffer[torch.tensor(there)]) == there

@@ -10,10 +10,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import configurations
+import numpy as np
 import pytest
 import torch
 from composed_overrides import composed
 from configurations import custom, faulty, gym
+from gymnasium import spaces
 from omegaconf import OmegaConf
 from torch import nn
 from user_code.faulty import FAULTS, Wordless
@@ -184,6 +186,25 @@ def test_the_first_actions_of_a_users_policy_outside_of_their_space_are_told(
     texts = [event["message"] for event in RunFolder(tmp_path).read_events() if event["event"] == "actions_outside"]
     assert len(texts) == (told is not None)
     assert (told or "") in "".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        ([-1, -1, 0], [1, 1, 0], "the observation in the first batch has values from -"),
+        ([2, 2, 2], [3, 3, 3], "the first observation of the env has values from 0 to"),
+        ([-9, -9, 0], [9, 9, 9], None),
+    ],
+)
+def test_observations_outside_of_their_space_are_told_once(cfg, tmp_path, monkeypatch, low, high, told):
+    """Of a walk that starts in [-1, 1), and observes the number of its steps."""
+    space = spaces.Box(np.float32(low), np.float32(high))
+    monkeypatch.setattr("user_code.walk.Walk.observation_space", space)
+    execute(replace(cfg, env=gym(2, entry_point="user_code.walk:Walk"), policy=configurations.mlp()), tmp_path, [])
+    events = RunFolder(tmp_path).read_events()
+    texts = [event["message"] for event in events if event["event"] == "observations_outside"]
+    assert len(texts) == (told is not None)
+    assert "".join(texts).startswith(told or "")
 
 
 def test_an_error_is_reported_before_the_envs_are_closed(cfg, tmp_path, monkeypatch, capsys, wait_until):

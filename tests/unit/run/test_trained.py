@@ -87,6 +87,7 @@ def test_it_takes_what_an_env_may_return(trained):
 
 def test_a_stochastic_one_samples(trained):
     policy = collectx.load_policy(trained, deterministic=False)
+    assert repr(policy) == "<LoadedPolicy: policy StochasticPolicy, observation [4], exploration_type=random, cpu>"
     actions = policy(np.zeros((200, 4), np.float32))
     assert 20 < actions.sum() < 180
     assert len(set(collectx.load_policy(trained)(np.zeros((200, 4), np.float32)))) == 1

@@ -44,7 +44,7 @@ endef
 # of every editable installation. uv has the indexes of PyTorch's builds: TORCH_BACKEND=cpu is the one without CUDA.
 define installed
 	$(if $(TORCH_BACKEND),VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --torch-backend $(TORCH_BACKEND),\
-		PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile) \
+		PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile $(if $(CI),--quiet)) \
 		--constraint constraints.txt --editable $(1)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib 2>/dev/null || true
 endef

@@ -206,6 +206,12 @@ def synopsis(usage: str) -> str:
     return "Usage: " + re.split(r":\s", usage)[0]
 
 
+def refuse_empty(options: Mapping[str, str]) -> None:
+    """Raises `UsageError` if an option has no value."""
+    if empty := [key for key, value in options.items() if not value]:
+        raise UsageError(f"{empty[0]}= has no value. Write {empty[0]}=VALUE, or leave the option out.")
+
+
 def ask_which(usage: str, runs: str = "run") -> str:
     """Returns the question for a run folder, with the newest one below `outputs` that the subcommand can use, and how
     to type it."""

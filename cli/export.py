@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, UsageError, ask_which, subcommand
+from collectx.cli.arguments import Arguments, UsageError, ask_which, refuse_empty, subcommand
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.trainer import DATA_PACKAGES
 from collectx.errors import ConfigError, ExportError, frames_of_user
@@ -62,8 +62,7 @@ def _export(arguments: Arguments) -> int:
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
         raise UsageError(f"{unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
-    if empty := [key for key, value in options.items() if not value]:
-        raise UsageError(f"{empty[0]}= has no value. Write {empty[0]}=VALUE, or leave the option out.")
+    refuse_empty(options)
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *DATA_PACKAGES]):
         if name in _FILES_OF_TORCH:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, ask_which, subcommand
+from collectx.cli.arguments import Arguments, ask_which, refuse_empty, subcommand
 from collectx.cli.sweep import not_started
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
@@ -35,8 +35,7 @@ def _report(arguments: Arguments) -> int:
     # The folder of a point may be called seed=1.
     options = {key: value for key, _, value in words if key in _OPTIONS}
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
-    if empty := [key for key, value in options.items() if not value]:
-        raise ConfigError(f"{empty[0]}= has no value. Write {empty[0]}=VALUE, or leave the option out.")
+    refuse_empty(options)
     if unknown := [each for each in folders if re.match(r"\w+=", str(each)) and not each.exists()]:
         name = str(unknown[0]).partition("=")[0]
         raise ConfigError(f"{name} is not an option{did_you_mean(name, _OPTIONS)}")

@@ -268,7 +268,7 @@ class _Execution:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
         self._context.stage = display.STARTING
         self._spec = spec
-        if note := preflight.version_note(cfg):
+        if self.rank == 0 and (note := preflight.version_note(cfg)):
             printing.note(note)
         if spec.outside:
             self._context.add_event("observations_outside", message=spec.outside)

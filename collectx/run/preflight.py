@@ -202,9 +202,11 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
 def version_note(cfg: RunConfig) -> str:
     """Returns a note if Gymnasium has a newer version of `env.id`; otherwise "". Imports Gymnasium, and with it NumPy,
     whose threads would keep the fork server from being forked from this process."""
-    env_id = cfg.env.id if isinstance(cfg.env, GymnasiumConfig) else None
+    if not isinstance(cfg.env, GymnasiumConfig):
+        return ""
     from gymnasium.envs import registration
 
+    env_id = cfg.env.id
     if env_id not in registration.registry:
         return ""
     space, name, version = registration.parse_env_id(env_id)

@@ -48,7 +48,7 @@ def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_pat
         events = json.loads((tmp_path / "net.json").read_text())["events"]
         # A file has the origin "null", Chromium itself "not an origin".
         asked = {each["params"]["url"] for each in events if each.get("params", {}).get("initiator") == "null"}
-        outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<figure")
+        outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<svg viewBox")
     assert outcomes == {"index.html": (False, set(), 14), "bad.html": (True, {"http://127.0.0.1:9/logo.png"}, 0)}
 
 

@@ -45,8 +45,7 @@ def write_snapshot(
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
-    saved = _comparable_file(config)
-    return not _effects(saved, _back(saved, _comparable(cfg, saved), cfg.run.moved))
+    return not _effects(*_both(config, cfg))
 
 
 def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
@@ -101,8 +100,7 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
     result = run_folder.read_result()
     if result is None or result["status"] != Status.COMPLETED or not run_folder.config.is_file():
         return None
-    saved = _comparable_file(run_folder.newest_config)
-    new = _back(saved, _comparable(cfg, saved), cfg.run.moved)
+    saved, new = _both(run_folder.newest_config, cfg)
     limit = limit_of(str(result.get("exit_reason")))
     before, after = flat(saved), flat(new)
     ends = [limit] if limit else ["collector.total_frames", "run.max_batches", "run.max_minutes"]
@@ -119,8 +117,7 @@ def completed_result(run_folder: RunFolder, cfg: RunConfig) -> Result | None:
 
 def changed(run_folder: RunFolder, cfg: RunConfig) -> list[str]:
     """Returns an override for each option of `cfg` that differs from the newest configuration of a folder."""
-    saved = _comparable_file(run_folder.newest_config)
-    before, after = flat(saved), flat(_back(saved, _comparable(cfg, saved), cfg.run.moved))
+    before, after = map(flat, _both(run_folder.newest_config, cfg))
     return [f"{path}={YAML.show(value)}" for path, value in after.items() if before.get(path) != value]
 
 
@@ -352,6 +349,12 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
             if before.get(name) != after.get(name) and name not in no_effect.get(section, ()):
                 differences.append(f"{section}.{name}={after.get(name)} (was {before.get(name)})")
     return differences
+
+
+def _both(config: Path, cfg: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a saved configuration and `cfg` in comparable form; places that only moved are those of the saved one."""
+    saved = _comparable_file(config)
+    return saved, _back(saved, _comparable(cfg, saved), cfg.run.moved)
 
 
 def _comparable_file(config: Path) -> dict[str, Any]:

@@ -132,7 +132,9 @@ WRONG_ARGUMENTS = {
     "an integer, as user_code.faulty:FaultyEnv declares.",
     # What collectx passes itself is not offered.
     "env.wrappers=[{TimeLimit:{steps:1}}]": "TimeLimit. Did you mean env.wrappers[0].max_episode_steps?",
-    "trainer=custom trainer.target=user_code.drawing:DrawingTrainer trainer.kwargs.learning=1": "kwargs.stop_at?",
+    "trainer=custom trainer.target=user_code.drawing:DrawingTrainer trainer.kwargs.learning=1": (
+        "Did you mean trainer.kwargs.stop_at?"
+    ),
     "env.kwargs={max_episode_steps:3,render_mode:null} env.wrappers=[{TimeLimit:{max_episode_steps:3}}]": None,
     "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=sync env.kwargs={max_episode_steps:3}": None,
     "env=gym env.id=Nowhere-v0 env.kwargs.x=1": None,

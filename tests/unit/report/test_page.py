@@ -89,6 +89,7 @@ def test_the_page_and_the_pngs_have_all_figures(written):
     assert all(path.read_bytes().startswith(PNG) for path in written.glob("*.png"))
     page = Page(written / "index.html")
     assert page.tags.count("figure") == len(names)
+    assert page.tags.count("svg") == len(names) + 2  # the lines in the legend
     for text in (
         "Return against frames",
         "Frames per second against workers",

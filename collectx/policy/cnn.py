@@ -18,7 +18,8 @@ from collectx.policy.stochastic import StochasticPolicy
 
 
 class Image(nn.Module):
-    """Converts an image of any common layout to float32 `[B, channels, height, width]`, divided by `scale`.
+    """Converts an image of any common layout to float32 `[B, channels, height, width]`, divided by `scale`, and with
+    `center` less the mean of each channel.
 
         [H, W]                one grey channel
         [C, H, W], [H, W, C]  the smaller end is the channels: [4, 84, 84] is a stack of grey frames
@@ -30,7 +31,7 @@ class Image(nn.Module):
         num_dims: the number of dimensions of an observation.
     """
 
-    def __init__(self, shape: tuple[int, ...], scale: float, kind: str = "cnn"):
+    def __init__(self, shape: tuple[int, ...], scale: float, kind: str = "cnn", *, center: bool = False):
         super().__init__()
         if len(shape) not in (2, 3, 4):
             raise ConfigError(
@@ -39,6 +40,7 @@ class Image(nn.Module):
             )
         self._shape = (1,) * (4 - len(shape)) + shape
         self._factor = 1.0 / scale
+        self._center = center
         self._channels_last = self._shape[3] < self._shape[1]
         stack, a, b, c = self._shape
         channels, self.height, self.width = (c, a, b) if self._channels_last else (a, b, c)
@@ -51,7 +53,8 @@ class Image(nn.Module):
         x = observation[0].reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 1, 4, 2, 3)
-        return x.flatten(1, 2).to(torch.float32).mul(self._factor)
+        x = x.flatten(1, 2).to(torch.float32).mul(self._factor)
+        return x - x.mean((-2, -1), keepdim=True) if self._center else x
 
 
 def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
@@ -71,7 +74,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
 def image_of(cfg: CnnPolicyConfig, spec: EnvSpec, leaf: Leaf) -> Image:
     """Returns the encoder of a leaf that is an image."""
     scale = cfg.scale if cfg.scale is not None else largest_value(input_space(spec.observation_space, leaf.key))
-    return Image(leaf.shape, scale, cfg.kind)
+    return Image(leaf.shape, scale, cfg.kind, center=cfg.center_images)
 
 
 def convolutions(cfg: CnnPolicyConfig, image: Image) -> nn.Sequential:

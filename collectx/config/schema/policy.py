@@ -77,6 +77,11 @@ class CnnPolicyConfig(TrainablePolicyConfig):
         images of bytes and 1 for images in [0, 1]; 1 for a space without bounds.""",
         above=0,
     )
+    center_images: bool = option(
+        False,
+        """`true`: subtract the mean of each channel of each image, so that a bright background is 0 as a black one
+        is. Otherwise it can silence the ReLUs of an actor before it has learned.""",
+    )
 
 
 @dataclass(kw_only=True)

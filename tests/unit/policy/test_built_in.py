@@ -205,6 +205,18 @@ def test_images_are_divided_by_the_largest_value_of_their_space(kind, space, sca
         torch.testing.assert_close(policy.encode([image])[:, 0], image / divisor)
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (2, 4, 5), (4, 5, 3), (2, 4, 5, 3)])
+def test_centred_images_have_a_mean_of_zero_in_each_channel(shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    image = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
+    plain, centred = (policies.build(cnn(center_images=each), spec(space), 0).encode([image]) for each in (False, True))
+    torch.testing.assert_close(centred, plain - plain.mean((2, 3), keepdim=True))
+    assert plain.mean((2, 3)).min() > 0.1
+    brighter = policies.build(cnn(center_images=True), spec(space), 0).encode([image // 2 + 100])
+    darker = policies.build(cnn(center_images=True), spec(space), 0).encode([image // 2])
+    torch.testing.assert_close(brighter, darker)
+
+
 def test_weights_follow_from_the_seed_alone():
     env_spec = spec(box(3))
     torch.manual_seed(3)

@@ -9,14 +9,20 @@ the job, the signal ends the run as SIGINT does, and the handler is called when 
                  signal, it raises
     shielded     the first and the second signal are only counted
     sealed       nothing raises: the result is being written and shown
+
+Python drops an exception that a handler raises within a callback of the garbage collector, of a weak reference or of an
+import. Such a signal is sent again.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import queue
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +36,8 @@ PATIENCE = 3
 _NUM_TRIES = 100
 # How many seconds the end of the `with` block waits for a note, whose terminal or pipe may be blocked.
 _NOTE_S = 2.0
+# How long a callback that dropped an exception may take to end before the signal is sent again.
+_AGAIN_S = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Another thread interrupts the main thread with it. Without a handler, it is ignored.
 _INTERRUPT = signal.SIGURG
@@ -86,6 +94,7 @@ class Signals:
         self.is_checkpoint_requested = False
         # The signal whose earlier handler is called at the end.
         self._requeue_signal: int | None = None
+        self._old_hook: Callable[[Any], Any] | None = None
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> Self:
@@ -100,6 +109,7 @@ class Signals:
                     handler = self._request_checkpoint if is_free else self._stop_for_requeue
                     self._old_handlers[signum] = signal.signal(signum, handler)
             self._old_handlers[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise_interrupted)
+            self._old_hook, sys.unraisablehook = sys.unraisablehook, self._send_again
             ours = {signum: signal.getsignal(signum) for signum in self._old_handlers}
             process.keep_handlers(ours, self._note_replaced)
             process.end_forks_by(*ours.keys() & {signal.SIGTERM})
@@ -109,6 +119,8 @@ class Signals:
         self._end_grace()
         if self._thread is not None:
             self._thread.join(_NOTE_S)
+        if self._old_hook is not None:
+            sys.unraisablehook, self._old_hook = self._old_hook, None
         process.keep_handlers({}, self._note_replaced)
         process.end_forks_by()
         for signum, handler in self._old_handlers.items():
@@ -220,6 +232,25 @@ class Signals:
         if not self._held:
             raise Interrupted
         self._is_pending = True
+
+    def _send_again(self, dropped: Any) -> None:
+        """Sends a signal again whose exception Python has dropped; tells of other dropped exceptions as before."""
+        error, old_hook = dropped.exc_value, self._old_hook
+        if not isinstance(error, Interrupted | RunStopped) or os.getpid() != self._pid:
+            (old_hook or sys.__unraisablehook__)(dropped)
+            return
+        signum = _INTERRUPT
+        if isinstance(error, RunStopped):
+            # As it raised nothing, the first signal that comes now counts as the first.
+            signum, self._raise_at = signal.Signals[error.signal], 1
+
+        def send() -> None:
+            time.sleep(_AGAIN_S)
+            if self._old_hook is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, signum)
+
+        # Not `Thread.start`, which waits for locks that the main thread may hold here.
+        _thread.start_new_thread(send, ())
 
     def _stop_for_requeue(self, signum: int, frame: FrameType | None) -> None:
         is_ending = self._count > 0 and self._requeue_signal is None

@@ -1,3 +1,4 @@
+import gc
 import itertools
 import os
 import pty
@@ -5,12 +6,13 @@ import random
 import signal
 import sys
 import threading
+import time
 from contextlib import nullcontext, suppress
 
 import pytest
 
 from collectx.run import signals
-from collectx.run.signals import RunStopped, Signals, ignore_requests
+from collectx.run.signals import Interrupted, RunStopped, Signals, ignore_requests
 
 pytestmark = pytest.mark.usefixtures("hangups")
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -346,3 +348,54 @@ def test_a_signal_counts_wherever_another_handler_interrupts_that_of_the_run(gra
     finally:
         signal.signal(signal.SIGCHLD, earlier)
     assert call > 3
+
+
+class Wait:
+    """Waits for a signal when it is removed."""
+
+    def __init__(self, send):
+        self._send = send
+
+    def __del__(self):
+        self._send()
+        threading.Event().wait(1)
+
+
+def remove_and_wait(objects):
+    objects.clear()
+    gc.collect()
+    threading.Event().wait(30)
+
+
+@pytest.mark.parametrize("removed_by", ["reference", "collector"])
+@pytest.mark.parametrize("number", [None, *ALL])
+def test_a_signal_whose_exception_python_drops_is_sent_again(number, removed_by):
+    with Signals() as signals:
+        send = signals.interrupt if number is None else lambda: os.kill(os.getpid(), number)
+        waiting = Wait(send)
+        if removed_by == "collector":
+            waiting.itself = waiting
+        objects, began = [waiting], time.monotonic()
+        del waiting
+        with pytest.raises(Interrupted if number is None else RunStopped):
+            remove_and_wait(objects)
+        assert time.monotonic() - began < 5
+        if number is not None:
+            assert [raises(number) for _ in range(2)] == [False, True]  # as after any first signal
+
+
+def test_other_exceptions_that_python_drops_are_told_as_before():
+    class Broken:
+        def __del__(self):
+            raise ValueError("broken")
+
+    hook, told = sys.unraisablehook, []
+    sys.unraisablehook = lambda dropped: told.append(dropped.exc_value)
+    try:
+        with Signals():
+            Broken()
+            assert [str(error) for error in told] == ["broken"]
+        Broken()
+        assert len(told) == 2
+    finally:
+        sys.unraisablehook = hook

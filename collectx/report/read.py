@@ -116,15 +116,15 @@ class Run:
 
     def curve(self, value: str, over: str) -> Curve | None:
         """Returns a column, a scalar (`scalars/<name>`) or the results of evaluations (`eval/<name>`, only over
-        frames) over another column, at most `NUM_POINTS` points, each a mean; `frames_per_s` is the rate between two
-        points. None if the run lacks it."""
+        frames) over another column, at most `NUM_POINTS` points, each a mean; `frames_per_s` is the rate since the
+        point before. None if the run lacks it."""
         if value.startswith(OF_EVALUATION):
             evaluated = self.evaluations.get(value.removeprefix(OF_EVALUATION))
             return None if evaluated is None else _thin(*evaluated)
         columns = self.columns | {f"scalars/{name}": column for name, column in self.scalars.items()}
         places = columns.get(over, np.zeros(0))
         if value == "frames_per_s":
-            return _rates(columns, places) if len(places) > 2 else None
+            return _rates(columns, places) if len(places) > 2 and np.ptp(columns["elapsed_s"]) else None
         if value not in columns:
             return None
         is_known = np.isfinite(columns[value])
@@ -166,11 +166,12 @@ def _thin(places: np.ndarray, values: np.ndarray) -> Curve:
 
 
 def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
-    """Returns frames per second, each over at least a fiftieth of the batches."""
-    cuts = np.unique(np.linspace(0, len(places) - 1, min(len(places), 50)).astype(int))
-    passed_s = np.diff(columns["elapsed_s"][cuts])
-    rates = np.diff(columns["frames"][cuts]) / np.where(passed_s > 0, passed_s, np.nan)
-    return places[cuts[1:]], rates
+    """Returns frames per second in windows of equal time, as batches may come in bursts: of two batches on average, or a
+    fiftieth of the run."""
+    elapsed_s = columns["elapsed_s"]
+    ends_s = np.linspace(elapsed_s[0], elapsed_s[-1], min(50, len(places) // 2) + 1)
+    got, at = (np.interp(ends_s, elapsed_s, column) for column in (columns["frames"], places))
+    return at[1:], np.diff(got) / np.diff(ends_s)
 
 
 @dataclass(frozen=True, eq=False)

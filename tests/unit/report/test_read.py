@@ -297,16 +297,19 @@ def test_the_time_of_a_run_is_told_by_part(tmp_path):
     assert run.parts_s() == (None, 1.0, 11.0, None, None)
 
 
-def test_rates_are_between_batches(tmp_path):
-    elapsed_s = np.array([1.0, 3.0, 3.0, 7.0])
-    run = Run("0", RunFolder(tmp_path), None, columns={"elapsed_s": elapsed_s, "frames": np.array([10.0, 30, 40, 80])})
+def test_rates_are_those_of_windows_of_equal_time(tmp_path):
+    """Of six batches, the last two come at once."""
+    columns = {"elapsed_s": [1.0, 2.0, 3.0, 4.0, 6.999, 7.0], "frames": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]}
+    run = Run("0", RunFolder(tmp_path), None, columns={name: np.array(each) for name, each in columns.items()})
     places, rates = run.curve("frames_per_s", "elapsed_s")
-    assert places.tolist() == [3.0, 3.0, 7.0]
-    assert rates.tolist() == pytest.approx([10.0, np.nan, 10.0], nan_ok=True)
-    assert run.curve("frames_per_s", "frames")[0].tolist() == [30.0, 40.0, 80.0]
+    assert places.tolist() == [3.0, 5.0, 7.0]
+    assert rates.tolist() == pytest.approx([10.0, 6.667, 8.333], abs=1e-3)
+    assert run.curve("frames_per_s", "frames")[0].tolist() == pytest.approx([30.0, 43.333, 60.0], abs=1e-2)
     assert run.curve("lag", "frames") is None
-    run.columns = {name: column[:2] for name, column in run.columns.items()}
+    run.columns = {name: column[4:] for name, column in run.columns.items()}
     assert run.curve("frames_per_s", "frames") is None
+    run.columns = {"elapsed_s": np.ones(4), "frames": np.arange(4.0)}
+    assert run.curve("frames_per_s", "elapsed_s") is None
 
 
 def test_lines_become_columns_scalars_and_the_times_of_each_worker(tmp_path):

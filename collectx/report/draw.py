@@ -64,6 +64,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # publishers refuse fonts of type 3
     "path.simplify": False,  # the page tells the value of each point
 }
 _SIZE = (3.9, 2.8)  # of a figure, in inches
@@ -115,11 +116,11 @@ class Plot:
         """Whether the figure is as wide as the page."""
         return bool(self.figure.get_figwidth() > 2 * _SIZE[0])
 
-    def write_png(self, folder: Path) -> None:
-        """Writes the figure to `<name>.png` in the folder, on a white ground. `_` replaces other characters than
-        letters, digits, `-` and `.`."""
+    def write(self, folder: Path) -> None:
+        """Writes the figure to `<name>.png` and `<name>.pdf` in the folder, on a white ground."""
         with matplotlib.rc_context(_STYLE):
-            self.figure.savefig(folder / f"{_SPECIAL.sub('_', self.name)}.png", dpi=_PNG_DPI)
+            for kind in ("png", "pdf"):
+                self.figure.savefig(folder / f"{file_name(self.name)}.{kind}", dpi=_PNG_DPI)
 
     def svg(self) -> str:
         """Returns the figure as an element of HTML, as wide as its container, in colour and font of the text around it.
@@ -158,6 +159,11 @@ class Plot:
         box = f"{left:.1f} 0 {size[0] - left + _MARGIN:.1f} {size[1] - bottom:.1f}"
         attributes = f'viewBox="{box}" role="img" data-axes="{escape(json.dumps(data))}"'
         return f"<svg {attributes}>{element.partition('>')[2]}"
+
+
+def file_name(name: str) -> str:
+    """Returns the name of a file: `_` replaces other characters than letters, digits, `-` and `.`."""
+    return _SPECIAL.sub("_", name)
 
 
 @contextmanager

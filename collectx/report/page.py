@@ -1,12 +1,14 @@
-"""Writes a report: `index.html`, which needs no other file, and each figure as a PNG."""
+"""Writes a report: `index.html`, which needs no other file, its tables as CSV and LaTeX, its figures as PNG and PDF."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from markupsafe import Markup, escape
 from collectx import __version__
 from collectx.config.problem import counted
 from collectx.errors import ConfigError
-from collectx.report.draw import EVALUATED, RETURN, in_words, sections_of, styles_of, timeline
+from collectx.report.draw import EVALUATED, RETURN, file_name, in_words, sections_of, styles_of, timeline
 from collectx.report.read import (
     Group,
     Run,
@@ -36,29 +38,63 @@ from collectx.run import Status
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import FEW
-from collectx.run.terminal.printing import COLUMNS, cells, number_cell, rank, spread
+from collectx.run.terminal.printing import COLUMNS, cells, number_cells, number_form, rank, spread
 
 # How many groups of an env have curves in a page, and how many runs a timeline.
 _MAX_CURVES = 10
 _MAX_TIMELINES = 6
 # The columns of runs: entries of `result.json` and their formats; and the parts of a run's time.
 _MEASURES = {"frames": ",.0f", "frames_per_s": ",.0f", "wall_s": ".1f"}
-_PARTS = ("start (s)", "waiting (s)", "learning (s)", "checkpoints (s)", "evaluations (s)")
-# The column that compares the first row with the others.
-_CHANCE = "P(first is better)"
+_PARTS = ("start_s", "waiting_s", "learning_s", "checkpoints_s", "evaluations_s")
 _WAITS = ("learners wait for workers (s)", "for each other (s)")
 # How many runs that ended early are named in the results.
 _MAX_NOTES = 5
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of texts. The first two columns are left-aligned, and the last `num_hidden` too many for a terminal."""
+class Column:
+    """A column of a table: what people read, and by names what a CSV has in its place, by default the same."""
 
+    head: str
+    texts: Sequence[str]
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table, in files called `name`. The first two columns are left-aligned, the last `num_hidden` too many for a
+    terminal."""
+
+    name: str
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    columns: Sequence[Column]
     num_hidden: int = 0
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The heads of the columns."""
+        return tuple(column.head for column in self.columns)
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows, as people read them."""
+        return [*zip(*(column.texts for column in self.columns), strict=True)]
+
+    def csv(self) -> str:
+        """Returns the table with ten digits of its numbers, a column for each of them; nothing where one is unknown."""
+        values = [each for column in self.columns for each in (column.values or {column.head: column.texts}).items()]
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow([name for name, _ in values])
+        rows = zip(*(column for _, column in values), strict=True)
+        lines.writerows([f"{each:.10g}" if isinstance(each, float) else each for each in row] for row in rows)
+        return text.getvalue()
+
+    def latex(self) -> str:
+        """Returns the table as people read it, for the package booktabs."""
+        head, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in (self.head, *self.rows))
+        begin = rf"\begin{{tabular}}{{ll{'r' * (len(self.columns) - 2)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", ""])
 
 
 class Report:
@@ -88,18 +124,11 @@ class Report:
         self._best = {env: sorted((each for each in self._groups if each.env == env), key=key) for env in self._envs}
         ranked = (group for groups in self._best.values() for group in groups)
         self._ranked = [run for group in ranked for run in sorted((*group.runs, *group.repeats), key=run_rank)]
-        self.tables = [Table(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
+        self.tables = [_of_texts(f"Rungs of {name}, in frames", *each) for name, each in read_rungs(runs).items()]
         if len(self._groups) < len(runs):
             for env, groups in self._best.items():
-                are_few = all(len(each.values(objective)) < FEW for each in groups)
-                heads = ("mean ± std", "lowest to highest") if are_few else ("IQM", "95% CI")
-                more = () if are_few else ("mean ± std", "min", "max")
-                head = "point", "seeds", f"{in_words(objective)} ({heads[0]})", heads[1], "frames", *more
-                rows = [_group_row(each, objective, are_few) for each in groups]
-                if any(chances := _chances(groups, objective)):
-                    head, more = (*head, _CHANCE), (*more, _CHANCE)
-                    rows = [(*row, chance or "-") for row, chance in zip(rows, chances, strict=True)]
-                self.tables.append(Table(env if len(self._envs) > 1 else "", head, rows, len(more)))
+                names = (file_name(f"results-{env}"), env) if len(self._envs) > 1 else ("results", "")
+                self.tables.append(Table(*names, *_of_groups(groups, objective)))
         # The page of one run names it in its title.
         lost = [run.end if len(runs) > 1 else run.end.partition(": ")[2] for run in runs if run.ended_early]
         self.notes = lost[:_MAX_NOTES] + [f"{len(lost) - _MAX_NOTES} more runs ended early."] * (len(lost) > _MAX_NOTES)
@@ -112,9 +141,10 @@ class Report:
             self.notes.append(f"Fewer than {FEW} seeds allow no confidence interval: their rank may be chance.")
         self._has_summary = bool(self.tables)
         if not self._has_summary:
-            rows = [cells(run.name, run.status.status, run.numbers) for run in self._ranked]
+            form = number_form(run.number(RETURN) for run in runs)
+            rows = [cells(run.name, run.status.status, run.numbers, form) for run in self._ranked]
             rows += [cells(name, "not started", None) for name in not_started]
-            self.tables.append(Table("", ("point" if len(runs) > 1 else "run", *COLUMNS[1:]), rows))
+            self.tables.append(_of_texts("", ("point" if len(runs) > 1 else "run", *COLUMNS[1:]), rows))
 
     def write(self, folder: Path) -> Path:
         """Writes the page and its figures to a folder, and returns the path of the page. Raises `ConfigError` if the
@@ -129,6 +159,10 @@ class Report:
         sections["Timelines"] = [plot for index, run in enumerate(timed) for plot in timeline(run, f"timeline-{index}")]
         differing = differences(runs)
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
+        of_runs = self._of_runs(differing)
+        results = self.tables if self._has_summary else [of_runs]
+        written = {f"{table.name}.csv": table.csv() for table in dict.fromkeys([*results, of_runs])}
+        written |= {f"{table.name}.tex": table.latex() for table in results}
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)
@@ -136,6 +170,10 @@ class Report:
         ends = r"(?<=[,/])|(?<=[a-z]\.)"
         environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
             re.split(rf"{ends}|(?<=[a-z_]{{6}}=)" if len(name) > 20 else ends, name)
+        )
+        # A minus, and no break within a pair of numbers.
+        environment.filters["number"] = lambda text: re.sub(
+            r"(±|to)( +)", lambda match: match[1] + "\u2007" * len(match[2]), re.sub(r"(?<![\w.])-(?=\d)", "−", text)
         )
         environment.globals["counted"] = counted
         environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
@@ -149,7 +187,8 @@ class Report:
             objective=in_words(self._objective),
             tables=self.tables if self._has_summary else [],
             notes=self.notes,
-            runs=self._run_rows(),
+            written=written,
+            runs=of_runs,
             not_started=self._not_started,
             sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
             styles=styles_of(drawn) if any(plot.has_groups for plots in sections.values() for plot in plots) else {},
@@ -177,7 +216,9 @@ class Report:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for plot in (plot for plots in sections.values() for plot in plots):
-                plot.write_png(folder)
+                plot.write(folder)
+            for name, text in written.items():
+                (folder / name).write_text(text)
             write_atomically(path, lambda file: file.write(page.encode()))
         except OSError as error:
             raise ConfigError(
@@ -185,27 +226,30 @@ class Report:
             ) from error
         return path
 
-    def _run_rows(self) -> tuple[list[str], list[tuple[Run, list[str]]]]:
-        """Returns the heads of the numbers of runs, and the numbers of each run. A column has a number at least."""
+    def _of_runs(self, options: Mapping[str, Sequence[Any]]) -> Table:
+        """Returns the table of the runs, whose CSV has some options of each. A column has a number at least."""
         runs = self._ranked
         metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
         numbers = {RETURN: "return", EVALUATED: "evaluated", **{name: name for name in metrics if "success" in name}}
-        columns = [
-            (head, [number_cell(run.number(name), _MEASURES.get(name)) for run in runs])
+        values: dict[tuple[str, str], Sequence[float | None]] = {
+            (name, head): [run.number(name) for run in runs]
             for name, head in ({self._objective: in_words(self._objective)} | numbers).items()
+        }
+        values["best_return", "best return"] = [run.best_return() for run in runs]
+        values |= {(name, in_words(name)): [run.number(name) for run in runs] for name in _MEASURES}
+        for name, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
+            values[name, f"{name.removesuffix('_s')} (s)"] = seconds
+        columns = [
+            Column(head, number_cells(each, _MEASURES.get(name, ".1f" if name in _PARTS else None)), {name: each})
+            for (name, head), each in values.items()
         ]
-        columns.append(("best return", [number_cell(run.best_return()) for run in runs]))
-        for name, form in _MEASURES.items():
-            if name != self._objective:
-                columns.append((in_words(name), [number_cell(run.number(name), form) for run in runs]))
-        for head, seconds in zip(_PARTS, zip(*(run.parts_s() for run in runs), strict=True), strict=True):
-            columns.append((head, [number_cell(each, ".1f") for each in seconds]))
         for index, head in enumerate(_WAITS):
-            waits = [[number_cell(each[index], ".1f") for each in run.learners.values()] for run in runs]
-            columns.append((head, [" / ".join(each) or "-" for each in waits]))
-        columns = [(head, texts) for head, texts in columns if {*texts} != {"-"}]
-        rows = [(run, [texts[row] for _, texts in columns]) for row, run in enumerate(runs)]
-        return [head for head, _ in columns], rows
+            waits = [number_cells((each[index] for each in run.learners.values()), ".1f") for run in runs]
+            columns.append(Column(head, [" / ".join(each) or "-" for each in waits]))
+        names, statuses = [run.name for run in runs], [str(run.status.status) for run in runs]
+        known = [column for column in columns if {*column.texts} != {"-"}]
+        name = "runs" if self._has_summary else "results"
+        return Table(name, "", [Column("run", names, {"run": names, **options}), Column("status", statuses), *known])
 
 
 def _centre_of(group: Group, number: str) -> float | None:
@@ -213,38 +257,77 @@ def _centre_of(group: Group, number: str) -> float | None:
     return float(centre(values)) if len(values) else None
 
 
-def _chances(groups: Sequence[Group], objective: str) -> list[str]:
-    """Returns the probability that a run of the first group is better than one of each other, as text; empty for the
-    first, and where one of the two has fewer than `FEW` seeds."""
+def _chances(groups: Sequence[Group], objective: str) -> list[float | None]:
+    """Returns the probability that a run of the first group is better than one of each other; None for the first, and
+    where one of the two has fewer than `FEW` seeds."""
     first, *others = (-np.sign(rank(1.0, objective)) * group.values(objective) for group in groups)
     are_enough = [min(len(first), len(each)) >= FEW for each in others]
-    return [
-        "",
-        *(
-            f"{improvement(first, each):.0%}" if is_enough else ""
-            for each, is_enough in zip(others, are_enough, strict=True)
-        ),
+    pairs = zip(others, are_enough, strict=True)
+    return [None, *(improvement(first, each) if is_enough else None for each, is_enough in pairs)]
+
+
+def _of_groups(groups: Sequence[Group], objective: str) -> tuple[list[Column], int]:
+    """Returns the columns of a table of groups, and how many of them a terminal hides: name, how many seeds count, the
+    interquartile mean of the objective, its interval, the frames of the seeds, mean and standard deviation, the lowest
+    and the highest value, and the chance of the first group against each other. Of groups that are all too small for an
+    interval: mean and standard deviation, the lowest and the highest value, and the frames."""
+    values, frames = ([group.values(number) for group in groups] for number in (objective, "frames"))
+    are_few = all(len(each) < FEW for each in values)
+    form = number_form(float(each) for each in np.concatenate(values))
+    means, stds, lows, highs = zip(*(spread(each.tolist()) for each in values), strict=True)
+    least = 2 if are_few else FEW
+    intervals = [tuple(map(float, interval(each))) if len(each) >= least else (None, None) for each in values]
+    begins, ends = zip(*intervals, strict=True)
+    fewest, most = zip(*((min(each), max(each)) if len(each) else (None, None) for each in frames), strict=True)
+    seeds = [
+        f"{len(each)} of {len(group.runs)}"
+        + ", stopped" * any(run.status.status is Status.STOPPED for run in group.counted)
+        + (f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else "")
+        for group, each in zip(groups, values, strict=True)
     ]
+    spreads = _pairs(means, "±", stds, form), {"mean": means, "std": stds}
+    words, between = in_words(objective), _pairs(begins, "to", ends, form)
+    columns = [
+        Column("point", [group.name for group in groups]),
+        Column("seeds", seeds, {"seeds": [*map(len, values)], "runs": [len(group.runs) for group in groups]}),
+        Column("frames", _pairs(fewest, "to", most, ",.0f"), {"frames_min": fewest, "frames_max": most}),
+    ]
+    of_objective: dict[str, Sequence[Any]] = {"objective": [objective] * len(groups)}
+    if are_few:
+        columns[2:2] = [
+            Column(f"{words} (mean ± std)", spreads[0], of_objective | spreads[1]),
+            Column("lowest to highest", between, {"min": begins, "max": ends}),
+        ]
+        return columns, 0
+    centres = [_centre_of(group, objective) for group in groups]
+    columns[2:2] = [
+        Column(f"{words} (IQM)", number_cells(centres, form), of_objective | {"iqm": centres}),
+        Column("95% CI", between, {"ci_low": begins, "ci_high": ends}),
+    ]
+    more = [Column("mean ± std", *spreads)]
+    more += [Column(name, number_cells(each, form), {name: each}) for name, each in (("min", lows), ("max", highs))]
+    if any(chances := _chances(groups, objective)):
+        more.append(Column("P(first is better)", number_cells(chances, ".0%"), {"p_first_is_better": chances}))
+    return [*columns, *more], len(more)
 
 
-def _group_row(group: Group, objective: str, are_few: bool) -> tuple[str, ...]:
-    """Returns a row: name, how many seeds count, the interquartile mean of the objective, its interval, the frames of
-    the seeds, mean and standard deviation, and the lowest and the highest value. In a table of groups that are all too
-    small for an interval, these are mean and standard deviation, the lowest and the highest value, and the frames."""
-    values, frames = group.values(objective), group.values("frames")
-    ends = " to ".join(map(number_cell, interval(values))) if len(values) >= (2 if are_few else FEW) else "-"
-    mean, std, *limits = map(number_cell, spread(values.tolist()))
-    mean += f" ± {std}" * (std != "-")
-    repeats = f" ({counted(len(group.repeats), 'repeat')})" if group.repeats else ""
-    stopped = ", stopped" * any(run.status.status is Status.STOPPED for run in group.counted)
-    return (
-        group.name,
-        f"{len(values)} of {len(group.runs)}{stopped}{repeats}",
-        mean if are_few else number_cell(_centre_of(group, objective)),
-        ends,
-        " to ".join(f"{each:,.0f}" for each in sorted({min(frames), max(frames)})) if len(frames) else "-",
-        *(() if are_few else (mean, *limits)),
-    )
+def _pairs(firsts: Sequence[Any], word: str, others: Sequence[Any], form: str) -> list[str]:
+    """Returns the texts of two numbers each, which line up; of one if the other is unknown, or ends a range of it."""
+    pairs = [*zip(number_cells(firsts, form), number_cells(others, form), strict=True)]
+    width = max(len(other) for _, other in pairs)
+    is_one = {pair: pair[1] == "-" or (word == "to" and pair[0] == pair[1]) for pair in pairs}
+    return [first if is_one[first, other] else f"{first} {word} {other:>{width}}" for first, other in pairs]
+
+
+def _of_texts(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(file_name(title), title, [Column(*each) for each in zip(head, zip(*rows, strict=True), strict=True)])
+
+
+def _latex(text: str) -> str:
+    """Returns a text for LaTeX, where numbers have a minus instead of a hyphen."""
+    text = re.sub(r"[&%$#_{}]", r"\\\g<0>", text.replace("\\", "/"))
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text).replace("±", r"$\pm$")
+    return "--" if text == "-" else text.replace("^", r"\^{}").replace("~", r"\~{}")
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:

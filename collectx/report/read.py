@@ -166,7 +166,7 @@ def _thin(places: np.ndarray, values: np.ndarray) -> Curve:
 
 
 def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
-    """Returns frames per second in windows of equal time, as batches may come in bursts: of two batches on average, or a
+    """Returns frames per second in windows of equal time, as batches may come in bursts: two batches on average, or a
     fiftieth of the run."""
     elapsed_s = columns["elapsed_s"]
     ends_s = np.linspace(elapsed_s[0], elapsed_s[-1], min(50, len(places) // 2) + 1)

@@ -33,8 +33,8 @@ SPREAD = ("mean", "std", "min", "max")
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 # The numbers in a run's row, as `result.json` names them, and their formats.
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
-# Larger numbers have an exponent.
-_HUGE = 1e15
+# Smaller and larger numbers have an exponent.
+_TINY, _HUGE = 1e-4, 1e15
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
 # The seed in the name of a point, such as `collector.num_workers=2,seed=1`.
@@ -134,19 +134,38 @@ def _broken(line: str, width: int) -> list[str]:
     return [part.replace("\0", " ") for part in parts]
 
 
-def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Returns a run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none."""
+def cells(name: str, status: str, numbers: Mapping[str, Any] | None, form: str | None = None) -> tuple[str, ...]:
+    """Returns a run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none.
+    `form` is the format of returns, for several rows."""
     if numbers is None:
         return (name, status, *[""] * len(_NUMBERS))
-    return (name, status, *(number_cell(numbers.get(key), form) for key, form in _NUMBERS.items()))
+    return (name, status, *(number_cell(numbers.get(key), each or form) for key, each in _NUMBERS.items()))
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """Returns a number with four significant digits, or one decimal from 1,000 to a quadrillion; `-` for None and
-    NaN."""
+    """Returns a number in a format, by default that of `number_form`; `-` for None and NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
-    return format(value, form or (",.1f" if 999.95 <= abs(value) < _HUGE else "#.4g"))
+    return format(value, form or number_form([value]))
+
+
+def number_cells(values: Iterable[Any], form: str | None = None) -> list[str]:
+    """Returns the numbers of a column in one format, in which they line up."""
+    values = list(values)
+    return [number_cell(value, form or number_form(values)) for value in values]
+
+
+def number_form(values: Iterable[Any]) -> str:
+    """Returns the format of numbers that are compared: the largest has four significant digits, and all have its
+    decimals, at least one. From a quadrillion on, and below 0.0001, they have exponents."""
+    largest = max((abs(each) for each in values if isinstance(each, (int, float)) and math.isfinite(each)), default=0.0)
+    is_common = largest == 0 or _TINY <= largest < _HUGE
+    return f",.{max(1, num_decimals(largest))}f" if is_common else ".3e"
+
+
+def num_decimals(largest: float) -> int:
+    """Returns with how many decimals a number has four significant digits: 2 for 12.34."""
+    return max(0, 3 - int(f"{largest:.3e}".partition("e")[2]))
 
 
 def clock(seconds: float) -> str:
@@ -209,7 +228,10 @@ def print_sweep(
     print()
     # A column of its own, unless the table has it.
     more = [objective] * (objective not in _NUMBERS and any(objective in (result or {}) for _, _, result in rows))
-    lines = [(*cells(*row), *(number_cell((row[2] or {}).get(name)) for name in more)) for row in rows]
+    numbers = {name: [(result or {}).get(name) for _, _, result in rows] for name in ("mean_return", *more)}
+    lines = [cells(*row, number_form(numbers["mean_return"])) for row in rows]
+    for name in more:
+        lines = [(*line, cell) for line, cell in zip(lines, number_cells(numbers[name]), strict=True)]
     print_table(lines, (*COLUMNS, *more))
     if seeds:
         print()
@@ -241,10 +263,9 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
     if not any(values.values()):
         return []
     spreads = {name: spread(numbers) for name, numbers in values.items()}
-    return [
-        (name or "all", str(len(values[name])), *map(number_cell, spreads[name]))
-        for name in sorted(values, key=lambda name: rank(spreads[name][0], objective))
-    ]
+    names = sorted(values, key=lambda name: rank(spreads[name][0], objective))
+    columns = map(number_cells, zip(*(spreads[name] for name in names), strict=True))
+    return [*zip((name or "all" for name in names), (str(len(values[name])) for name in names), *columns, strict=True)]
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, ...]:

@@ -18,7 +18,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from collectx.config.problem import counted
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
@@ -36,7 +36,7 @@ from collectx.report.read import (
 )
 from collectx.run.folder.batch_line import TIMES
 from collectx.run.statistics import FEW
-from collectx.run.terminal.printing import rank
+from collectx.run.terminal.printing import num_decimals, rank
 
 # The colour of texts and axes in PNGs; in the page they take the colour of the page's text.
 _INK = "#1c2024"
@@ -70,7 +70,6 @@ _STYLE: Any = {
 _SIZE = (3.9, 2.8)  # of a figure, in inches
 _PNG_DPI = 200
 _POINTS = 72  # an inch, in an SVG
-_MARGIN = 3  # points
 _SPECIAL = re.compile(r"[^\w.-]")  # in the names of files
 _OPTION = re.compile(r", ?(?=[\w.]+=)")  # where the name of a group may be broken
 # The characters that fit in one line of a legend.
@@ -85,6 +84,9 @@ _MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
 # How many seeds a performance profile needs.
 _MIN_PROFILE = 5
+# The units of the numbers of an axis, and from where on it has them.
+_HUGE = 1e12
+_UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, ""))
 _AXES = {"frames": "frames", "elapsed_s": "time since the start (s)"}
 
 
@@ -126,24 +128,25 @@ class Plot:
         """Returns the figure as an element of HTML, as wide as its container, in colour and font of the text around it.
         Lacks what the page around it tells: the label of y, and the names of groups.
 
-        `data-axes` has, for x and y, the label, the limits, where these are in the figure, and whether the axis is
-        logarithmic. A group of the class `curve` is a line, and `part` what belongs to it; `data-of` names the line.
+        `data-axes` has, for x and y, the label, the limits, where these are in the figure, and the decimals of a value;
+        null on a logarithmic axis. A group of the class `curve` is a line, and `part` what belongs to it; `data-of`
+        names the line.
         """
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        axes, size = self.figure.axes[0], self.figure.get_size_inches() * _POINTS
-        untold = [axes.yaxis.label, *(self.figure.legends if self.has_groups else ())]
+        axes = self.figure.axes[0]
+        height, legends = self.figure.get_figheight(), [*self.figure.legends]
+        axes.yaxis.label.set_visible(False)
+        if self.has_groups:
+            self.figure.legends.clear()
+            self.figure.set_figheight(_SIZE[1])
         with matplotlib.rc_context(_STYLE):
-            # The PNG has the same layout, which takes as long as the drawing.
-            self.figure.draw_without_rendering()
-            self.figure.set_layout_engine("none")
-            for each in untold:
-                each.set_visible(False)
             self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-            bounds = self.figure.get_tightbbox()
-            for each in untold:
-                each.set_visible(True)
-        left, bottom = (max(0.0, each * _POINTS - _MARGIN) for each in bounds.min)
+        size = self.figure.get_size_inches() * _POINTS
+        (begin, low), (end, high) = axes.get_position().get_points() * size
+        axes.yaxis.label.set_visible(True)
+        self.figure.legends[:] = legends
+        self.figure.set_figheight(height)
         element = text.getvalue().replace(_INK, "currentColor")
         element = element[element.index("<svg") :]
         # The page makes dark colours lighter on its dark ground.
@@ -151,13 +154,19 @@ class Plot:
         element = re.sub(r" font-family: [^;]*;", "", element)
         element = re.sub(r'<g id="(curve|part) ([^"]*)">', r'<g class="\1" data-of="\2">', element)
         element = re.sub(r'<g id="[^"]*">', "<g>", element)
-        (begin, low), (end, high) = axes.get_position().get_points() * size
-        data = (
-            (axes.get_xlabel(), axes.get_xlim(), (begin, end), False),
-            (axes.get_ylabel(), axes.get_ylim(), (size[1] - low, size[1] - high), axes.get_yscale() == "log"),
-        )
-        box = f"{left:.1f} 0 {size[0] - left + _MARGIN:.1f} {size[1] - bottom:.1f}"
-        attributes = f'viewBox="{box}" role="img" data-axes="{escape(json.dumps(data))}"'
+        data = [
+            (
+                axis.get_label_text(),
+                limits,
+                places,
+                None if axis.get_scale() == "log" else num_decimals(max(map(abs, limits))),
+            )
+            for axis, limits, places in (
+                (axes.xaxis, axes.get_xlim(), (begin, end)),
+                (axes.yaxis, axes.get_ylim(), (size[1] - low, size[1] - high)),
+            )
+        ]
+        attributes = f'viewBox="0 0 {size[0]:.1f} {size[1]:.1f}" role="img" data-axes="{escape(json.dumps(data))}"'
         return f"<svg {attributes}>{element.partition('>')[2]}"
 
 
@@ -170,7 +179,34 @@ def file_name(name: str) -> str:
 def _figure(size: tuple[float, float] = _SIZE) -> Iterator[tuple[Figure, Axes]]:
     with matplotlib.rc_context(_STYLE):
         figure = Figure(size, layout="constrained")
-        yield figure, figure.add_subplot()
+        axes = figure.add_subplot()
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(_Ticks())
+            axis.set_major_locator(MaxNLocator(min(12, int(1.5 * size[0])), steps=(1, 2, 5, 10), min_n_ticks=3))
+        yield figure, axes
+
+
+class _Ticks(Formatter):
+    """Writes the numbers of an axis with one unit and as many decimals as they need: `0, 10k, 20k`; `0, 0.25, 0.50`."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        axis: Any = self.axis
+        low, high = sorted(axis.get_view_interval())
+        if axis.get_scale() == "log":
+            return [text for value in values for text in _tick_texts([value], value)]
+        return _tick_texts(values, max(map(abs, (value for value in values if low <= value <= high)), default=0.0))
+
+
+def _tick_texts(values: Sequence[float], largest: float) -> list[str]:
+    size, unit = next(each[1:] for each in _UNITS if each[0] <= largest)
+    for decimals in range(7 if largest < _HUGE else 0):
+        rounded = [round(value / size, decimals) for value in values]
+        if all(abs(each * size - value) <= 1e-9 * largest for each, value in zip(rounded, values, strict=True)):
+            return [f"{each:,.{decimals}f}{unit}".replace("-", "−") if each else "0" for each in rounded]
+    return [f"{value:g}" for value in values]
 
 
 # The curves of a report: value, over what, file, title, label of the axis, and what it shows.
@@ -183,7 +219,14 @@ _LEARNING = (
     (RETURN, "elapsed_s", "return_time", "Return against time", "mean return", _WINDOW),
 )
 _SPEED = (
-    ("frames_per_s", "elapsed_s", "throughput", "Frames per second", "frames/s", "As the trainer received them."),
+    (
+        "frames_per_s",
+        "elapsed_s",
+        "throughput",
+        "Frames per second",
+        "frames/s",
+        "As the trainer received them, in equal times.",
+    ),
     ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind."),
 )
 
@@ -250,17 +293,13 @@ def _curves(
         if axes.lines and (value != "lag" or axes.dataLim.y1 > 0):
             axes.set_xlabel(_AXES[over])
             axes.set_ylabel(label)
-            if over == "frames":
-                axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            if value == "frames_per_s":
-                axes.yaxis.set_major_formatter(EngFormatter(sep=""))
             if value in ("frames_per_s", "lag"):
                 axes.set_ylim(bottom=0)
             if "success" in value:
                 axes.set_ylim(-0.03, 1.03)
             elif value.startswith("scalars/") and _spans_decades(axes):
                 axes.set_yscale("log")
-                axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+                axes.yaxis.set_major_formatter(_Ticks())
                 what = f"{what} Logarithmic axis.".lstrip()
             _legend(figure, axes)
             yield Plot(name, title, what, figure, words, len(groups) > 1)
@@ -344,8 +383,8 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
     if not any(len(values) > 1 for _, values in known):
         return
     names = [_OPTION.sub(",\n", group.name) for group, _ in known]
-    row_height = 0.22 + 0.14 * max(name.count("\n") + 1 for name in names)
-    with _figure((_SIZE[0], max(_SIZE[1], row_height * len(known) + 0.8))) as (figure, axes):
+    row_height = 0.08 + 0.14 * max(name.count("\n") + 1 for name in names)
+    with _figure((_SIZE[0], max(_SIZE[1], row_height * len(known) + 0.6))) as (figure, axes):
         for row, (group, values) in enumerate(known):
             colour, curve, part = styles[group.name]["color"], f"curve {group.name}", f"part {group.name}"
             axes.plot(values, [row + 0.25] * len(values), "o", color=colour, alpha=0.8, ms=4, mew=0, gid=curve)
@@ -419,7 +458,6 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("workers")
         axes.set_ylabel("frames/s")
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         _legend(figure, axes, min_labels=1)
         words = (
             "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "

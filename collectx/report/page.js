@@ -1,6 +1,7 @@
 // What the page can do beyond showing itself: a curve tells its values under the pointer, and its name in a legend hides
 // or shows it in all figures. For `data-axes`, `data-of` and the classes, see `Plot.svg`.
-const shown = (value) => value.toLocaleString("en", { maximumSignificantDigits: 5 });
+const shown = (value, decimals) => value.toLocaleString("en", decimals === null
+  ? { maximumSignificantDigits: 4 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 const tip = Object.assign(document.createElement("div"), { id: "tip", hidden: true });
 document.body.append(tip);
 // A finger leaves what it has touched; then the values stay until the next touch.
@@ -26,9 +27,10 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
       }
     tip.hidden = nearest > 40;
     if (tip.hidden) return;
-    const values = axes.map(([label, [from, to], [begin, end], isLog], i) => {
+    const values = axes.map(([label, [from, to], [begin, end], decimals], i) => {
       const share = (place[i] - begin) / (end - begin);
-      return label && `${label}: ${shown(isLog ? from * (to / from) ** share : from + share * (to - from))}`;
+      const value = decimals === null ? from * (to / from) ** share : from + share * (to - from);
+      return label && `${label}: ${shown(value, decimals)}`;
     });
     tip.textContent = [name, ...values].filter(Boolean).join("\n");
     const { x, y } = new DOMPoint(...place).matrixTransform(svg.getScreenCTM());

@@ -166,15 +166,12 @@ class Report:
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)
-        # A name is broken at its options and, if it is long, after an option, before the value.
+        # A name is broken at its options and, if it is long, before a long value.
         ends = r"(?<=[,/])|(?<=[a-z]\.)"
         environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
             re.split(rf"{ends}|(?<=[a-z_]{{6}}=)" if len(name) > 20 else ends, name)
         )
-        # A minus, and no break within a pair of numbers.
-        environment.filters["number"] = lambda text: re.sub(
-            r"(±|to)( +)", lambda match: match[1] + "\u2007" * len(match[2]), re.sub(r"(?<![\w.])-(?=\d)", "−", text)
-        )
+        environment.filters["number"] = _typeset
         environment.globals["counted"] = counted
         environment.filters["coded"] = lambda text: Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
         files = resources.files("collectx.report")
@@ -321,6 +318,12 @@ def _pairs(firsts: Sequence[Any], word: str, others: Sequence[Any], form: str) -
 
 def _of_texts(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return Table(file_name(title), title, [Column(*each) for each in zip(head, zip(*rows, strict=True), strict=True)])
+
+
+def _typeset(text: str) -> str:
+    """Returns the numbers of a cell with a minus instead of a hyphen, and without a break between a word and a number."""
+    text = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+    return re.sub(r"(±|to) ( *)", lambda match: f"{match[1]}\u00a0{match[2].replace(' ', chr(0x2007))}", text)
 
 
 def _latex(text: str) -> str:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -264,8 +265,8 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
         return []
     spreads = {name: spread(numbers) for name, numbers in values.items()}
     names = sorted(values, key=lambda name: rank(spreads[name][0], objective))
-    columns = map(number_cells, zip(*(spreads[name] for name in names), strict=True))
-    return [*zip((name or "all" for name in names), (str(len(values[name])) for name in names), *columns, strict=True)]
+    form = number_form(chain(*spreads.values()))
+    return [(name or "all", str(len(values[name])), *number_cells(spreads[name], form)) for name in names]
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, ...]:

@@ -15,8 +15,9 @@ from collectx.cli import report
 from collectx.jobs.status import RunStatus
 from collectx.report import page as report_page
 from collectx.report.draw import sections_of
-from collectx.report.page import Report, _group_row, _happened, _origin
+from collectx.report.page import Report, _happened, _origin
 from collectx.report.read import Group, Run, groups_of
+from collectx.report.tables import group_table, text_table
 from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
 
@@ -66,6 +67,7 @@ def test_the_page_loads_nothing(written):
     sections = re.findall('href="#([a-z]*)">', text)
     assert sections == [
         "results",
+        "figures",
         "learning",
         "seeds",
         "throughput",
@@ -87,6 +89,8 @@ def test_the_page_and_the_pngs_have_all_figures(written):
     names += ["throughput", "scaling", "timeline-0", "timeline-1"]
     assert sorted(path.stem for path in written.glob("*.png")) == sorted(names)
     assert all(path.read_bytes().startswith(PNG) for path in written.glob("*.png"))
+    assert sorted(path.stem for path in written.glob("*.pdf")) == sorted(names)
+    assert all(path.read_bytes().startswith(b"%PDF") for path in written.glob("*.pdf"))
     page = Page(written / "index.html")
     assert page.tags.count("figure") == len(names)
     assert page.tags.count("svg") == len(names) + 2  # the lines in the legend
@@ -106,7 +110,8 @@ def test_the_page_and_the_pngs_have_all_figures(written):
 @pytest.mark.ci
 def test_the_page_links_to_files_of_the_runs_and_has_their_best_return_and_times(written, sweep):
     page = Page(written / "index.html")
-    assert {(written / unquote(link)).resolve() for link in page.links} == {*sweep.glob("coll*")}
+    tables = {written / name for name in ("results.csv", "results.tex", "runs.csv")}
+    assert {(written / unquote(link)).resolve() for link in page.links} == {*sweep.glob("coll*"), *tables}
     head = "run status return best return frames frames/s wall (s) start (s) waiting (s) learning (s) checkpoints (s)"
     text = re.sub("(?<=[,=.]) ", "", page.text)  # where a name may be broken
     number = r" ([\d.,]+)"
@@ -133,7 +138,7 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     text = re.sub("(?<=[,=.]) ", "", Page(tmp_path / "page" / "index.html").text)
     rows = (
         "point seeds frames/s (mean ± std) lowest to highest frames",
-        "num_workers=2 2 of 2 22.50 ± 3.536 20.00 to 25.00 1,024",
+        "num_workers=2 2 of 2 22.50 ± 3.54 20.00 to 25.00 1,024",
         "num_workers=1 2 of 2 20.00 ± 14.14 10.00 to 30.00 1,024",
     )
     note = "Fewer than 4 seeds allow no confidence interval: their rank may be chance."
@@ -184,7 +189,7 @@ def test_what_happened_is_said_and_escaped(sweep, tmp_path):
     assert "b" not in page.tags
     for text in ("worker 1 failed: E: $x_1 & <i>", "failed: ValueError: <script>alert(1)", "<b>run"):
         assert text in page.text
-    assert [unquote(link) for link in page.links] == ["..", "../logs/trainer.log"]
+    assert [unquote(link) for link in page.links] == ["results.csv", "results.tex", "..", "../logs/trainer.log"]
     assert html.escape("<b>run") in (files.report / "index.html").read_text()
 
 
@@ -252,17 +257,51 @@ def test_the_row_of_a_group_has_an_interval_of_four_runs_or_more(tmp_path):
         Run(str(n), RunFolder(tmp_path), RunStatus(Status.STOPPED), {"frames": value} if value is not None else {})
         for n, value in enumerate((4.0, 4.0, 8.0, 8.0, None))
     ]
-    rows = [_group_row(Group("one", tuple(part)), "frames", False) for part in (runs, runs[1:], runs[4:])]
-    assert [row[1:] for row in rows] == [
+    table = group_table([Group("one", tuple(part)) for part in (runs, runs[1:], runs[4:])], "frames", "", "")
+    assert [row[1:] for row in table.rows] == [
         ("4 of 5, stopped", "6.000", "4.000 to 8.000", "4 to 8", "6.000 ± 2.309", "4.000", "8.000"),
         ("3 of 4, stopped", "6.667", "-", "4 to 8", "6.667 ± 2.309", "4.000", "8.000"),
         ("0 of 1, stopped", *"------"),
     ]
     # Where all groups have fewer, they have their extremes.
-    rows = [_group_row(Group("one", tuple(part)), "frames", True) for part in (runs[1:], runs[3:])]
-    assert [row[1:] for row in rows] == [
+    table = group_table([Group("one", tuple(part)) for part in (runs[1:], runs[3:])], "frames", "", "")
+    assert [row[1:] for row in table.rows] == [
         ("3 of 4, stopped", "6.667 ± 2.309", "4.000 to 8.000", "4 to 8"),
         ("1 of 2, stopped", "8.000", "-", "8"),
+    ]
+    assert table.csv().splitlines() == [
+        "point,seeds,runs,objective,mean,std,min,max,frames_min,frames_max",
+        "one,3,4,frames,6.666666667,2.309401077,4,8,4,8",
+        "one,1,2,frames,8,,,,8,8",
+    ]
+
+
+def test_pairs_of_numbers_line_up(tmp_path):
+    values = {0: (-100.0, -300.0), 1: (-20.0, -30.0)}
+    runs = [
+        made_run(tmp_path, 0, Status.COMPLETED, value, **{"trainer.size": size, "seed": seed})
+        for size, each in values.items()
+        for seed, value in enumerate(each)
+    ]
+    (table,) = Report(runs, "mean_return").tables
+    assert [row[2:4] for row in table.rows] == [
+        ("-25.0 ±   7.1", "-30.0 to  -20.0"),
+        ("-200.0 ± 141.4", "-300.0 to -100.0"),
+    ]
+    path = Report(runs, "mean_return").write(tmp_path / "report")
+    assert "−25.0 ±\u00a0\u2007\u20077.1" in Page(path).texts
+    assert (
+        "size=1 & 2 of 2 & $-$25.0 $\\pm$   7.1 & $-$30.0 to  $-$20.0 & 0" in (path.parent / "results.tex").read_text()
+    )
+
+
+def test_texts_are_escaped_for_latex():
+    table = text_table("", "", ("a_b", "c"), [("5% & $x_1", "-"), ("~{^}\\", "x-1")])
+    assert table.latex().splitlines()[2:-2] == [
+        r"a\_b & c \\",
+        r"\midrule",
+        r"5\% \& \$x\_1 & -- \\",
+        r"\~{}\{\^{}\}/ & x-1 \\",
     ]
 
 
@@ -326,7 +365,7 @@ class Plot:
     def svg(self):
         return ""
 
-    def write_png(self, folder):
+    def write(self, folder):
         (folder / f"{self.name}.png").touch()
 
     def __getattr__(self, name):

@@ -52,6 +52,21 @@ def test_numbers_that_round_to_a_thousand():
     assert [printing.number_cell(value) for value in (999.94, 999.96)] == ["999.9", "1,000.0"]
 
 
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((157.24, -44.8, None, float("nan")), ["157.2", "-44.8", "-", "-"]),
+        ((0.1696, 0.008929), ["0.1696", "0.0089"]),
+        ((12345.6, 7), ["12,345.6", "7.0"]),
+        ((0.0, float("inf")), ["0.000", "inf"]),
+        ((2e-5, 0.0), ["2.000e-05", "0.000e+00"]),
+        ((3e20, 157.24), ["3.000e+20", "1.572e+02"]),
+    ],
+)
+def test_the_numbers_of_a_column_have_the_same_decimals(values, texts):
+    assert printing.number_cells(values) == texts
+
+
 def test_a_file_has_the_permissions_of_the_umask_which_does_not_change_meanwhile(tmp_path, within):
     """Files that other threads make at that moment would have the changed one."""
     before = os.umask(0o027)

@@ -119,7 +119,7 @@ def test_over_seeds_mean_and_spread_are_ranked(tmp_path, capsys):
     *_, head, first, second, third = rows(capsys.readouterr().out)
     assert head == ["point", "seeds", "mean_return", "std", "min", "max"]
     assert first == ["a=2", "1", "10.00", "-", "10.00", "10.00"]
-    assert second == ["a=1", "2", "2.00", "1.414", "1.00", "3.00"]
+    assert second == ["a=1", "2", "2.00", "1.41", "1.00", "3.00"]
     assert third == ["a=3", "0", "-", "-", "-", "-"]
 
 

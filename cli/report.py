@@ -1,4 +1,4 @@
-"""`collectx report DIR...`: writes a page with tables and figures of runs, and the figures as PNGs."""
+"""`collectx report DIR...`: writes a page with tables and figures of runs, and these as files for a paper."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from collectx.run.terminal import printing
 
 _USAGE = f"""\
 collectx report DIR... [out=DIR] [objective=NAME]: write an HTML page about the runs in and below the folders, which
-opens offline, and its figures as PNGs: returns, evaluations, env.metrics, losses, throughput, lag, worker timelines,
-failures, configurations, scaling with workers. Print its table. Runs that differ only in their seeds are averaged, with
-a confidence interval.
+opens offline, its tables as CSV and LaTeX, and its figures as PDF and PNG: returns, evaluations, env.metrics, losses,
+throughput, lag, worker timelines, failures, configurations, scaling with workers. Print its table. Runs that differ
+only in their seeds are averaged, with a confidence interval.
 
   out=DIR          output folder; default: report in DIR, or in the current folder if you name several
   objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)},

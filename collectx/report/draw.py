@@ -103,14 +103,15 @@ def styles_of(groups: Sequence[Group]) -> _Styles:
 @dataclass(frozen=True)
 class Plot:
     """A figure; `name` becomes its file name, `title` has names of metrics between backticks, `caption` says what it
-    shows, and `legend` what its lines are, in sentences that other figures share. `has_groups` says whether it has a
-    line for each group, in the styles of `styles_of`."""
+    shows, and `legend` what its lines are, in sentences that other figures share; `is_explained` says whether its page
+    needs no other legend, and `has_groups` whether it has a line for each group, in the styles of `styles_of`."""
 
     name: str
     title: str
     caption: str
     figure: Figure
     legend: Sequence[str] = ()
+    is_explained: bool = False
     has_groups: bool = False
 
     @property
@@ -126,7 +127,7 @@ class Plot:
 
     def svg(self) -> str:
         """Returns the figure as an element of HTML, as wide as its container, in colour and font of the text around it.
-        Lacks what the page around it tells: the label of y, and the names of groups.
+        Lacks what the page around it tells: the label of y, and a legend that it explains.
 
         `data-axes` has, for x and y, the label, the limits, where these are in the figure, and the decimals of a value;
         null on a logarithmic axis. A group of the class `curve` is a line, and `part` what belongs to it; `data-of`
@@ -137,7 +138,7 @@ class Plot:
         axes = self.figure.axes[0]
         height, legends = self.figure.get_figheight(), [*self.figure.legends]
         axes.yaxis.label.set_visible(False)
-        if self.has_groups:
+        if self.is_explained:
             self.figure.legends.clear()
             self.figure.set_figheight(_SIZE[1])
         with matplotlib.rc_context(_STYLE):
@@ -182,7 +183,7 @@ def _figure(size: tuple[float, float] = _SIZE) -> Iterator[tuple[Figure, Axes]]:
         axes = figure.add_subplot()
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(_Ticks())
-            axis.set_major_locator(MaxNLocator(min(12, int(1.5 * size[0])), steps=(1, 2, 5, 10), min_n_ticks=3))
+            axis.set_major_locator(MaxNLocator(min(12, int(1.6 * size[0])), steps=(1, 2, 5, 10), min_n_ticks=3))
         yield figure, axes
 
 
@@ -302,7 +303,7 @@ def _curves(
                 axes.yaxis.set_major_formatter(_Ticks())
                 what = f"{what} Logarithmic axis.".lstrip()
             _legend(figure, axes)
-            yield Plot(name, title, what, figure, words, len(groups) > 1)
+            yield Plot(name, title, what, figure, words, True, len(groups) > 1)
 
 
 def _spans_decades(axes: Axes) -> bool:
@@ -350,6 +351,8 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
             axes.plot(*curve, ".", color=style["color"], alpha=0.35, ms=3, label=of_batch, gid=f"curve {of_batch}")
         has_rest = has_rest or len(going) > 1 <= len(rests)
     words = _statistics(counts) if has_mean else []
+    if is_alone:
+        words.append("A dot is the mean return of the episodes that ended in one batch.")
     if has_mean and over == "elapsed_s":
         words.append("Over time, a line ends with the fastest of its seeds.")
     if has_rest:
@@ -425,7 +428,7 @@ def profile(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
         _legend(figure, axes)
         words = "Share of the seeds with a better value, with its 95% bootstrap interval. The higher line is better."
         title = f"Performance profile of {_in_title(number)}"
-        yield Plot(f"profile_{number}", title, words, figure, has_groups=len(groups) > 1)
+        yield Plot(f"profile_{number}", title, words, figure, is_explained=True, has_groups=len(groups) > 1)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:

@@ -2,31 +2,24 @@
 // or shows it in all figures. For `data-axes`, `data-of` and the classes, see `Plot.svg`.
 const shown = (value, decimals) => value.toLocaleString("en", decimals === null
   ? { maximumSignificantDigits: 4 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
-const tip = Object.assign(document.createElement("div"), { id: "tip", hidden: true });
+const tip = Object.assign(document.createElement("div"), { id: "tip", role: "status", hidden: true });
 document.body.append(tip);
 // A finger leaves what it has touched; then the values stay until the next touch.
 document.addEventListener("pointerdown", () => (tip.hidden = true), true);
 
 function points(curve) {
-  const places = [...curve.querySelectorAll("use")].map((each) => [+each.getAttribute("x"), +each.getAttribute("y")]);
+  const places = [];
   for (const path of curve.querySelectorAll(":scope > path"))
     for (const [, x, y] of path.getAttribute("d").matchAll(/(-?[\d.]+) (-?[\d.]+)/g)) places.push([+x, +y]);
-  return places;
+  const marks = places.length ? [] : [...curve.querySelectorAll("use")];
+  return [...places, ...marks.map((each) => [+each.getAttribute("x"), +each.getAttribute("y")])];
 }
 
 for (const svg of document.querySelectorAll("svg[data-axes]")) {
   const axes = JSON.parse(svg.dataset.axes);
-  const curves = [...svg.querySelectorAll(".curve")].map((curve) => [curve, points(curve)]);
-  const tell = (event) => {
-    const pointer = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    let nearest = Infinity, name, place;
-    for (const [curve, places] of curves)
-      for (const each of curve.classList.contains("off") ? [] : places) {
-        const distance = Math.hypot(each[0] - pointer.x, each[1] - pointer.y);
-        if (distance < nearest) [nearest, name, place] = [distance, curve.dataset.of, each];
-      }
-    tip.hidden = nearest > 40;
-    if (tip.hidden) return;
+  const curves = [...svg.querySelectorAll(".curve")].map((curve) => [curve, points(curve)]).filter(([, places]) => places.length);
+  const tell = (name, place) => {
+    tip.hidden = false;
     const values = axes.map(([label, [from, to], [begin, end], decimals], i) => {
       const share = (place[i] - begin) / (end - begin);
       const value = decimals === null ? from * (to / from) ** share : from + share * (to - from);
@@ -40,9 +33,34 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
     tip.style.top = `${y + scrollY}px`;
     tip.style.setProperty("--shift", `${x - middle}px`); // of the mark at the point
   };
-  svg.addEventListener("pointermove", tell);
-  svg.addEventListener("pointerdown", tell);
+  const point = (event) => {
+    const pointer = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    let nearest = Infinity, name, place;
+    for (const [curve, places] of curves)
+      for (const each of curve.classList.contains("off") ? [] : places) {
+        const distance = Math.hypot(each[0] - pointer.x, each[1] - pointer.y);
+        if (distance < nearest) [nearest, name, place] = [distance, curve.dataset.of, each];
+      }
+    tip.hidden = nearest > 40;
+    if (!tip.hidden) tell(name, place);
+  };
+  svg.addEventListener("pointermove", point);
+  svg.addEventListener("pointerdown", point);
   svg.addEventListener("pointerleave", (event) => (tip.hidden ||= event.pointerType === "mouse"));
+  if (curves.length) svg.tabIndex = 0;
+  let line = 0, at = -1;
+  // Up and down scroll until a key has shown a point.
+  svg.addEventListener("keydown", (event) => {
+    const [along, across] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
+    const known = curves.filter(([curve]) => !curve.classList.contains("off"));
+    if (!known.length || !(at + along >= 0)) return;
+    event.preventDefault();
+    line = (line + across + known.length) % known.length;
+    const [curve, places] = known[line];
+    at = Math.min(at + along, places.length - 1);
+    tell(curve.dataset.of, places[at]);
+  });
+  svg.addEventListener("blur", () => [at, tip.hidden] = [-1, true]);
 }
 
 // The mean of each point and its neighbours, as many on either side: up to 6, and fewer near the ends.
@@ -80,6 +98,6 @@ for (const entry of document.querySelectorAll(".entry"))
     for (const each of document.querySelectorAll("[data-of]"))
       if (each.dataset.of === entry.dataset.of) each.classList.toggle("off", isOff);
   });
-if (document.querySelector(".entry"))
-  document.querySelector(".legend").insertAdjacentHTML(
-    "beforeend", ' <span class="hint">Point at a line for its values. Click on a name to hide its lines in all figures.</span>');
+const hide = document.querySelector(".entry") ? " Click on a name to hide its lines in all figures." : "";
+document.querySelector(".legend").insertAdjacentHTML(
+  "beforeend", ` <span class="hint">Point at a line for its values, or move along it with the arrow keys.${hide}</span>`);

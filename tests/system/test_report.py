@@ -95,6 +95,12 @@ for (const name of ["Return against frames", "actor_loss"]) {
   figure.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
   root.dataset[name.split(/[ _]/)[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
 }
+const loss = root.querySelector("[data-smooth] svg");
+for (const key of ["ArrowDown", "ArrowRight", "ArrowRight", "ArrowDown"])
+  loss.dispatchEvent(new KeyboardEvent("keydown", {key}));
+root.dataset.keys = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
+loss.dispatchEvent(new FocusEvent("blur"));
+root.dataset.keys += `; ${document.querySelector("#tip").hidden}`;
 const [box] = root.querySelectorAll("input"), path = box.closest("figure").querySelector(".curve > path");
 const roughness = () => {
   const heights = [...path.getAttribute("d").matchAll(/[ML] \\S+ (\\S+)/g)].map(([, y]) => +y);
@@ -118,9 +124,11 @@ root.dataset.figures = new Set(hidden.map(each => each.closest("svg"))).size;
 def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, browse, tmp_path):
     (tmp_path / "page.html").write_text(page.read_text().replace("</body>", f"{PRESS}</body>"))
     dom = browse(tmp_path / "page.html", "--dump-dom", "--window-size=1280,900").stdout
-    data = dict(re.findall(r'data-(return|actor|pressed|hidden|figures|smoothed)="([^"]*)"', dom))
+    data = dict(re.findall(r'data-(return|actor|keys|pressed|hidden|figures|smoothed)="([^"]*)"', dom))
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["return"])
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor_loss: -?0\.0\d{4,}", data["actor"])
+    # The second point of the second line.
+    assert re.fullmatch(r"num_workers=2; frames: 1,024; actor_loss: -?0\.0\d{4,}; true", data["keys"])
     # Smoothed over a faint line with all values, and back.
     assert data["smoothed"] == "true true true 0"
     assert data["pressed"] == "num_workers=1 true; num_workers=2 false"

@@ -466,7 +466,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
             "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
             "Points and bars stand for line and band."
         )
-        yield Plot("scaling", "Frames per second against workers", words, figure)
+        yield Plot("scaling", "Frames per second against workers", words, figure, is_explained=len(several) == 1)
 
 
 def timeline(run: Run, name: str) -> Iterator[Plot]:

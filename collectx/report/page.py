@@ -101,8 +101,10 @@ class Report:
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         of_runs = run_table(runs, self._objective, "runs" if self._has_summary else "results", differing)
         results = self.tables if self._has_summary else [of_runs]
-        written = {f"{table.name}.csv": table.csv() for table in dict.fromkeys([*results, of_runs])}
-        written |= {f"{table.name}.tex": table.latex() for table in results}
+        written = {}
+        for table in results:
+            written |= {f"{table.name}.csv": table.csv(), f"{table.name}.tex": table.latex()}
+        written[f"{of_runs.name}.csv"] = of_runs.csv()
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)

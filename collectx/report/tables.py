@@ -33,7 +33,7 @@ class Column:
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Table:
     """A table, in files called `name`. The first two columns are left-aligned, the last `num_hidden` too many for a
     terminal."""

@@ -101,7 +101,7 @@ class Report:
         same = {key: value for key, value in runs[0].options.items() if key not in differing}
         of_runs = run_table(runs, self._objective, "runs" if self._has_summary else "results", differing)
         results = self.tables if self._has_summary else [of_runs]
-        written = {}
+        written: dict[str, str] = {}
         for table in results:
             written |= {f"{table.name}.csv": table.csv(), f"{table.name}.tex": table.latex()}
         written[f"{of_runs.name}.csv"] = of_runs.csv()

@@ -115,7 +115,7 @@ def _add(name: str, folder: Path, command: str) -> None:
     }
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     plot = next(each for each in draw.sections_of([group], "mean_return")["Learning"] if each.name == "return_frames")
-    replace(plot, name=f"learning_{name}").write_png(_FIGURES)
+    replace(plot, name=f"learning_{name}").write(_FIGURES, ["png"])
 
 
 if __name__ == "__main__":

@@ -119,10 +119,10 @@ class Plot:
         """Whether the figure is as wide as the page."""
         return bool(self.figure.get_figwidth() > 2 * _SIZE[0])
 
-    def write(self, folder: Path) -> None:
-        """Writes the figure to `<name>.png` and `<name>.pdf` in the folder, on a white ground."""
+    def write(self, folder: Path, kinds: Iterable[str] = ("png", "pdf")) -> None:
+        """Writes the figure to a file of each kind in the folder, such as `<name>.png`, on a white ground."""
         with matplotlib.rc_context(_STYLE):
-            for kind in ("png", "pdf"):
+            for kind in kinds:
                 self.figure.savefig(folder / f"{file_name(self.name)}.{kind}", dpi=_PNG_DPI)
 
     def svg(self) -> str:
@@ -155,18 +155,14 @@ class Plot:
         element = re.sub(r" font-family: [^;]*;", "", element)
         element = re.sub(r'<g id="(curve|part) ([^"]*)">', r'<g class="\1" data-of="\2">', element)
         element = re.sub(r'<g id="[^"]*">', "<g>", element)
-        data = [
-            (
-                axis.get_label_text(),
-                limits,
-                places,
-                None if axis.get_scale() == "log" else num_decimals(max(map(abs, limits))),
-            )
-            for axis, limits, places in (
-                (axes.xaxis, axes.get_xlim(), (begin, end)),
-                (axes.yaxis, axes.get_ylim(), (size[1] - low, size[1] - high)),
-            )
+        decimals = [
+            None if axis.get_scale() == "log" else num_decimals(max(map(abs, axis.get_view_interval())))
+            for axis in (axes.xaxis, axes.yaxis)
         ]
+        data = (
+            (axes.get_xlabel(), axes.get_xlim(), (begin, end), decimals[0]),
+            (axes.get_ylabel(), axes.get_ylim(), (size[1] - low, size[1] - high), decimals[1]),
+        )
         attributes = f'viewBox="0 0 {size[0]:.1f} {size[1]:.1f}" role="img" data-axes="{escape(json.dumps(data))}"'
         return f"<svg {attributes}>{element.partition('>')[2]}"
 
@@ -205,9 +201,9 @@ def _tick_texts(values: Sequence[float], largest: float) -> list[str]:
     size, unit = next(each[1:] for each in _UNITS if each[0] <= largest)
     for decimals in range(7 if largest < _HUGE else 0):
         rounded = [round(value / size, decimals) for value in values]
-        if all(abs(each * size - value) <= 1e-9 * largest for each, value in zip(rounded, values, strict=True)):
+        if np.allclose(np.multiply(rounded, size), values, rtol=0, atol=1e-9 * largest):
             return [f"{each:,.{decimals}f}{unit}".replace("-", "−") if each else "0" for each in rounded]
-    return [f"{value:g}" for value in values]
+    return [f"{value:g}".replace("-", "−") for value in values]
 
 
 # The curves of a report: value, over what, file, title, label of the axis, and what it shows.
@@ -220,14 +216,7 @@ _LEARNING = (
     (RETURN, "elapsed_s", "return_time", "Return against time", "mean return", _WINDOW),
 )
 _SPEED = (
-    (
-        "frames_per_s",
-        "elapsed_s",
-        "throughput",
-        "Frames per second",
-        "frames/s",
-        "As the trainer received them, in equal times.",
-    ),
+    ("frames_per_s", "elapsed_s", "throughput", "Frames per second", "frames/s", "As the trainer received them."),
     ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind."),
 )
 

@@ -153,7 +153,8 @@ def number_cell(value: Any, form: str | None = None) -> str:
 def number_cells(values: Iterable[Any], form: str | None = None) -> list[str]:
     """Returns the numbers of a column in one format, in which they line up."""
     values = list(values)
-    return [number_cell(value, form or number_form(values)) for value in values]
+    form = form or number_form(values)
+    return [number_cell(value, form) for value in values]
 
 
 def number_form(values: Iterable[Any]) -> str:
@@ -230,7 +231,8 @@ def print_sweep(
     # A column of its own, unless the table has it.
     more = [objective] * (objective not in _NUMBERS and any(objective in (result or {}) for _, _, result in rows))
     numbers = {name: [(result or {}).get(name) for _, _, result in rows] for name in ("mean_return", *more)}
-    lines = [cells(*row, number_form(numbers["mean_return"])) for row in rows]
+    form = number_form(numbers["mean_return"])
+    lines = [cells(*row, form) for row in rows]
     for name in more:
         lines = [(*line, cell) for line, cell in zip(lines, number_cells(numbers[name]), strict=True)]
     print_table(lines, (*COLUMNS, *more))

@@ -14,7 +14,7 @@ import pytest
 from collectx.cli import report
 from collectx.jobs.status import RunStatus
 from collectx.report import page as report_page
-from collectx.report.draw import sections_of
+from collectx.report.draw import _tick_texts, sections_of
 from collectx.report.page import Report, _happened, _origin
 from collectx.report.read import Group, Run, groups_of
 from collectx.report.tables import group_table, text_table
@@ -293,6 +293,21 @@ def test_pairs_of_numbers_line_up(tmp_path):
     assert (
         "size=1 & 2 of 2 & $-$25.0 $\\pm$   7.1 & $-$30.0 to  $-$20.0 & 0" in (path.parent / "results.tex").read_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((0, 10_000, 20_000), ["0", "10k", "20k"]),
+        ((0, 2_500, 5_000), ["0", "2,500", "5,000"]),
+        ((-0.5, 1e-17, 0.25), ["−0.50", "0", "0.25"]),
+        ((0, 1.5e6, 3e6), ["0", "1.5M", "3.0M"]),
+        ((0, 1e-7), ["0", "1e−07"]),
+        ((0, 1e20), ["0", "1e+20"]),
+    ],
+)
+def test_the_numbers_of_an_axis_are_written_alike(values, texts):
+    assert _tick_texts(values, max(map(abs, values))) == texts
 
 
 def test_texts_are_escaped_for_latex():

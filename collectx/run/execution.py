@@ -211,7 +211,7 @@ class _Execution:
                     record.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
                     raise record.config_error from error
                 with workers as collector:
-                    progress.count_ready = lambda: collector.pool.stepping_of_started
+                    progress.count_stepping = lambda: collector.pool.stepping_of_started
                     self._context.stage = ""
                     run_folder.forget_replaced()
                     if self._point is not None:
@@ -266,7 +266,7 @@ class _Execution:
             evaluated, _ = in_envs(cfg, spec, self._limited(what, "start_timeout_s"))  # raises for other spaces
             if has_videos:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
-        self._context.stage = display.STARTING
+        self._context.stage = display.WAITING
         self._spec = spec
         if self.rank == 0 and (note := preflight.version_note(cfg)):
             printing.note(note)

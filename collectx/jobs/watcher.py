@@ -37,8 +37,8 @@ from collectx.run.terminal.charts import sparkline
 from collectx.run.terminal.display import (
     PLAIN_S,
     REFRESH_S,
-    WAITING,
     TRACEBACK,
+    WAITING,
     Lines,
     charts_of,
     render_panel,

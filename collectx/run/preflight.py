@@ -28,6 +28,7 @@ from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.place import place_of
 from collectx.process import limited
 from collectx.rules.evaluation_env import also_evaluated
+from collectx.run import cores
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.snapshot import Target, targets
@@ -306,8 +307,13 @@ def trainer_problems(cfg: RunConfig) -> list[str]:
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:
-    """Returns the messages of the `problems`; empty if `cfg` can run."""
-    return [*map(str, problems(cfg))]
+    """Returns the messages of the `problems`; empty if `cfg` can run. The one about a batch that does not fit the
+    workers also says if they are too many for this machine, where fewer of them may be the better remedy."""
+    texts = [*map(str, found := problems(cfg))]
+    for index, problem in enumerate(found):
+        if problem.path == "collector.frames_per_batch" and (note := cores.note(cfg)):
+            texts[index] += f" But {note}"
+    return texts
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:

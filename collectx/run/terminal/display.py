@@ -95,8 +95,8 @@ class SweepBar:
 class Progress:
     """Shows a run during the `with` block. The end of the block waits up to 2 s for the thread, which may hang on a
     pipe that no process reads, and then ends with the process. `count_stepping` returns how many workers have stepped
-    their envs, and how many were started; None while unknown. `stage` returns what the run does before, and whenever it is not
-    collecting; otherwise ""."""
+    their envs, and how many were started; None while unknown. `stage` returns what the run does before, and whenever it
+    is not collecting; otherwise ""."""
 
     def __init__(
         self,

@@ -425,7 +425,7 @@ def _unknown(key: str) -> str:
         instead = f" With hydra/sweeper=halving, {_OF_HALVING[option]}" if option in _OF_HALVING else ""
         return f"{key} is not an option of the chosen hydra/sweeper. Optuna's is hydra/sweeper=optuna.{instead}"
     option = key.removeprefix("hydra.")
-    near = nearest(option, _hydras_options()) if option != key else None
+    near = nearest(option, _hydras_options(), 0.75) if option != key else None
     question = f"Did you mean hydra.{near}? " if near else ""
     return f"{key} is not an option. {question}To list all: collectx run --cfg all"
 

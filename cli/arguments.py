@@ -35,6 +35,15 @@ _SWITCHES: dict[str, dict[str, str]] = {
     "reproduce": {"trust": ""},
     "resume": {"trust": "", "moved": ""},
 }
+# Subcommands whose own options, those of the section of the same name, need no section: episodes=10.
+OWN_SECTIONS = ("eval", "tune")
+# What users call the options of subcommands.
+_CALLED = {
+    "objective": ("metric", "monitor", "goal"),
+    "out": ("output", "output_dir", "dir", "folder"),
+    "output": ("out", "path", "file"),
+    "format": ("to", "type"),
+}
 # Flags of the subcommands that take a value, and their short names.
 _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 # Hydra's flags that take no value, and those that take one, with their short names.
@@ -182,16 +191,19 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
     if near := nearest(name, [each for each in names(subcommand) if each != "--run"], 0.75):
         return f". Did you mean {near}?"
     # As in `[episodes=10]`.
-    is_in_usage = re.search(rf"[ \[]{re.escape(key)}=", usage) is not None
+    in_usage = re.findall(r"[ \[](\w+)=", usage)
+    is_in_usage = key in in_usage
+    if subcommand not in COMPOSING and (called := [each for each in in_usage if key in _CALLED.get(each, ())]):
+        key, is_in_usage = called[0], True
     if not is_in_usage and (subcommand not in COMPOSING or not (has_value or len(key) > 1 or meant(key))):
         return f". {synopsis(usage)}" if usage else f". To list all flags: collectx {subcommand} --help"
     if name == "--resume":
         return f". To continue a run: collectx resume {after if after[:1] not in ('', '-') else 'RUN_DIR'}"
-    # `collectx eval` also takes the options of `eval` without their group.
     kinds: dict[str, str] = dict(word.split("=", 1) for word in argv if "=" in word)
     if "experiment" not in kinds:
         kinds.setdefault("trainer", "ppo")  # collectx/conf/config.yaml
-    problems = [unknown_option(path, kinds) for path in (key, f"eval.{key}")[: 1 + (subcommand == "eval")]]
+    paths = (key, f"{subcommand}.{key}")[: 1 + (subcommand in OWN_SECTIONS)]
+    problems = [unknown_option(path, kinds) for path in paths]
     if not is_in_usage and problems[0] is not None and None not in problems:
         return f", and {problems[0]}"
     if not has_value:
@@ -204,6 +216,14 @@ def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str
 def synopsis(usage: str) -> str:
     """Returns how to type a subcommand, from the text of its `--help`."""
     return "Usage: " + re.split(r":\s", usage)[0]
+
+
+def unknown_key(key: str, value: str, options: Collection[str], values: Mapping[str, Collection[str]] = {}) -> str:
+    """Returns the message about an option `key=value` that a subcommand with these `options` does not have. `values`
+    are those of options that have few."""
+    meant = [each for each in options if key in _CALLED.get(each, ()) or value in values.get(each, ())]
+    near = f". Did you mean {meant[0]}={value}?" if meant else did_you_mean(key, options)
+    return f"{key} is not an option{near}"
 
 
 def refuse_empty(options: Mapping[str, str]) -> None:
@@ -290,10 +310,10 @@ def one_group(
             choice = unknown[0].partition(".")[2]
             what = f"{group} {choice}" if choice in (choices or {}).get(group, ()) else f"{group} -v"
             raise UsageError(f"'{unknown[0]}' is not a group. To list its options: collectx list {what}")
-        more = "To list all: collectx list"
         if having := [group for group in groups if unknown[0] in (choices or {}).get(group, ())]:
             which = either(f"collectx {subcommand} {group} {unknown[0]}" for group in having)
             raise UsageError(f"'{unknown[0]}' is a choice, not a group. To list its keys: {which}")
+        more = "To list all: collectx list" if nearest(unknown[0], groups) else f"Valid names: {', '.join(groups)}."
         raise UsageError(f"there is no group '{unknown[0]}'{did_you_mean(unknown[0], groups, more=more)}")
     if len(words) > 1:
         raise UsageError(f"name one group, not {len(words)} ({', '.join(words)}), or none for all groups.")

@@ -20,6 +20,7 @@ from typing import Any, get_type_hints
 
 import yaml
 from hydra import initialize_config_module
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -423,7 +424,21 @@ def _unknown(key: str) -> str:
     if (option := key.removeprefix("hydra.sweeper.")) != key:
         instead = f" With hydra/sweeper=halving, {_OF_HALVING[option]}" if option in _OF_HALVING else ""
         return f"{key} is not an option of the chosen hydra/sweeper. Optuna's is hydra/sweeper=optuna.{instead}"
-    return f"{key} is not an option. To list all: collectx run --cfg all"
+    option = key.removeprefix("hydra.")
+    near = nearest(option, _hydras_options(), 0.75) if option != key else None
+    question = f"Did you mean hydra.{near}? " if near else ""
+    return f"{key} is not an option. {question}To list all: collectx run --cfg all"
+
+
+def _hydras_options() -> list[str]:
+    """Returns the paths of the options within Hydra's part."""
+
+    def paths(node: Any, prefix: str = "") -> Iterator[str]:
+        for key, value in node.items() if isinstance(node, dict) else ():
+            yield f"{prefix}{key}"
+            yield from paths(value, f"{prefix}{key}.")
+
+    return [*paths(OmegaConf.to_container(OmegaConf.structured(HydraConf)))]
 
 
 def _rule_of(key: str, word: str) -> str:
@@ -559,7 +574,7 @@ def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> 
     first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values, written = resolved(node)
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
-    cfg, problems = check_config(values, ignore)
+    cfg, problems = check_config(values, ignore, hydra.runtime.choices)
     cfg.written = written
     return cfg, problems, note
 

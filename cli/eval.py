@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from collectx.cli.arguments import Arguments, subcommand
-from collectx.cli.overrides import key_of
+from collectx.cli.overrides import with_section
 from collectx.cli.run import print_changes
 from collectx.cli.saved import compose_saved, find_run_folder, working_directory
-from collectx.config.check import unknown_option
 from collectx.config.interpolation import as_written
 from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import GymnasiumConfig
@@ -48,9 +47,7 @@ def _eval(arguments: Arguments) -> int:
     why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs: collectx eval RUN_DIR"
     run_folder, words = find_run_folder(arguments, _USAGE, why_no_sweep)
     saved = saved_config.read_config(run_folder.newest_config)
-    overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
-    if problems := [*filter(None, map(_own_option, words))]:
-        raise ConfigError(*problems)
+    overrides = with_section(words, "eval", _SHORT)
     _, cfg = compose_saved(run_folder, saved, overrides, arguments)
     # The trainer and the launcher of the run may not exist here.
     here = {group: group_from_dict(group, {"kind": kind}) for group, kind in _HERE.items()}
@@ -112,15 +109,6 @@ def _eval(arguments: Arguments) -> int:
     if videos:
         print(f"videos in {printing.typed(run_folder.videos)}")
     return 0
-
-
-def _own_option(word: str) -> str | None:
-    """Returns the message about an unknown option that resembles one of `eval`, whose names need no group; None for
-    others."""
-    key = key_of(word)
-    own = str(unknown_option(f"eval.{key}", {}) or "")
-    is_meant = "." not in key and unknown_option(key, {}) is not None and "Did you mean eval." in own
-    return own.replace("eval.", "") if is_meant else None
 
 
 def _with_normalizers(cfg: RunConfig, run_folder: RunFolder, names: Sequence[str]) -> RunConfig:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, UsageError, ask_which, refuse_empty, subcommand
+from collectx.cli.arguments import Arguments, UsageError, ask_which, refuse_empty, subcommand, unknown_key
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.trainer import DATA_PACKAGES
 from collectx.errors import ConfigError, ExportError, frames_of_user
@@ -61,7 +61,7 @@ def _export(arguments: Arguments) -> int:
     options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not os.path.isdir(word))
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
-        raise UsageError(f"{unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
+        raise UsageError(unknown_key(unknown[0], options[unknown[0]], _OPTIONS))
     refuse_empty(options)
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *DATA_PACKAGES]):

@@ -20,6 +20,7 @@ from collectx.config.check import UNSET
 from collectx.config.json_schema import group_schema, loggers, run_schema
 from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
+from collectx.run import preflight
 
 # How `collectx list` orders groups.
 _ORDER = (*GROUPS, "logger", "experiment", "debug")
@@ -94,7 +95,24 @@ def _show_choice(
     if kind not in schemas:
         raise UsageError(f"{group}={choice} has no known kind. To see what to change: collectx run {group}={choice}")
     set_here = {key: {"default": value} for key, value in values.items() if value != UNSET}
-    _print_keys(group, {choice: {key: option | set_here.get(key, {}) for key, option in schemas[kind].items()}})
+    keys = {key: option | set_here.get(key, {}) for key, option in schemas[kind].items()}
+    _print_keys(group, {choice: keys | _arguments(group, values)})
+
+
+def _arguments(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns schemas of the arguments that the class or function of a choice takes, as keys such as `kwargs.size`;
+    none if it cannot be imported."""
+    key = next((key for key in ("target", "entry_point") if isinstance(values.get(key), str)), None)
+    if key is None or values[key] == UNSET:
+        return {}
+    found = {}
+    for name, argument in preflight.arguments_of_user(values[key], f"{group}.{key}").items():
+        hint = argument.annotation
+        kind = "" if hint is argument.empty else f" ({getattr(hint, '__name__', hint)})"
+        has_default = {} if argument.default is argument.empty else {"default": argument.default}
+        set_here = {"default": values["kwargs"][name]} if name in (values.get("kwargs") or {}) else {}
+        found[f"kwargs.{name}"] = {"description": f"An argument of {values[key]}{kind}."} | has_default | set_here
+    return found
 
 
 def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
@@ -104,7 +122,7 @@ def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
         # description -> default -> choices
         described: dict[str, dict[str, list[str]]] = {}
         for kind, option in ((kind, options[key]) for kind, options in kinds.items() if key in options):
-            default = json.dumps(option["default"]) if "default" in option else ""
+            default = json.dumps(option["default"], default=str) if "default" in option else ""
             described.setdefault(option.get("description", ""), {}).setdefault(default, []).append(kind)
         print(f"\n  {group}.{key}")
         for description, defaults in described.items():

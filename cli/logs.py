@@ -29,6 +29,8 @@ def _logs(arguments: Arguments) -> int:
         raise ConfigError(f"'{arguments.words[0]}' is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1 and "-".join(words) in roles(run):
         raise ConfigError(f"write the role as one word: {'-'.join(words)}.")
+    if len(words) == 2 and words[1].isdecimal():
+        words = ["-".join(words)]
     if len(words) > 1:
         raise ConfigError(
             f"name one role, such as {words[0]}, not {len(words)} ({', '.join(words)}), or none to see all logs."

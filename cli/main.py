@@ -26,7 +26,7 @@ SUBCOMMANDS = {
     "eval": "evaluate a trained policy: collectx eval RUN_DIR [episodes=10] [video=true]",
     "export": "write a policy, or recorded episodes, for other programs: collectx export RUN_DIR format=NAME",
     "plan": "show what a run would start, allocate and request: collectx plan [overrides] [-m] [--json]",
-    "tune": "find the fastest number of workers, envs and threads: collectx tune [overrides] [tune.minutes=5]",
+    "tune": "find the fastest number of workers, envs and threads: collectx tune [overrides] [minutes=5]",
     "doctor": "check this machine and the cluster: collectx doctor [--json]",
     "status": "list runs with their status, also from SLURM: collectx status [DIR...]",
     "watch": "follow a running run or sweep: collectx watch DIR",

@@ -8,7 +8,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
 from collectx.config import other_names
-from collectx.config.check import known_paths
-from collectx.config.problem import did_you_mean, either
+from collectx.config.check import known_paths, unknown_option
+from collectx.config.problem import did_you_mean, either, page
 from collectx.config.registry import GROUPS
+from collectx.errors import ConfigError
 from collectx.run.preflight import known_env_id
 
 
@@ -65,6 +66,22 @@ def quoted(value: object) -> str:
 def key_of(override: str) -> str:
     """Returns the key or group of an override, such as `env` of `env=gym` and of `++env=gym`."""
     return override.lstrip("+").partition("=")[0]
+
+
+def with_section(words: Sequence[str], section: str, names: Collection[str]) -> list[str]:
+    """Returns the words of a subcommand with its own section before its own options `names`: eval.episodes=10 for
+    episodes=10. Raises `ConfigError` about unknown options that resemble one of them."""
+    problems = [text for word in words if (text := _own_option(key_of(word), section))]
+    if problems:
+        raise ConfigError(*problems)
+    return [f"{section}.{word}" if word.partition("=")[0] in names else word for word in words]
+
+
+def _own_option(key: str, section: str) -> str | None:
+    """Returns the message about an unknown option that resembles one of the section; None for others."""
+    own = str(unknown_option(f"{section}.{key}", {}) or "")
+    is_meant = "." not in key and unknown_option(key, {}) is not None and f"Did you mean {section}." in own
+    return own.replace(f"{section}.", "") if is_meant else None
 
 
 def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
@@ -155,6 +172,8 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         stem = re.sub(r"\.ya?ml$", "", choice)
         if stem != choice and stem in options:
             return f"{key}={choice} is unknown. Did you mean {key}={stem}?"
+        if stem != choice:
+            return f"{key}={choice} is unknown, because collectx takes names. {_of_choice(key, choice, stem)}"
         if os.path.isfile(file := f"conf/{key}/{stem}.yaml") and choice[:1] != "_":
             return f"{key}={choice} is unknown, but {file} exists. Add --config-dir conf"
         if choice.lower() in ("none", "off", "false") and key in ("logger", "experiment", "debug"):
@@ -168,7 +187,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
             return f"{key}={choice} is unknown, because {other} has another ending. Rename it to {choice}.yaml."
         advice = did_you_mean(choice, options, f"{key}=", more)
         if key == "env" and "Did you mean" not in advice:
-            advice += " For an env of another package, set env.id: see the page 'Envs and tools that were tried'."
+            advice += f" For an env of another package, set env.id: see {page('reference/ecosystem.md')}."
         return f"{key}={choice} is unknown{advice}"
     # A class or function as MODULE:NAME, or its file.
     return f"{key}={choice} is unknown. To use your own: {_of_user(choice, key)}"
@@ -214,6 +233,21 @@ def of_file(text: str) -> str:
     if not is_choice and not re.search(r"^defaults:", Path(text).read_text(errors="replace"), re.MULTILINE):
         return f"{text} is a file, and collectx takes names. Add the line '{BASED}' to it, and write {words}"
     return f"{text} is a file, and collectx takes names. Write {words}"
+
+
+def _of_choice(group: str, file: str, stem: str) -> str:
+    """Returns how to choose a file of the user, which need not exist, in a group. `stem` is its path without its
+    ending."""
+    folder, name = os.path.split(stem)
+    inside = f"conf/{group}/{name}.yaml"
+    above, _, last = folder.rpartition("/")
+    if os.path.isfile(file) and last != group:
+        return f"Move the file to {inside}, and write --config-dir conf {group}={name}"
+    if not os.path.isfile(file) and os.path.isfile(inside):
+        above = "conf"
+    elif not os.path.isfile(file):
+        return f"For a file DIR/{group}/{name}.yaml of yours, write --config-dir DIR {group}={name}"
+    return f"Write --config-dir {above or '.'} {group}={name}"
 
 
 def joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, ask_which, refuse_empty, subcommand
+from collectx.cli.arguments import Arguments, ask_which, refuse_empty, subcommand, unknown_key
 from collectx.cli.sweep import not_started
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
-from collectx.run.folder.saved_config import objective_of
+from collectx.run.folder.saved_config import check_not_within, objective_of
 from collectx.run.terminal import printing
 
 _USAGE = f"""\
@@ -37,15 +37,20 @@ def _report(arguments: Arguments) -> int:
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
     refuse_empty(options)
     if unknown := [each for each in folders if re.match(r"\w+=", str(each)) and not each.exists()]:
-        name = str(unknown[0]).partition("=")[0]
-        raise ConfigError(f"{name} is not an option{did_you_mean(name, _OPTIONS)}")
+        name, _, value = str(unknown[0]).partition("=")
+        raise ConfigError(unknown_key(name, value, _OPTIONS, {"objective": OBJECTIVES}))
     if not folders or not all(arguments.words):
         raise ConfigError(ask_which(_USAGE, "runs"))
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed. Install it: pip install 'collectx[report]'") from error
-    runs = read.read_runs(folders)
+    try:
+        runs = read.read_runs(folders)
+    except ConfigError:
+        for folder in folders:
+            check_not_within(RunFolder(folder))
+        raise
     objective = options.get("objective") or objective_of(runs[0].run_folder)
     metrics = dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ())
     evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)

@@ -207,7 +207,11 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
         printing.print_notes()
     root, is_complete, is_interrupted, start_s = Path(prepared.folder), True, False, time.monotonic()
     try:
-        with removing_empty_folders(root, "multirun.yaml"), handling({signal.SIGINT: task.interrupt}):
+        with (
+            removing_empty_folders(root, "multirun.yaml"),
+            handling({signal.SIGINT: task.interrupt}),
+            printing.telling_once(),
+        ):
             composer.run(prepared.master, prepared.folder, task)
     except KeyboardInterrupt as error:
         is_interrupted = True

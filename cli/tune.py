@@ -11,6 +11,7 @@ import shlex
 import signal
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,6 +23,7 @@ from collectx import tune
 from collectx.cli import run
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.compose import Composed, Composer, parsed
+from collectx.cli.overrides import with_section
 from collectx.config.check import check_section
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, TuneConfig
@@ -32,11 +34,11 @@ from collectx.run.folder.layout import folder_errors
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx tune [overrides] [tune.minutes=5] [flags]: find the fastest number of workers, envs per worker, torch threads
+collectx tune [overrides] [minutes=5] [flags]: find the fastest number of workers, envs per worker, torch threads
 and slots, and whether overlap and an inference server help. Each setting runs for some seconds, slow ones are dropped
 early, and the fastest are measured next to yours. Options that you override keep their value, and
-collector.frames_per_batch never changes. With tune.exact=true, the default for a trainer that learns, batches also
-keep their rows, steps and lag. For the options tune.*: collectx list tune
+collector.frames_per_batch never changes. With exact=true, the default for a trainer that learns, batches also keep
+their rows, steps and lag. minutes=5 is short for tune.minutes=5, and so on (to list them: collectx list tune).
 
 tune writes an experiment file with your overrides and the fastest values, and prints the command that uses it.
 
@@ -52,7 +54,7 @@ _WRITTEN_BY = "# Written by collectx tune"
 def _tune(arguments: Arguments) -> int:
     file = _output(arguments)
     composer = Composer(arguments.config_dir, arguments.config_name)
-    checked = composer.check(arguments.words)
+    checked = composer.check(with_section(arguments.words, "tune", {field.name for field in fields(TuneConfig)}))
     swept = [each for each in parsed(checked.overrides) if each.is_sweep_override()]
     keys = [each.key_or_group for each in swept]
     prepared = None if arguments.is_multirun or swept else run.prepare(composer, checked, is_multirun=False)

@@ -113,7 +113,9 @@ class ConfigError(CollectxError, ValueError):
         super().__init__(*map(str, problems))
 
     def __str__(self) -> str:
-        return "\n".join(self.problems)
+        if len(self.problems) < 2:
+            return "".join(self.problems)
+        return "\n  - ".join([f"{len(self.problems)} problems:", *self.problems])
 
     @property
     def problems(self) -> tuple[str, ...]:

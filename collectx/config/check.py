@@ -228,13 +228,16 @@ class Unresolved:
     reason: str
 
 
-def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
+def check_config(
+    values: Mapping[str, Any], ignore: Collection[str] = (), choices: Mapping[str, Any] = types.MappingProxyType({})
+) -> tuple[RunConfig, list[Problem]]:
     """Checks a complete configuration. Returns (configuration, problems). An option with a problem is absent from the
     configuration: reading it raises `Unset`.
 
     Args:
         values: the groups and `seed`; optionally the `SECTIONS` and the `COMMAND_SECTIONS`.
         ignore: groups whose choice is known to be wrong: they stay empty, and no problem is reported for them.
+        choices: the user's choices by group, which problems name; without one, its `kind`.
     """
     problems: list[Problem] = []
     sections: dict[str, Any] = {}
@@ -243,7 +246,7 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
             sections[group] = incomplete(_hints(RunConfig)[group])
         else:
             default = {"kind": DEFAULTS[group]} if group in DEFAULTS else None
-            sections[group] = check_group(group, values.get(group, default), problems)
+            sections[group] = check_group(group, values.get(group, default), problems, choice=choices.get(group))
     seed = check_option("seed", values.get("seed", ABSENT), int, field_of("seed").metadata)
     if isinstance(seed, Problem):
         problems.append(seed)
@@ -302,9 +305,9 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
         yield from [path] if section is None else _paths(path, section)
 
 
-def check_group(group: str, section: Any, problems: list[Problem], path: str = "") -> Any:
+def check_group(group: str, section: Any, problems: list[Problem], path: str = "", choice: str | None = None) -> Any:
     """Returns one group as its dataclass, and adds its problems to `problems`. Omitted options take their defaults.
-    `path` is the name of the section, if that is not `group`."""
+    `path` is the name of the section, if that is not `group`; `choice` the one that the user made, if known."""
     path = path or group
     cls = _class_of(group, section, path)
     if isinstance(cls, Problem):
@@ -314,8 +317,8 @@ def check_group(group: str, section: Any, problems: list[Problem], path: str = "
     names = [field.name for field in dataclasses.fields(cls) if field.name != "kind"]
     for key in section:
         if key not in names and key != "kind":
-            choice = f"{group}={kind}" if KINDS[group] else group
-            problems += [_not_of(group, path, each, choice, names) for each in _leaves(str(key), section[key])]
+            of = f"{group}={choice or kind}" if KINDS[group] else group
+            problems += [_not_of(group, path, each, of, names) for each in _leaves(str(key), section[key])]
     return incomplete(cls, **_options(f"{path}.", cls, section, problems))
 
 
@@ -499,6 +502,8 @@ def _unknown(path: str, kinds: Mapping[str, Any]) -> Problem:
         leaves = {known.rpartition(".")[2] for known in known_paths()}
         similar = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
         same += [known for known in known_paths() if known.rpartition(".")[2] == similar]
+    # The parts of a run come before its sections: with trainer=record, `dir` is the trainer's.
+    same.sort(key=lambda known: "=" not in known and known.partition(".")[0] not in GROUPS)
     same = _of_kinds(same, kinds)
     if len(same) == 1 or (same and "." not in path):
         return Unknown(path, f"is not an option. Did you mean {either(same[:3])}?")

@@ -9,6 +9,7 @@ import functools
 import re
 from pathlib import Path
 
+from collectx.config.problem import page
 from collectx.config.schema.run import LoggerConfig
 
 TABLE = Path(__file__).with_name("other_names.md")
@@ -46,7 +47,7 @@ def _rows() -> dict[str, list[str]]:
     for line in TABLE.read_text().splitlines()[2:]:
         _, first, *names, _, _ = line.split("|")
         meant = re.findall(r"`([^`]+)`", first) or [
-            re.sub(r" (.+, see )\[(.+)\].* ", r"To write \1the page '\2'.", first)
+            re.sub(r" (.+, see )\[.+\]\(\.\./(.+)\) ", lambda each: f"To write {each[1]}{page(each[2])}.", first)
         ]
         for name in dict.fromkeys(re.findall(r"`([^`]+)`", "|".join(names).lower())):
             rows.setdefault(name, []).extend(meant)

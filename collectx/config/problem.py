@@ -232,6 +232,12 @@ def either(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def page(path: str) -> str:
+    """Returns the name of a page of the documentation in a message, by its path below `docs/` of the repository, such
+    as "reference/envs.md"."""
+    return f"docs/{path}"
+
+
 def counted(number: int, one: str, several: str = "") -> str:
     """Returns a number with its noun, such as "1 worker"; `several` is the plural without a mere "s"."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"

@@ -37,8 +37,8 @@ from collectx.run.terminal.charts import sparkline
 from collectx.run.terminal.display import (
     PLAIN_S,
     REFRESH_S,
-    STARTING,
     TRACEBACK,
+    WAITING,
     Lines,
     charts_of,
     render_panel,
@@ -406,7 +406,7 @@ class WatchedRun:
         if self.status.has_ended:
             return str(self.status.status)
         if self.statistics.age_s(0.0) > time.monotonic() - self.since_s:
-            return STARTING
+            return WAITING
         return "waiting for evaluations" if self._awaiting == self.statistics.frames else ""
 
     def result_time_ns(self) -> int | None:

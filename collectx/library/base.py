@@ -137,7 +137,7 @@ class BaseCollector(ReadableCollector):
             is_shared = self._cfg.collector.schedule == "sync" and keywords.frames_per_worker is None
             envs = counted(self._spec.num_envs * (self.num_workers if is_shared else 1), "env")
             given = f"frames_per_batch={keywords.frames_per_batch}"
-            notes.append(f"{given} was rounded up to {frames:,}, whole steps of {envs}.")
+            notes.append(f"{given} was rounded up to {frames:,}, whole steps of {envs}, as in TorchRL.")
         notes.append(surplus_note(total, keywords.requested_frames, frames))
         for note in filter(None, notes):
             warnings.warn(note, stacklevel=_level_of_user())

@@ -225,12 +225,17 @@ class Keywords:
 
     @property
     def worker_count(self) -> int:
-        """Number of workers: `num_workers`, `num_collectors`, or the length of `create_env_fn`; 1 without workers."""
+        """Number of workers: `given_count`, or the length of `create_env_fn`; 1 without workers."""
         if not self.has_workers:
             return 1
-        counts = (getattr(self, name, None) for name in ("num_workers", "num_collectors"))
         creates = self.create_env_fn
-        return next(filter(None, counts), len(creates) if isinstance(creates, list | tuple) else 1)
+        return self.given_count or (len(creates) if isinstance(creates, list | tuple) else 1)
+
+    @property
+    def given_count(self) -> int | None:
+        """The number of workers that was passed, as `num_workers` or `num_collectors`; None without one."""
+        counts = (getattr(self, name, None) for name in ("num_workers", "num_collectors"))
+        return next(filter(None, counts), None)
 
     @property
     def chosen_exploration(self) -> Any:
@@ -318,7 +323,7 @@ class WorkerKeywords(Keywords):
     """The keywords of collectors with workers.
 
     Args:
-        num_workers: number of workers. None: the length of the list `create_env_fn`; 1 for a single callable.
+        num_workers: number of workers. None: the length of the list `create_env_fn`.
         num_threads: number of torch threads in this process; None: unchanged.
     """
 

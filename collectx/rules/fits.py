@@ -12,7 +12,7 @@ import torch
 
 from collectx.batch import REWARD, STEP_COUNT
 from collectx.config.derived import resolve_devices
-from collectx.config.problem import Conflict, Problem, opt, use
+from collectx.config.problem import Conflict, Problem, opt, page, use
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import ImpalaTrainerConfig, LearningTrainerConfig, PpoTrainerConfig
@@ -45,7 +45,7 @@ def check_slots(cfg: RunConfig, spec: EnvSpec, actor: Actor, slots: SlotSpec) ->
     outputs = [".".join(leaf.key) for leaf in actor.leaves]
     learns = isinstance(cfg.trainer, PpoTrainerConfig | ImpalaTrainerConfig) and actor.module is not None
     if learns and "action_log_prob" not in outputs:
-        advice = ": see the page 'Your policy'."
+        advice = f": see {page('tutorials/your-policy.md')}."
         if cfg.collector.exploration_type != "random":
             advice = f", or use {opt('collector.exploration_type=random')}, if it does so when it samples."
         raise ConfigError(

@@ -195,6 +195,7 @@ class _Execution:
         hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
         with closing(EventLog(run_folder, hidden=hidden)) as events:
             events.show = self._show = progress.say
+            events.is_new = printing.is_new
             self._show_below = progress.say_below
             self._context.log = events
             progress.stage = lambda: self._context.stage
@@ -211,7 +212,7 @@ class _Execution:
                     record.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
                     raise record.config_error from error
                 with workers as collector:
-                    progress.count_ready = lambda: collector.pool.stepping_of_started
+                    progress.count_stepping = lambda: collector.pool.stepping_of_started
                     self._context.stage = ""
                     run_folder.forget_replaced()
                     if self._point is not None:
@@ -266,7 +267,7 @@ class _Execution:
             evaluated, _ = in_envs(cfg, spec, self._limited(what, "start_timeout_s"))  # raises for other spaces
             if has_videos:
                 with_video(evaluated, self._run_folder.videos)  # raises if it cannot
-        self._context.stage = display.STARTING
+        self._context.stage = display.WAITING
         self._spec = spec
         if self.rank == 0 and (note := preflight.version_note(cfg)):
             printing.note(note)
@@ -480,8 +481,11 @@ class _Execution:
         point.load_generators()
 
     def _say_stopping(self) -> None:
-        seconds = self._cfg.checkpoint.grace_s
-        self._show_below(f"stopping: a checkpoint within {seconds:g} s (checkpoint.grace_s). Ctrl-C again quits now")
+        seconds = f"{self._cfg.checkpoint.grace_s:g} s (checkpoint.grace_s)"
+        # Without a batch, there is nothing to save.
+        has_begun = self._record.statistics.started is not None
+        what = f"a checkpoint within {seconds}" if has_begun else f"after the first batch, or {seconds} without one"
+        self._show_below(f"stopping: {what}. Ctrl-C again quits now")
 
     def _finish(self, collector: CollectorCore, collection: RunBatches, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,

@@ -28,6 +28,7 @@ from collectx.errors import ConfigError, DamagedFileError, summary_of
 from collectx.place import place_of
 from collectx.process import limited
 from collectx.rules.evaluation_env import also_evaluated
+from collectx.run import cores
 from collectx.run.folder import saved_config
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.snapshot import Target, targets
@@ -48,6 +49,8 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 _NUMBERS: dict[Any, str] = {name: YAML.types[kind] for kind in (int, float, bool) for name in (kind, kind.__name__)}
 # The arguments that collectx passes itself, by the option that names what is called; to a wrapper, it passes the env.
 _GIVEN = {"policy.target": ("spec",), "trainer.target": ("policy", "spec", "seed", "device")}
+# The kinds of arguments that have a name for their caller.
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
 
@@ -148,8 +151,16 @@ def parameters(target: str) -> dict[str, Any] | None:
         return None
     if any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None
-    named = [each for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    return {each.name: each.annotation for each in named}
+    return {each.name: each.annotation for each in arguments if each.kind in _NAMED}
+
+
+def arguments_of_user(target: str, key: str) -> dict[str, inspect.Parameter]:
+    """Returns the arguments that a configuration may pass to the class or function `target`, which the option `key`
+    names; none if it cannot be imported."""
+    with suppress(Exception):  # any error of the imported module: the run reports it
+        arguments = inspect.signature(resolve(target, key)).parameters.values()
+        return {each.name: each for each in arguments if each.kind in _NAMED and each.name not in _GIVEN.get(key, ())}
+    return {}
 
 
 def known_env_id(name: str) -> str | None:
@@ -306,8 +317,13 @@ def trainer_problems(cfg: RunConfig) -> list[str]:
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:
-    """Returns the messages of the `problems`; empty if `cfg` can run."""
-    return [*map(str, problems(cfg))]
+    """Returns the messages of the `problems`; empty if `cfg` can run. The one about a batch that does not fit the
+    workers also says if they are too many for this machine, where fewer of them may be the better remedy."""
+    texts = [*map(str, found := problems(cfg))]
+    for index, problem in enumerate(found):
+        if problem.path == "collector.frames_per_batch" and (note := cores.note(cfg)):
+            texts[index] += f" But {note}"
+    return texts
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:

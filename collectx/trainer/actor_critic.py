@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import TRAJ_IDS, Key, as_key
+from collectx.config.problem import page
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
@@ -139,7 +140,7 @@ class _Layers:
 _ADVICE = (
     "it does not compute log-probabilities of actions. Use policy=mlp, cnn or multi, or write a module with "
     "observation_keys and evaluate(observation, action), which also writes action_log_prob (see "
-    "the page 'Your policy')."
+    f"{page('tutorials/your-policy.md')})."
 )
 
 

@@ -122,7 +122,7 @@ def test_the_lengths_of_batches_and_of_the_collector():
     with short:
         assert (short.frames_per_batch, short.requested_frames_per_batch, short.total_frames) == (102, 100, 64)
     assert [str(each.message) for each in warned] == [
-        "frames_per_batch=100 was rounded up to 102, whole steps of 3 envs.",
+        "frames_per_batch=100 was rounded up to 102, whole steps of 3 envs, as in TorchRL.",
         "total_frames=64 is not a multiple of frames_per_batch=100, so 1 batch (102 frames) is collected.",
     ]
     for endless in (-1, None, math.inf):

@@ -18,14 +18,14 @@ SIZE = ["collector.num_workers=2", "collector.frames_per_batch=128", "collector.
 @pytest.mark.parametrize(
     "collector", ["collector=multi_sync", pytest.param("collector=distributed_sync", marks=pytest.mark.nightly)]
 )
-def test_the_display_tells_how_many_workers_are_ready(collector, tmp_path, monkeypatch, wait_until):
+def test_the_display_tells_how_many_workers_have_stepped(collector, tmp_path, monkeypatch, wait_until):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     policy = ["policy=custom", "policy.target=user_code.gates:late_policy", f"+policy.kwargs.folder={tmp_path}"]
     gates, said = Gates(tmp_path), tmp_path / "said.txt"
     gates.open(0)
     words = ["debug=tiny", "env=counting", "trainer=meter", collector, *policy, "hydra.run.dir=run"]
     command = start("run", *words, cwd=tmp_path)
-    wait_until(lambda: "starting the workers (1 of 2 ready)" in said.read_text(), 60, "a worker")
+    wait_until(lambda: "waiting for the first batch (1 of 2 workers have stepped)" in said.read_text(), 60, "a worker")
     gates.open(1)
     assert command.wait(100) == 0, said.read_text()
     assert result(tmp_path / "run")["frames"] == 128

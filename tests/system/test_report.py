@@ -189,7 +189,7 @@ def test_a_run_tells_how_far_it_is_and_how_to_go_on_in_80_columns(terminal, wait
     command = "collectx run experiment=cartpole_ppo collector.total_frames=1_000_000 hydra.run.dir=run"
     screen, wait_for, press_ctrl_c = terminal(80, command)
     title = "cartpole_ppo  CartPole-v1, ppo  seed 0  run\n"
-    wait_for(title, "starting the workers", "Ctrl-C saves and stops")
+    wait_for(title, "waiting for the first batch", "Ctrl-C saves and stops")
     wait_for(
         title,
         " / 1,000,448 frames (",

@@ -25,7 +25,7 @@ def test_a_start_takes_longer_than_its_limit_if_each_part_is_shorter(tmp_path, c
     assert first.endswith("] importing torch" if collector == "multi_sync" else "] making an env to read its spaces")
     said = "\n".join(lines)
     assert "] making an env to read its spaces\n" in said
-    assert "] starting the workers (0 of 2 ready)\n" in said
+    assert "] waiting for the first batch (0 of 2 workers have stepped)\n" in said
 
 
 @pytest.mark.ci
@@ -69,7 +69,7 @@ def test_imports_of_rays_workers_may_take_longer_than_the_limit_of_a_start(tmp_p
     if seconds < 1:
         assert result(tmp_path / "run")["frames"] == 128
         assert "] connecting to Ray\n" in done.stdout
-        assert "] starting the workers (0 of 2 ready)\n" in done.stdout
+        assert "] waiting for the first batch (0 of 2 workers have stepped)\n" in done.stdout
     else:
         said = (
             "made no progress for 6 s (collector.start_timeout_s=6). It was importing modules, or making its first env"

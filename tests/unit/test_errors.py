@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from user_code.faulty import BrokenLever, Wordless
 
 from collectx.errors import (
+    ConfigError,
     RemoteFailure,
     WorkerError,
     printable,
@@ -222,3 +223,10 @@ def test_the_worker_of_an_error_is_kept_if_its_type_allows_it():
     slotted = Slotted()
     set_worker(slotted, 1)
     assert worker_of(slotted) is None
+
+
+@pytest.mark.parametrize(
+    ("problems", "text"), [([], ""), (["a"], "a"), (["a", "b"], "2 problems:\n  - a\n  - b")], ids=str
+)
+def test_several_problems_are_a_list(problems, text):
+    assert str(ConfigError(*problems)) == text

@@ -45,6 +45,13 @@ def test_messages_are_printed_by_the_code():
     assert not {part for part in parts - others if not any(part in text for text in texts)}
 
 
+def test_messages_name_pages_that_exist():
+    sources = [path.read_text() for folder in ("collectx", "cli") for path in (ROOT / folder).rglob("*.py")]
+    named = {path for text in sources for path in re.findall(r"""\bpage\(['"]([^'"]+)""", text)}
+    assert len(named) >= 5
+    assert not [path for path in named if not (DOCS / path).is_file()]
+
+
 def test_the_architecture_names_files_and_functions_that_exist():
     page = "".join((DOCS / "explanation" / f"{name}.md").read_text() for name in ("architecture", "decisions"))
     drawings = "".join(path.read_text() for path in sorted((DOCS / "images").glob("walk-*.svg")))

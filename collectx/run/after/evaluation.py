@@ -196,10 +196,20 @@ def _check_spaces(words: str, trained: EnvSpec, found: EnvSpec, only_shapes: boo
         ("actions", trained.action_space, found.action_space),
     ):
         if not _is_same(ours, theirs, only_shapes):
+            old, new = (_short(ours), _short(theirs)) if _short(ours) != _short(theirs) else (ours, theirs)
             raise ConfigError(
                 f"{words} cannot be used, because the policy was made for other {name}: "
-                f"{ours} in training, {theirs} in evaluations. Keep the env and the wrappers that define the space."
+                f"{old} in training, {new} in evaluations. Keep the env and the wrappers that define the space."
             )
+
+
+def _short(space: Space) -> str:
+    """Returns a space as text, a `Box` without its bounds: they are long, and its shape is at their end."""
+    if isinstance(space, Box):
+        return f"Box({space.shape}, {space.dtype})"
+    if isinstance(space, Dict):
+        return f"Dict({', '.join(f'{key}: {_short(each)}' for key, each in space.items())})"
+    return str(space)
 
 
 def shown_changes(cfg: RunConfig) -> str:

@@ -25,7 +25,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, as_key
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
-from collectx.config.problem import did_you_mean
+from collectx.config.problem import did_you_mean, page
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
@@ -53,7 +53,7 @@ def not_greedy(kind: ExplorationType) -> str:
     return (
         f"the policy returned several actions for one observation with exploration_type={kind.value}: it samples, or "
         "has a state of its own. A policy reads how to act from tensordict.nn.probabilistic.interaction_type(): see "
-        "'The exploration type' on the page 'Policies'."
+        f"'The exploration type' in {page('reference/policies.md')}."
     )
 
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
-from collectx.config.problem import counted
+from collectx.config.problem import counted, page
 from collectx.run.folder.files import JsonLines
 from collectx.run.folder.layout import RunFolder
 
@@ -79,15 +79,20 @@ class Notices:
         self.close()
 
 
+# Events that every run of the same env and options has.
+_EXPLAINED = ("infos_examined", "no_trajectories", "observations_outside", "statistics_in_envs")
+
+
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. If there is
     a message about the event (`format_event`), it is also written to `logs/trainer.log` and, unless the name is in
-    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`). Events that a full disk refuses
-    are written with a later one."""
+    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`), and what the configuration
+    explains only if `is_new`. Events that a full disk refuses are written with a later one."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
         self.show: Callable[[str], None] = lambda text: None
+        self.is_new: Callable[[str], bool] = lambda text: True
         self._notices = Notices(lambda text: self.show(text))
         self._log = folder.log("trainer")
         self._path = folder.events
@@ -109,7 +114,7 @@ class EventLog:
             self._has_failed = failure is not None
         if failure is not None and not had_failed:
             self.show(f"events cannot be logged: {failure}. The run continues, and logs them when it can.")
-        if text is None or name in self._hidden:
+        if text is None or name in self._hidden or (name in _EXPLAINED and not self.is_new(text)):
             return
         if "worker" in fields:
             self._notices(text, fields["worker"])
@@ -170,7 +175,7 @@ _MESSAGES = {
     "held one. Keep clones of what it needs, and drop batches before a fork.",
     "no_trajectories": "{message}",
     "entropy_gone": "the entropy has fallen to 0, so the policy repeats one action. If it has not learned the task, "
-    "see the page 'Find out why a run does not learn'.",
+    f"see {page('how-to/does-not-learn.md')}.",
     "statistics_in_envs": "{message}",
     "observations_outside": "{message}",
     "actions_outside": "{message}",
@@ -227,7 +232,8 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_large":
         return (
             f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, because they are pickled with their "
-            "data and the constants of their modules. To leave data out, see 'Large data' on the page 'Resume a run'."
+            "data and the constants of their modules. To leave data out, see 'Large data' in "
+            f"{page('how-to/resume.md')}."
         )
     if name == "infos_examined":
         return (

@@ -278,9 +278,7 @@ def check_folder(run_folder: RunFolder) -> None:
         with suppress(ConfigError), locked(run_folder, replace=True):  # otherwise, the start is not over
             pass
     if not os.path.isfile(run_folder.config):
-        above = (each for each in run_folder.path.absolute().parents if os.path.isfile(RunFolder(each).config))
-        if (run := next(above, None)) is not None:
-            raise ConfigError(f"'{run_folder.path}' is within the run folder {run}. Name this folder.")
+        check_not_within(run_folder)
         if not os.path.exists(run_folder.path):
             raise ConfigError(f"there is no folder '{run_folder.path}'. To list your runs: collectx status")
         if runs := runs_below(run_folder.path, max_depth=1, includes_root=False):
@@ -294,6 +292,13 @@ def check_folder(run_folder: RunFolder) -> None:
         why = lacks if run_folder.path.is_dir() else "it is a file"
         raise ConfigError(f"'{run_folder.path}' is not a run folder: {why}. To list your runs: collectx status")
     snapshot.check_format(run_folder)
+
+
+def check_not_within(run_folder: RunFolder) -> None:
+    """Raises `ConfigError` if a folder, or file, that the user named lies in a run folder."""
+    above = (each for each in run_folder.path.absolute().parents if os.path.isfile(RunFolder(each).config))
+    if (run := next(above, None)) is not None:
+        raise ConfigError(f"'{run_folder.path}' is within the run folder {run}. Name this folder.")
 
 
 def objective_of(run_folder: RunFolder) -> str:

@@ -53,7 +53,7 @@ DETAILS_EVERY = 10
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
 _MOST_LINES = 12
-STARTING = "starting the workers"
+WAITING = "waiting for the first batch"
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # If one side waits for this share of the time, the other is the bottleneck.
@@ -94,9 +94,9 @@ class SweepBar:
 
 class Progress:
     """Shows a run during the `with` block. The end of the block waits up to 2 s for the thread, which may hang on a
-    pipe that no process reads, and then ends with the process. `count_ready` returns how many workers are ready, and
-    how many were started; None while unknown. `stage` returns what the run does before, and whenever it is not
-    collecting; otherwise ""."""
+    pipe that no process reads, and then ends with the process. `count_stepping` returns how many workers have stepped
+    their envs, and how many were started; None while unknown. `stage` returns what the run does before, and whenever it
+    is not collecting; otherwise ""."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Progress:
         self._lines = Lines(self._console)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
-        self.count_ready: Callable[[], tuple[int, int] | None] = lambda: None
+        self.count_stepping: Callable[[], tuple[int, int] | None] = lambda: None
         self.stage: Callable[[], str] = lambda: ""
         self._foot = ""
         self._breakpointhook = sys.breakpointhook
@@ -214,7 +214,7 @@ class Progress:
 
     def _draw(self, is_last: bool = False) -> None:
         view = (self._rates.summary if is_last else self._rates.view)(time.monotonic())
-        stage = stage_of(self.count_ready() if view.numbers.started is None else None, self.stage())
+        stage = stage_of(self.count_stepping() if view.numbers.started is None else None, self.stage())
         sweep, foot = self._sweep, self._foot
         if is_last:
             stage, sweep, foot = "", None, ""
@@ -280,19 +280,20 @@ def _html(panel: RenderableType) -> Any:
     return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
-def stage_of(ready: tuple[int, int] | None, stage: str = STARTING) -> str:
-    """Returns what a run does before its first batch. `ready` is how many workers of how many are ready; None: the run
-    is in this `stage`."""
-    if ready is None:
+def stage_of(stepping: tuple[int, int] | None, stage: str = WAITING) -> str:
+    """Returns what a run does before its first batch. `stepping` is how many workers of how many have stepped their
+    envs; None: the run is in this `stage`."""
+    if stepping is None:
         return stage
-    return "collecting the first batch" if ready[0] == ready[1] else f"{STARTING} ({ready[0]} of {ready[1]} ready)"
+    done, started = stepping
+    return "collecting the first batch" if done == started else f"{WAITING} ({done} of {started} workers have stepped)"
 
 
 def format_line(view: View, stage: str = "") -> str:
     """Returns one short line for logs and pipes. `stage` is what the run does, if it is not collecting."""
     now = view.numbers
     if now.started is None:
-        return f"[{clock(view.elapsed_s)}] {stage or STARTING}"
+        return f"[{clock(view.elapsed_s)}] {stage or WAITING}"
     parts = [
         f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
         *([] if view.rate is None else [f"{number(view.rate)}/s"]),
@@ -352,8 +353,8 @@ def render_panel(
     of_sweep = () if sweep is None else sweep.row(view)[0 if has_total else 1 :]
     if now.started is None:
         head.add_row(*of_sweep)
-        starting = Text(f"{stage or STARTING}, elapsed {clock(view.elapsed_s)}", style="dim")
-        return Group(*rows, starting, *([Constrain(head, _CHART[0])] if of_sweep else []), *dim_foot)
+        waiting = Text(f"{stage or WAITING}, elapsed {clock(view.elapsed_s)}", style="dim")
+        return Group(*rows, waiting, *([Constrain(head, _CHART[0])] if of_sweep else []), *dim_foot)
     bar = ProgressBar(
         total=max(1, now.expected_frames), completed=now.frames, complete_style="green", finished_style="green"
     )

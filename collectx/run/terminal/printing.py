@@ -55,14 +55,36 @@ def error(text: str) -> None:
 
 # The notes that wait for the start of a run; None: notes are printed at once.
 _waiting: list[str] | None = None
+# The notes that this sweep has told; None outside of a sweep.
+_told: set[str] | None = None
 
 
 def note(text: str) -> None:
-    """Prints a warning, or information that helps the user, to standard error."""
-    if _waiting is None:
-        print_message(f"note: {text}", "yellow")
-    else:
+    """Prints a warning, or information that helps the user, to standard error; in a sweep, once."""
+    if _waiting is not None:
         _waiting.append(text)
+    elif is_new(text):
+        print_message(f"note: {text}", "yellow")
+
+
+@contextmanager
+def telling_once() -> Iterator[None]:
+    """Makes `is_new` true for each text once within the block, which runs the points of a sweep."""
+    global _told
+    _told = set()
+    try:
+        yield
+    finally:
+        _told = None
+
+
+def is_new(text: str) -> bool:
+    """Whether to tell a note: false if an earlier point of the sweep has told the same."""
+    if _told is None:
+        return True
+    before = len(_told)
+    _told.add(text)
+    return len(_told) > before
 
 
 @contextmanager

@@ -288,6 +288,25 @@ run 'seed 3'
 record finished
 run --version
 eval --version
+report finished --output rep
+report finished --metric mean_return
+report finished metric=mean_return
+report finished/metrics.jsonl
+export finished --to onnx
+export finished path=x format=onnx
+run env=x.yaml
+run env=conf/env/mine.yaml
+run env=mine.yaml
+run env=loose.yaml
+run hydra.run_dir=foo
+run hydra.foo=foo
+run +env.foo=3
+run env=gym env.foo=3
+run trainer=record dir=foo
+tune --minutes 9
+tune minuts=1
+tune finished minutes=1
+logs finished worker 7
 """,
 }
 

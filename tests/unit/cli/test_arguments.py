@@ -93,7 +93,7 @@ def test_options_of_other_formats_are_refused(capsys, words, message):
         ("run", ["--num_workers", "3"], "and num_workers is not an option. Did you mean collector.num_workers?"),
         ("plan", ["--env.nothing=3"], "env.nothing is not an option. To list all: collectx list env -v"),
         ("eval", ["run", "--epsodes=3"], "and epsodes is not an option. Did you mean eval.episodes?"),
-        ("tune", ["--minutes=9"], "and minutes is not an option. Did you mean tune.minutes?"),
+        ("tune", ["--minutes=9"], "--minutes=9. Write options without dashes: minutes=9"),
         ("cancel", ["run", "--wait=3"], "unknown flag --wait=3. To list all flags: collectx cancel --help"),
         ("plan", ["--jsn=1"], "Did you mean --json?"),
         ("eval", ["run", "--config-dr", "conf"], "Did you mean --config-dir?"),

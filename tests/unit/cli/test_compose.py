@@ -179,8 +179,8 @@ def test_points_whose_overrides_are_not_known_are_named_by_their_folders(tmp_pat
             "env=mine",
             "env/mine.yaml does not say which kind it extends. Begin the file with `defaults: [BASE, _self_]`",
         ),
-        ("defaults: [gym, _self_]\nnum_env: 4", "env=mine", "env/mine.yaml: env.num_env is not an option of env=gym"),
-        ("defaults: [gym, _self_]", "env=mine env.num_env=4", "env.num_env is not an option of env=gym"),
+        ("defaults: [gym, _self_]\nnum_env: 4", "env=mine", "env/mine.yaml: env.num_env is not an option of env=mine"),
+        ("defaults: [gym, _self_]", "env=mine env.num_env=4", "env.num_env is not an option of env=mine"),
         ("defaults: [gym\nid: x", "env=mine", "mine.yaml is not valid YAML at line 2: while parsing a flow sequence, "),
     ],
 )

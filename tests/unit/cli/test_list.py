@@ -83,6 +83,27 @@ def test_the_keys_of_what_has_no_choices(capsys, section):
 
 
 @pytest.mark.ci
+class Weighted:
+    def __init__(self, policy, beta: float = 0.05, layers=(64, 64), *, size, **others): ...
+
+
+@pytest.mark.parametrize(("target", "is_found"), [(f"{__name__}:Weighted", True), ("nothing:Weighted", False)])
+def test_a_choice_with_a_class_of_the_user_has_its_arguments(capsys, tmp_path, target, is_found):
+    (tmp_path / "trainer").mkdir()
+    text = f"defaults: [custom, _self_]\ntarget: {target}\nkwargs: {{beta: 0.1}}\n"
+    (tmp_path / "trainer" / "weighted.yaml").write_text(text)
+    assert listing.main(["trainer", "weighted", "--config-dir", str(tmp_path)]) == 0
+    of = f"An argument of {target}"
+    told = [
+        f"trainer.kwargs.beta\n      default 0.1. {of} (float).",
+        f"trainer.kwargs.layers\n      default [64, 64]. {of}.",
+        f"trainer.kwargs.size\n      required. {of}.",
+    ]
+    out = capsys.readouterr().out
+    assert [text in out for text in told] == [is_found] * 3
+    assert "kwargs.policy" not in out
+
+
 def test_the_help_of_run_has_the_choices_and_no_bases_of_them(capsys):
     assert run.main(["--help"]) == 0
     out = capsys.readouterr().out

@@ -55,7 +55,7 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
     assert len(begun) == 4
     assert begun == sorted(set(begun))
     lines = capsys.readouterr().out.splitlines()
-    waiting = [index for index, line in enumerate(lines) if line == "[0:00] starting the workers"]
+    waiting = [index for index, line in enumerate(lines) if line == "[0:00] waiting for the first batch"]
     changes = [index for index, line in enumerate(lines) if line.startswith("collectx: job 100 is ")]
     assert [lines[index].split()[4] for index in changes] == ["queued", "running", "queued", "running"]
     # There is no progress of a job in the queue.
@@ -132,7 +132,7 @@ def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("").results] == ["completed"]
     out = capsys.readouterr().out
-    parts = ["job 100 has been in the queue for 0:00", "321" if batches else "starting the workers", "completed"]
+    parts = ["job 100 has been in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
     assert [out.find(part) for part in parts] == sorted(out.find(part) for part in parts)
     assert min(out.find(part) for part in parts) >= 0
     assert "Ctrl-C asks whether to cancel" in out

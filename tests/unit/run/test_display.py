@@ -250,22 +250,22 @@ def test_a_resumed_run_starts_its_workers_before_it_shows_numbers(statistics):
     resumed = Statistics(1000)
     resumed.load(statistics.state(), 0.0)
     for text in drawn(resumed, 2.0):
-        assert "starting the workers" in text
+        assert "waiting for the first batch" in text
         assert "100" not in text
 
 
 @pytest.mark.parametrize(
     ("ready", "words"),
     [
-        (None, "starting the workers\n"),
-        ((1, 2), "starting the workers (1 of 2 ready)\n"),
+        (None, "waiting for the first batch\n"),
+        ((1, 2), "waiting for the first batch (1 of 2 workers have stepped)\n"),
         ((2, 2), "collecting the first batch\n"),
     ],
 )
-def test_how_many_workers_are_ready_before_the_first_batch(ready, words, wait_until):
+def test_how_many_workers_step_before_the_first_batch(ready, words, wait_until):
     out = io.StringIO()
     progress = Progress(Statistics(1000), console=Console(file=out, width=80))
-    progress.count_ready = lambda: ready
+    progress.count_stepping = lambda: ready
     with progress:
         wait_until(lambda: words in out.getvalue())
 
@@ -310,7 +310,7 @@ def test_waits_for_evaluations_are_not_waits_for_workers(batch_info):
 
 @pytest.mark.parametrize(
     ("total_frames", "num_batches", "piece", "other"),
-    [(1000, 0, "starting the workers", "frames"), (-1, 2, "20 frames", "ETA")],
+    [(1000, 0, "waiting for the first batch", "frames"), (-1, 2, "20 frames", "ETA")],
     ids=["before the first batch", "endless"],
 )
 def test_what_is_not_known_is_not_shown(batch_info, total_frames, num_batches, piece, other):

@@ -23,6 +23,16 @@ def test_events_are_lines_in_order_and_some_are_told(folder):
     assert [line.split(" ", 2)[2] for line in log] == ["worker 1 failed: WorkerDied: killed", *told]
 
 
+def test_what_the_configuration_explains_is_told_if_it_is_new(folder):
+    events, told = EventLog(folder), []
+    events.show, events.is_new = told.append, lambda text: text != "known"
+    for name in ("observations_outside", "jobs"):
+        events(name, message="known")
+    events.close()
+    assert told == ["known"]
+    assert len(folder.log("trainer").read_text().splitlines()) == 2
+
+
 def test_the_same_text_of_many_workers_is_told_once_with_their_number(folder):
     events, told = EventLog(folder), []
     events.show = told.append

@@ -3,7 +3,7 @@
 import gymnasium
 import pytest
 import torch
-from composed_overrides import composed
+from composed_overrides import composed, examine
 
 from collectx.errors import DamagedFileError
 from collectx.run import preflight
@@ -166,6 +166,13 @@ def test_an_id_without_its_namespace_is_completed():
     pytest.importorskip("ale_py")
     problem = "env.id=Pong-v5 is unknown. Did you mean env.id=ALE/Pong-v5?"
     assert env_problems(composed("env=pong env.id=Pong-v5")) == [problem]
+
+
+@pytest.mark.parametrize(("words", "is_crowded"), [("", False), ("00 launcher=slurm", False), ("000", True)])
+def test_a_batch_for_too_many_workers_tells_of_the_cores(monkeypatch, words, is_crowded):
+    monkeypatch.setattr("collectx.run.cores.num_cores", lambda: 8)
+    _, (text,) = examine(f"collector.num_workers=3{words}")
+    assert ("But 3001 processes share 8 usable cores" in text) == is_crowded
 
 
 def test_an_old_version_of_an_env_is_noted():

@@ -144,3 +144,11 @@ def test_names_that_do_not_fit_are_broken_after_their_commas(monkeypatch):
     console.print(printing.table(rows, ("run", "status", "frames", "std"), 2, box=None))
     _, *lines = map(str.split, console.file.getvalue().splitlines())
     assert [line[0] for line in lines] == ["a/lr=0.1,seed=0", "a_longer_name=x", "seed=1"]
+
+
+def test_a_sweep_tells_a_note_of_all_points_once(capsys):
+    with printing.telling_once():
+        for text in ("old", "old", "new"):
+            printing.note(text)
+    printing.note("old")
+    assert capsys.readouterr().err.split("\n")[:-1] == ["note: old", "note: new", "note: old"]

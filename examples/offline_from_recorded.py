@@ -1,13 +1,16 @@
-r"""Offline learning on CartPole: `collectx run trainer=record` records episodes, this script learns from them alone.
+r"""Offline learning on CartPole: `collectx run trainer=record` records episodes, this
+script learns from them alone.
 
     collectx run trainer=record policy=random collector.num_workers=2 collector.total_frames=20480 \
         trainer.partial_episodes=true seed=0 hydra.run.dir=recorded
     python examples/offline_from_recorded.py --data recorded --seed 0
 
-The script runs the first command itself if there is no folder `recorded`. It learns what the recorded policy does
-(behaviour cloning) and the values of its actions, and then takes the best action (one-step offline RL, Brandfonbrener
-et al. 2021). Random actions have a mean return of about 22; the learned policy exceeds 300 in half a minute on two
-cores. To adapt it, record your own env with your own policy, and change `make_env` and the sizes of the networks.
+The script runs the first command itself if there is no folder `recorded`. It learns
+what the recorded policy does (behaviour cloning) and the values of its actions, and
+then takes the best action (one-step offline RL, Brandfonbrener et al. 2021). Random
+actions have a mean return of about 22; the learned policy exceeds 300 in half a minute
+on two cores. To adapt it, record your own env with your own policy, and change
+`make_env` and the sizes of the networks.
 """
 
 import argparse
@@ -38,7 +41,8 @@ def record(folder, frames, workers, seed):
         "policy=random",
         f"collector.num_workers={workers}",
         f"collector.total_frames={frames}",
-        "trainer.partial_episodes=true",  # also the last episode of each env, which has not ended
+        # Also the last episode of each env, which has not ended
+        "trainer.partial_episodes=true",
         f"seed={seed}",
         f"hydra.run.dir={folder}",
     ]
@@ -46,25 +50,37 @@ def record(folder, frames, workers, seed):
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+    return nn.Sequential(
+        nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2)
+    )
 
 
 class Learner:
-    """The recorded policy, cloned, and the values of its actions: networks, optimizer and one gradient step."""
+    """The recorded policy, cloned, and the values of its actions: networks, optimizer
+    and one gradient step."""
 
     def __init__(self):
-        self.clone, self.value = mlp(), mlp()  # observations [..., 4] to logits and to values, [..., 2]
+        # Observations [..., 4] to logits and to values, [..., 2]
+        self.clone, self.value = mlp(), mlp()
         self.target = copy.deepcopy(self.value).requires_grad_(False)
-        self.optimizer = torch.optim.Adam([*self.clone.parameters(), *self.value.parameters()], LEARNING_RATE)
+        self.optimizer = torch.optim.Adam(
+            [*self.clone.parameters(), *self.value.parameters()], LEARNING_RATE
+        )
 
     def step(self, sample):
-        """Takes one gradient step on `sample`, [BATCH_SIZE] frames; returns both losses."""
+        """Takes one gradient step on `sample`, [BATCH_SIZE] frames; returns both
+        losses."""
         action, following = sample["action"], sample["next"]
-        clone_loss = nn.functional.cross_entropy(self.clone(sample["observation"]), action)
+        clone_loss = nn.functional.cross_entropy(
+            self.clone(sample["observation"]), action
+        )
         with torch.no_grad():
-            # The value of what the recorded policy does next; a maximum would trust actions that it never took.
+            # The value of what the recorded policy does next; a maximum would trust
+            # actions that it never took.
             probability = self.clone(following["observation"]).softmax(-1)
-            expected = (probability * self.target(following["observation"])).sum(-1, keepdim=True)
+            expected = (probability * self.target(following["observation"])).sum(
+                -1, keepdim=True
+            )
             goal = following["reward"] + GAMMA * ~following["terminated"] * expected
         value_loss = nn.functional.smooth_l1_loss(
             self.value(sample["observation"]).gather(-1, action.unsqueeze(-1)), goal
@@ -73,7 +89,9 @@ class Learner:
         (clone_loss + value_loss).backward()
         self.optimizer.step()
         with torch.no_grad():
-            for slow, fast in zip(self.target.parameters(), self.value.parameters(), strict=True):
+            for slow, fast in zip(
+                self.target.parameters(), self.value.parameters(), strict=True
+            ):
                 slow.lerp_(fast, TAU)
         return clone_loss.item(), value_loss.item()
 
@@ -93,9 +111,21 @@ def evaluate(value, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default="recorded", help="a run folder, or the folder of a data set")
-    parser.add_argument("--epochs", type=int, default=80, help="how often each frame is used, on average")
-    parser.add_argument("--frames", type=int, default=20_480, help="frames that are recorded if there is no data")
+    parser.add_argument(
+        "--data", default="recorded", help="a run folder, or the folder of a data set"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=80,
+        help="how often each frame is used, on average",
+    )
+    parser.add_argument(
+        "--frames",
+        type=int,
+        default=20_480,
+        help="frames that are recorded if there is no data",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes that record")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -106,7 +136,9 @@ def main():
         record(args.data, args.frames, args.workers, args.seed)
     frames = collectx.data.load(args.data)  # [frames], whole episodes one after another
     episodes = int(frames["collector", "episode"][-1]) + 1
-    print(f"{episodes} episodes with a mean return of {frames['next', 'reward'].sum().item() / episodes:.1f}")
+    print(
+        f"{episodes} episodes with a mean return of {frames['next', 'reward'].sum().item() / episodes:.1f}"
+    )
 
     buffer = ReplayBuffer(len(frames), batch_size=BATCH_SIZE)
     buffer.extend(frames)
@@ -116,9 +148,13 @@ def main():
             losses = learner.step(buffer.sample())
         if epoch % 20 == 0:
             mean = evaluate(learner.value, args.seed)
-            print(f"{epoch:8} epochs  return {mean:6.1f}  clone loss {losses[0]:7.4f}  value {losses[1]:7.4f}")
+            print(
+                f"{epoch:8} epochs  return {mean:6.1f}  clone loss {losses[0]:7.4f}  value {losses[1]:7.4f}"
+            )
     mean = evaluate(learner.value, args.seed)
-    print(f"{len(frames)} frames, mean return of the last {EPISODES} episodes: {mean:.1f}")
+    print(
+        f"{len(frames)} frames, mean return of the last {EPISODES} episodes: {mean:.1f}"
+    )
 
 
 if __name__ == "__main__":

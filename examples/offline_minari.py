@@ -1,4 +1,5 @@
-r"""An offline run: behaviour cloning from a Minari data set, as a trainer of `collectx run`.
+r"""An offline run: behaviour cloning from a Minari data set, as a trainer of `collectx
+run`.
 
     export MINARI_DATASETS_PATH=$PWD/datasets
     collectx run env=pendulum policy=custom policy.target=offline_minari:Demonstrator trainer=record \
@@ -8,9 +9,11 @@ r"""An offline run: behaviour cloning from a Minari data set, as a trainer of `c
         trainer.kwargs.data=pendulum/swing-v0 collector.frames_per_batch=3200 collector.total_frames=64_000 \
         collector.exploration_type=deterministic hydra.run.dir=clone
 
-Type this in the folder of this file; it needs the `record` extra. The first run records episodes of `Demonstrator`. The
-second run learns from the recorded frames alone: its env only measures the return of the clone, after every 200
-gradient steps. For other data, leave the first run out and name any data set of `minari list remote`, with its env.
+Type this in the folder of this file; it needs the `record` extra. The first run records
+episodes of `Demonstrator`. The second run learns from the recorded frames alone: its
+env only measures the return of the clone, after every 200 gradient steps. For other
+data, leave the first run out and name any data set of `minari list remote`, with its
+env.
 """
 
 import minari
@@ -20,22 +23,29 @@ from tensordict import TensorDict
 
 
 class Demonstrator(torch.nn.Module):
-    """Swings a pendulum up and balances it, with noise: observations [..., 3] to torques [..., 1]."""
+    """Swings a pendulum up and balances it, with noise: observations [..., 3] to
+    torques [..., 1]."""
 
     def forward(self, observation):
         cos, sin, speed = observation.unbind(-1)
         angle = torch.atan2(sin, cos)
-        missing = 15 * (1 - cos) - speed.square() / 2  # of the energy of the upright pendulum
-        torque = torch.where(angle.abs() < 0.6, -10 * angle - 3 * speed, missing * speed.sign())
+        # Of the energy of the upright pendulum
+        missing = 15 * (1 - cos) - speed.square() / 2
+        torque = torch.where(
+            angle.abs() < 0.6, -10 * angle - 3 * speed, missing * speed.sign()
+        )
         return (torque + torch.randn_like(torque)).clamp(-2, 2).unsqueeze(-1)
 
 
 def load(name):
-    """The frames of a Minari data set, [frames]; downloads it if it is not on this machine."""
+    """The frames of a Minari data set, [frames]; downloads it if it is not on this
+    machine."""
     episodes = minari.load_dataset(name, download=True)
     return TensorDict(
         {
-            "observation": np.concatenate([episode.observations[:-1] for episode in episodes]),
+            "observation": np.concatenate(
+                [episode.observations[:-1] for episode in episodes]
+            ),
             "action": np.concatenate([episode.actions for episode in episodes]),
         },
         [episodes.total_steps],
@@ -43,17 +53,27 @@ def load(name):
 
 
 class Cloning:
-    """Makes the recorded actions more likely, in `steps` gradient steps after each batch of the env."""
+    """Makes the recorded actions more likely, in `steps` gradient steps after each
+    batch of the env."""
 
     def __init__(self, policy, data, steps=200, batch_size=256, learning_rate=1e-3):
-        self.policy, self.frames, self.steps, self.batch_size = policy, load(data), steps, batch_size
+        self.policy, self.frames, self.steps, self.batch_size = (
+            policy,
+            load(data),
+            steps,
+            batch_size,
+        )
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate)
 
     def train(self, collection):
         for _ in collection:
             for _ in range(self.steps):
-                sample = self.frames[torch.randint(len(self.frames), (self.batch_size,))]
-                log_prob, _ = self.policy.evaluate([sample["observation"]], sample["action"])
+                sample = self.frames[
+                    torch.randint(len(self.frames), (self.batch_size,))
+                ]
+                log_prob, _ = self.policy.evaluate(
+                    [sample["observation"]], sample["action"]
+                )
                 loss = -log_prob.mean()
                 self.optimizer.zero_grad()
                 loss.backward()
@@ -62,7 +82,10 @@ class Cloning:
             collection.log(loss=loss.item())
 
     def state_dict(self):
-        return {"policy": self.policy.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
 
     def load_state_dict(self, state):
         self.policy.load_state_dict(state["policy"])

@@ -2,8 +2,9 @@
 
     python examples/ppo_from_scratch.py --frames 153600 --workers 2 --seed 0
 
-Reaches a mean return above 400 (of at most 500) in half a minute on two cores. To adapt it: change `make_env` and the
-two networks; everything else is the algorithm (Schulman et al. 2017).
+Reaches a mean return above 400 (of at most 500) in half a minute on two cores. To adapt
+it: change `make_env` and the two networks; everything else is the algorithm (Schulman
+et al. 2017).
 """
 
 import argparse
@@ -22,16 +23,20 @@ GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE = 0.98, 0.8, 0.2, 5, 4, 
 
 
 def make_env():
-    # With this wrapper `info` has the return of each episode that ends; see `info_keys` below.
+    # With this wrapper `info` has the return of each episode that ends; see `info_keys`
+    # below.
     return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1"))
 
 
 class Actor(nn.Module):
-    """Observations [..., 4] to sampled actions [...] and their log-probabilities [...]."""
+    """Observations [..., 4] to sampled actions [...] and their log-probabilities
+    [...]."""
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+        self.net = nn.Sequential(
+            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+        )
 
     def forward(self, observation):
         distribution = Categorical(logits=self.net(observation))
@@ -45,10 +50,11 @@ class Actor(nn.Module):
 
 
 def advantages(reward, value, next_value, terminated, done):
-    """Generalised advantage estimation. All arguments are [rows, time]: each row has consecutive frames.
+    """Generalised advantage estimation. All arguments are [rows, time]: each row has
+    consecutive frames.
 
-    A terminated episode has no value after its end; a truncated one has that of its last observation. The sum stops at
-    both.
+    A terminated episode has no value after its end; a truncated one has that of its
+    last observation. The sum stops at both.
     """
     delta = reward + GAMMA * next_value * ~terminated - value
     advantage, total = torch.zeros_like(delta), torch.zeros(len(delta))
@@ -59,24 +65,41 @@ def advantages(reward, value, next_value, terminated, done):
 
 
 def learn(batch, actor, critic, optimizer):
-    """Updates both networks from one batch, [workers, envs, time]; returns the last losses."""
+    """Updates both networks from one batch, [workers, envs, time]; returns the last
+    losses."""
     batch = batch.flatten(0, 1)
-    observation, action, old_log_prob = batch["observation"], batch["action"], batch["log_prob"]
+    observation, action, old_log_prob = (
+        batch["observation"],
+        batch["action"],
+        batch["log_prob"],
+    )
     following = batch["next"]
     with torch.no_grad():
-        value, next_value = critic(observation).squeeze(-1), critic(following["observation"]).squeeze(-1)
+        value, next_value = (
+            critic(observation).squeeze(-1),
+            critic(following["observation"]).squeeze(-1),
+        )
         # Flags and rewards have a last dimension of size 1.
         ends = following["terminated"].squeeze(-1), following["done"].squeeze(-1)
-        advantage = advantages(following["reward"].squeeze(-1), value, next_value, *ends)
+        advantage = advantages(
+            following["reward"].squeeze(-1), value, next_value, *ends
+        )
         target = advantage + value
-    frames = [x.flatten(0, 1) for x in (observation, action, old_log_prob, advantage, target)]
+    frames = [
+        x.flatten(0, 1) for x in (observation, action, old_log_prob, advantage, target)
+    ]
     for _ in range(EPOCHS):
         for index in torch.randperm(len(frames[0])).chunk(MINIBATCHES):
-            observation, action, old_log_prob, advantage, target = (x[index] for x in frames)
-            log_prob, _entropy = actor.evaluate(observation, action)  # add `- 0.01 * _entropy.mean()` to explore more
+            observation, action, old_log_prob, advantage, target = (
+                x[index] for x in frames
+            )
+            # Add `- 0.01 * _entropy.mean()` to explore more
+            log_prob, _entropy = actor.evaluate(observation, action)
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             ratio = (log_prob - old_log_prob).exp()
-            actor_loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
+            actor_loss = -torch.minimum(
+                ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage
+            ).mean()
             critic_loss = (critic(observation).squeeze(-1) - target).square().mean()
             optimizer.zero_grad()
             (actor_loss + 0.5 * critic_loss).backward()
@@ -94,14 +117,21 @@ def main():
     torch.manual_seed(args.seed)
 
     actor = Actor()
-    critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], LEARNING_RATE, eps=1e-5)
+    critic = nn.Sequential(
+        nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
+    optimizer = torch.optim.Adam(
+        [*actor.parameters(), *critic.parameters()], LEARNING_RATE, eps=1e-5
+    )
     collector = MultiSyncCollector(
         [make_env] * args.workers,
         # What the policy reads and writes. All that it writes is in the batch.
-        TensorDictModule(actor, in_keys=["observation"], out_keys=["action", "log_prob"]),
+        TensorDictModule(
+            actor, in_keys=["observation"], out_keys=["action", "log_prob"]
+        ),
         num_envs=ENVS_PER_WORKER,
-        num_threads=1,  # of torch in this process: more do not help networks of this size
+        # Of torch in this process: more do not help networks of this size
+        num_threads=1,
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         info_keys=["episode"],
@@ -111,15 +141,22 @@ def main():
     with collector:
         for number, batch in enumerate(collector):
             frames += batch.numel()
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(0.0, 1 - frames / args.frames)
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(
+                0.0, 1 - frames / args.frames
+            )
             actor_loss, critic_loss = learn(batch, actor, critic, optimizer)
-            collector.update_policy_weights_()  # the next batch is collected with the new weights
+            # The next batch is collected with the new weights
+            collector.update_policy_weights_()
             ended = batch["next", "done"].squeeze(-1)
             returns.extend(batch["next", "info", "episode", "r"][ended].tolist())
             mean = sum(returns) / len(returns)
             if number % 10 == 0:
-                print(f"{frames:8} frames  return {mean:6.1f}  actor loss {actor_loss:7.4f}  critic {critic_loss:7.3f}")
-    print(f"{frames} frames, mean return of the last {len(returns)} episodes: {mean:.1f}")
+                print(
+                    f"{frames:8} frames  return {mean:6.1f}  actor loss {actor_loss:7.4f}  critic {critic_loss:7.3f}"
+                )
+    print(
+        f"{frames} frames, mean return of the last {len(returns)} episodes: {mean:.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""A recurrent policy: PPO with an LSTM on CartPole without velocities, which no policy without memory can balance.
+"""A recurrent policy: PPO with an LSTM on CartPole without velocities, which no policy
+without memory can balance.
 
     python examples/recurrent.py --frames 204800 --workers 2 --seed 0
 
-A policy that reads `h` and writes `("next", "h")` has a state: collectx passes it from frame to frame, begins each
-episode with the initial one, and stores it in the batch, so the learner starts from the state that the worker had.
-Reaches a mean return above 150 (without memory: about 50) in one to two minutes on two cores. To adapt it, change
+A policy that reads `h` and writes `("next", "h")` has a state: collectx passes it from
+frame to frame, begins each episode with the initial one, and stores it in the batch, so
+the learner starts from the state that the worker had. Reaches a mean return above 150
+(without memory: about 50) in one to two minutes on two cores. To adapt it, change
 `make_env` and the networks of `Agent`.
 """
 
@@ -27,8 +29,11 @@ GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE = 0.98, 0.95, 0.2, 4, 4,
 def make_env():
     env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1"))
     space = gymnasium.spaces.Box(-2.0, 2.0, (2,))
-    # Position and angle alone, over the limits at which an episode ends; the two velocities are hidden.
-    return gymnasium.wrappers.TransformObservation(env, lambda x: x[[0, 2]] / np.float32([2.4, 0.21]), space)
+    # Position and angle alone, over the limits at which an episode ends; the two
+    # velocities are hidden.
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda x: x[[0, 2]] / np.float32([2.4, 0.21]), space
+    )
 
 
 class Agent(nn.Module):
@@ -49,7 +54,8 @@ class Agent(nn.Module):
         return action, distribution.log_prob(action), self.value(h).squeeze(-1), h, c
 
     def unroll(self, rows):
-        """Outputs of the cell for rows [R, time]: [R, time, HIDDEN], from the stored state of each row's first frame.
+        """Outputs of the cell for rows [R, time]: [R, time, HIDDEN], from the stored
+        state of each row's first frame.
 
         After an episode's last frame the state is the initial one again.
         """
@@ -69,9 +75,15 @@ def advantages(rows, agent):
     # The value of the observation after each frame, by the state after it.
     inputs = following.flatten()
     hidden, _ = agent.cell(inputs["observation"], (inputs["h"], inputs["c"]))
-    next_value = agent.value(hidden).view(value.shape) * ~following["terminated"].squeeze(-1)
-    # Values are scaled to at most 1, so that the critic does not dominate the LSTM that it shares with the actor.
-    reward, carry = (1 - GAMMA) * following["reward"].squeeze(-1), ~following["done"].squeeze(-1)
+    next_value = agent.value(hidden).view(value.shape) * ~following[
+        "terminated"
+    ].squeeze(-1)
+    # Values are scaled to at most 1, so that the critic does not dominate the LSTM that
+    # it shares with the actor.
+    reward, carry = (
+        (1 - GAMMA) * following["reward"].squeeze(-1),
+        ~following["done"].squeeze(-1),
+    )
     delta = reward + GAMMA * next_value - value
     advantage, total = torch.zeros_like(delta), torch.zeros(len(delta))
     for t in reversed(range(delta.shape[1])):
@@ -80,7 +92,8 @@ def advantages(rows, agent):
 
 
 def learn(batch, agent, optimizer):
-    """Updates the agent from one batch, [workers, envs, time]; minibatches are of whole rows. Returns the last loss."""
+    """Updates the agent from one batch, [workers, envs, time]; minibatches are of whole
+    rows. Returns the last loss."""
     rows = batch.flatten(0, 1)
     advantage = advantages(rows, agent)
     target = advantage + rows["value"]
@@ -91,8 +104,12 @@ def learn(batch, agent, optimizer):
             hidden = agent.unroll(part)
             log_prob = Categorical(logits=agent.logits(hidden)).log_prob(part["action"])
             ratio = (log_prob - part["log_prob"]).exp()
-            actor_loss = -torch.minimum(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
-            critic_loss = (agent.value(hidden).squeeze(-1) - target[index]).square().mean()
+            actor_loss = -torch.minimum(
+                ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain
+            ).mean()
+            critic_loss = (
+                (agent.value(hidden).squeeze(-1) - target[index]).square().mean()
+            )
             optimizer.zero_grad()
             (actor_loss + 0.5 * critic_loss).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
@@ -118,7 +135,8 @@ def main():
             out_keys=["action", "log_prob", "value", ("next", "h"), ("next", "c")],
         ),
         num_envs=ENVS_PER_WORKER,
-        num_threads=1,  # of torch in this process: more do not help networks of this size
+        # Of torch in this process: more do not help networks of this size
+        num_threads=1,
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         info_keys=["episode"],
@@ -128,14 +146,22 @@ def main():
     with collector:
         for number, batch in enumerate(collector):
             frames += batch.numel()
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(0.0, 1 - frames / args.frames)
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(
+                0.0, 1 - frames / args.frames
+            )
             loss = learn(batch, agent, optimizer)
             collector.update_policy_weights_()
-            returns.extend(batch["next", "info", "episode", "r"][batch["next", "done"].squeeze(-1)].tolist())
+            returns.extend(
+                batch["next", "info", "episode", "r"][
+                    batch["next", "done"].squeeze(-1)
+                ].tolist()
+            )
             if number % 10 == 0:
                 mean = sum(returns) / max(1, len(returns))
                 print(f"{frames:8} frames  return {mean:6.1f}  actor loss {loss:7.4f}")
-    print(f"{frames} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
+    print(
+        f"{frames} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}"
+    )
 
 
 if __name__ == "__main__":

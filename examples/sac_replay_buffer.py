@@ -1,10 +1,12 @@
-"""SAC on Pendulum: worker processes write to a replay buffer, this process samples from it and learns.
+"""SAC on Pendulum: worker processes write to a replay buffer, this process samples from
+it and learns.
 
     python examples/sac_replay_buffer.py --frames 10000 --workers 2 --seed 0
 
-Reaches a mean return above -300 (a random policy has about -1200) in a minute or two on two cores. Batches do not
-pass through this process: the workers write them to shared memory, so the loop receives None. To adapt it, change
-`make_env` and the sizes of the networks.
+Reaches a mean return above -300 (a random policy has about -1200) in a minute or two on
+two cores. Batches do not pass through this process: the workers write them to shared
+memory, so the loop receives None. To adapt it, change `make_env` and the sizes of the
+networks.
 """
 
 import argparse
@@ -29,12 +31,17 @@ def make_env():
 
 def mlp(inputs, outputs):
     return nn.Sequential(
-        nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, outputs)
+        nn.Linear(inputs, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, outputs),
     )
 
 
 class Actor(nn.Module):
-    """A Gaussian, squashed by tanh: observations [..., 3] to actions [..., 1] and their log-probabilities [...]."""
+    """A Gaussian, squashed by tanh: observations [..., 3] to actions [..., 1] and their
+    log-probabilities [...]."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +73,8 @@ class Critic(nn.Module):
 
 
 class Learner:
-    """Networks, optimizers and one gradient step of SAC (Haarnoja et al. 2018) with a learned temperature."""
+    """Networks, optimizers and one gradient step of SAC (Haarnoja et al. 2018) with a
+    learned temperature."""
 
     def __init__(self):
         self.actor, self.critic = Actor(), Critic()
@@ -76,21 +84,36 @@ class Learner:
         self.optimizers = [torch.optim.Adam(each, LEARNING_RATE) for each in parameters]
 
     def step(self, sample):
-        """Takes one gradient step on `sample`, [BATCH_SIZE] frames; returns both losses."""
+        """Takes one gradient step on `sample`, [BATCH_SIZE] frames; returns both
+        losses."""
         following, alpha = sample["next"], self.log_alpha.exp().detach()
         with torch.no_grad():
             action, log_prob = self.actor.sample(following["observation"])
-            value = self.target(following["observation"], action).amin(0) - alpha * log_prob
-            # The value after a truncated episode counts, as `next.observation` is its true last observation.
-            goal = following["reward"].squeeze(-1) + GAMMA * value * ~following["terminated"].squeeze(-1)
-        critic_loss = (self.critic(sample["observation"], sample["action"]) - goal).square().sum(0).mean()
+            value = (
+                self.target(following["observation"], action).amin(0) - alpha * log_prob
+            )
+            # The value after a truncated episode counts, as `next.observation` is its
+            # true last observation.
+            goal = following["reward"].squeeze(-1) + GAMMA * value * ~following[
+                "terminated"
+            ].squeeze(-1)
+        critic_loss = (
+            (self.critic(sample["observation"], sample["action"]) - goal)
+            .square()
+            .sum(0)
+            .mean()
+        )
         self.minimize(1, critic_loss)
         action, log_prob = self.actor.sample(sample["observation"])
-        actor_loss = (alpha * log_prob - self.critic(sample["observation"], action).amin(0)).mean()
+        actor_loss = (
+            alpha * log_prob - self.critic(sample["observation"], action).amin(0)
+        ).mean()
         self.minimize(0, actor_loss)
         self.minimize(2, -(self.log_alpha.exp() * (log_prob.detach() - ACTION).mean()))
         with torch.no_grad():
-            for slow, fast in zip(self.target.parameters(), self.critic.parameters(), strict=True):
+            for slow, fast in zip(
+                self.target.parameters(), self.critic.parameters(), strict=True
+            ):
                 slow.lerp_(fast, TAU)
         return actor_loss.item(), critic_loss.item()
 
@@ -116,17 +139,21 @@ def main():
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         init_random_frames=RANDOM_FRAMES,
-        num_threads=1,  # of torch in this process: more do not help networks of this size
+        # Of torch in this process: more do not help networks of this size
+        num_threads=1,
         replay_buffer=buffer,
         info_keys=["episode"],
         seed=args.seed,
     )
     returns, seen, losses = deque(maxlen=20), 0, (0.0, 0.0)
     with collector:
-        for number, _ in enumerate(collector):  # None: a worker has written FRAMES_PER_BATCH frames
+        # None: a worker has written FRAMES_PER_BATCH frames
+        for number, _ in enumerate(collector):
             new = buffer[seen:]  # the frames that were written since the last time
             seen += len(new)
-            returns += new["next", "info", "episode", "r"][new["next", "done"].squeeze(-1)].tolist()
+            returns += new["next", "info", "episode", "r"][
+                new["next", "done"].squeeze(-1)
+            ].tolist()
             if seen < RANDOM_FRAMES:
                 continue
             for _ in range(FRAMES_PER_BATCH):  # one gradient step per frame
@@ -134,8 +161,12 @@ def main():
             collector.update_policy_weights_()
             if number % 20 == 0:
                 mean = sum(returns) / max(1, len(returns))
-                print(f"{seen:8} frames  return {mean:8.1f}  actor loss {losses[0]:8.2f}  critic {losses[1]:8.2f}")
-    print(f"{seen} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
+                print(
+                    f"{seen:8} frames  return {mean:8.1f}  actor loss {losses[0]:8.2f}  critic {losses[1]:8.2f}"
+                )
+    print(
+        f"{seen} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}"
+    )
 
 
 if __name__ == "__main__":

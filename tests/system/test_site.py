@@ -214,7 +214,7 @@ def test_every_page_names_the_version_that_it_documents(site):
 @pytest.mark.parametrize(("heading", "since"), [("Unreleased", " and the unreleased changes since"), ("0.2.0", "")])
 @pytest.mark.parametrize("url", [None, "https://lab.test/x"])
 def test_the_site_takes_version_and_repository_from_the_package(tmp_path, monkeypatch, heading, since, url):
-    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    spec = importlib.util.spec_from_file_location("generated", ROOT / ".ci" / "generated.py")
     generated = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generated)
     monkeypatch.setattr(generated, "_ROOT", tmp_path)

@@ -8,8 +8,9 @@ from gymnasium import spaces
 class Docking(gymnasium.Env):
     """A point on a line that a force brings to rest at the origin.
 
-    Observes position and velocity [2]; the action is a force in [-1, 1]. The reward is minus the squared distance, the
-    squared velocity and the squared force, weighted. Episodes end by a TimeLimit alone.
+    Observes position and velocity [2]; the action is a force in [-1, 1]. The reward is
+    minus the squared distance, the squared velocity and the squared force, weighted.
+    Episodes end by a TimeLimit alone.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,))

@@ -7,11 +7,14 @@ from torch import nn
 
 
 class Gaussian(nn.Module):
-    """Observations [..., inputs] to actions [..., outputs] within `bound`, and log-probabilities [...]."""
+    """Observations [..., inputs] to actions [..., outputs] within `bound`, and
+    log-probabilities [...]."""
 
     def __init__(self, inputs, outputs, bound, width):
         super().__init__()
-        self.mean = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs))
+        self.mean = nn.Sequential(
+            nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs)
+        )
         self.log_std = nn.Parameter(torch.zeros(outputs))
         self.bound = bound
 
@@ -21,12 +24,23 @@ class Gaussian(nn.Module):
     def forward(self, observation):
         distribution = self.distribution(observation)
         # Runs collect with samples; `collectx eval` evaluates the mean.
-        raw = distribution.sample() if interaction_type() is InteractionType.RANDOM else distribution.mean
-        return raw.clamp(-self.bound, self.bound), raw, distribution.log_prob(raw).sum(-1)
+        raw = (
+            distribution.sample()
+            if interaction_type() is InteractionType.RANDOM
+            else distribution.mean
+        )
+        return (
+            raw.clamp(-self.bound, self.bound),
+            raw,
+            distribution.log_prob(raw).sum(-1),
+        )
 
 
 def make_policy(spec, width):
-    """`spec` has the env's spaces. All that the policy writes is in the batch; `raw` is the action before the clamp."""
+    """`spec` has the env's spaces. All that the policy writes is in the batch; `raw` is
+    the action before the clamp."""
     inputs, outputs = spec.observation_space.shape[0], spec.action_space.shape[0]
     module = Gaussian(inputs, outputs, float(spec.action_space.high[0]), width)
-    return TensorDictModule(module, in_keys=["observation"], out_keys=["action", "raw", "log_prob"])
+    return TensorDictModule(
+        module, in_keys=["observation"], out_keys=["action", "raw", "log_prob"]
+    )

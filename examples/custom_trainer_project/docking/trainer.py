@@ -1,4 +1,5 @@
-"""The trainer: a class with `train(collection)`; with the two functions for its state, its runs can be resumed."""
+"""The trainer: a class with `train(collection)`; with the two functions for its state,
+its runs can be resumed."""
 
 import torch
 from torch import nn
@@ -17,28 +18,48 @@ class A2C:
         inputs = spec.observation_space.shape[0]
         self.policy, self._gamma = policy, gamma
         self.critic = nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 1))
-        self.optimizer = torch.optim.Adam([*policy.parameters(), *self.critic.parameters()], learning_rate)
+        self.optimizer = torch.optim.Adam(
+            [*policy.parameters(), *self.critic.parameters()], learning_rate
+        )
 
     def train(self, collection):
         for batch in collection:  # a TensorDict, [workers, envs, time]
             actor_loss, critic_loss = self.learn(batch.flatten(0, 1))
-            collection.publish(self.policy)  # the next batch is collected with these weights
-            collection.log(actor_loss=actor_loss, critic_loss=critic_loss)  # to metrics.jsonl and the display
+            # The next batch is collected with these weights
+            collection.publish(self.policy)
+            # To metrics.jsonl and the display
+            collection.log(actor_loss=actor_loss, critic_loss=critic_loss)
 
     def learn(self, rows):
-        """Takes one gradient step; `rows` is [rows, time]. Returns the losses of actor and critic."""
+        """Takes one gradient step; `rows` is [rows, time]. Returns the losses of actor
+        and critic."""
         following, value = rows["next"], self.critic(rows["observation"]).squeeze(-1)
         with torch.no_grad():
-            # Discounted rewards up to the end of the episode or the batch, then the value of what comes after.
-            reward, done = following["reward"].squeeze(-1), following["done"].squeeze(-1)
-            after = self.critic(following["observation"]).squeeze(-1) * ~following["terminated"].squeeze(-1)
+            # Discounted rewards up to the end of the episode or the batch, then the
+            # value of what comes after.
+            reward, done = (
+                following["reward"].squeeze(-1),
+                following["done"].squeeze(-1),
+            )
+            after = self.critic(following["observation"]).squeeze(-1) * ~following[
+                "terminated"
+            ].squeeze(-1)
             target, total = torch.zeros_like(reward), after[:, -1]
             for t in reversed(range(reward.shape[1])):
-                total = target[:, t] = reward[:, t] + self._gamma * torch.where(done[:, t], after[:, t], total)
+                total = target[:, t] = reward[:, t] + self._gamma * torch.where(
+                    done[:, t], after[:, t], total
+                )
             advantage = target - value
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_prob = self.policy.module.distribution(rows["observation"]).log_prob(rows["raw"]).sum(-1)
-        actor_loss, critic_loss = -(log_prob * advantage).mean(), (value - target).square().mean()
+        log_prob = (
+            self.policy.module.distribution(rows["observation"])
+            .log_prob(rows["raw"])
+            .sum(-1)
+        )
+        actor_loss, critic_loss = (
+            -(log_prob * advantage).mean(),
+            (value - target).square().mean(),
+        )
         self.optimizer.zero_grad()
         (actor_loss + 0.5 * critic_loss).backward()
         self.optimizer.step()
@@ -46,7 +67,11 @@ class A2C:
 
     def state_dict(self):
         """Of tensors and plain data; checkpoints have it."""
-        parts = {"policy": self.policy, "critic": self.critic, "optimizer": self.optimizer}
+        parts = {
+            "policy": self.policy,
+            "critic": self.critic,
+            "optimizer": self.optimizer,
+        }
         return {name: part.state_dict() for name, part in parts.items()}
 
     def load_state_dict(self, state):

@@ -1,4 +1,5 @@
-"""Run `pytest` in the folder above: the env keeps to Gymnasium's interface, and a run learns and can be resumed."""
+"""Run `pytest` in the folder above: the env keeps to Gymnasium's interface, and a run
+learns and can be resumed."""
 
 import json
 import subprocess
@@ -26,7 +27,13 @@ def test_the_env_has_gymnasiums_interface():
 
 
 def test_a_run_is_cut_and_resumed(tmp_path):
-    choices = ["--config-dir", "conf", "experiment=docking", "launcher=inline", "collector.total_frames=4000"]
+    choices = [
+        "--config-dir",
+        "conf",
+        "experiment=docking",
+        "launcher=inline",
+        "collector.total_frames=4000",
+    ]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     collectx("run", *choices, f"hydra.run.dir={whole}")
     collectx("run", *choices, f"hydra.run.dir={cut}", "run.max_batches=3")

@@ -262,7 +262,7 @@ def _whole(word: str, hang: int) -> str:
 
 def _drawing(image: re.Match) -> str:
     text, name = image.groups()
-    svg = (Path(__file__).parent / "images" / name).read_text()
+    svg = (_ROOT / "docs" / "images" / name).read_text()
     if "currentColor" not in svg:
         return image[0]
     # The style is for viewers of the file alone.

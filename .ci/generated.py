@@ -131,6 +131,7 @@ _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 # The maximum number of entries of a page's contents: little more than fits on a screen.
 _MAX_CONTENTS = 45
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
+_CODE = re.compile(r'<div class="language-(?!console|text)\w+ highlight">.*?</pre>', re.DOTALL)
 _CONSOLE = re.compile(
     r'<div class="language-(?P<kind>console|text) highlight">(?P<head><pre>.*?<code>)(?P<code>.*?)</code></pre>',
     re.DOTALL,
@@ -140,6 +141,10 @@ _CONSOLE = re.compile(
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 _MAX_HANG = 42
 _LAST_COLUMN = 22
+# The columns of code, and of a terminal in its smallest type, that fit a phone: wider blocks scroll.
+_PHONE, _PHONE_TERMINAL = 48, 59
+# A short head of a column of numbers, which stays in one line.
+_HEAD = re.compile(r'<th (style="text-align: right;">(?=[^<]{1,18}</th>))')
 # Words that browsers would break after a hyphen or a slash, and the column up to which a phone keeps them whole.
 _WORD = re.compile(r"[^\s<>]*[-/][^\s<>]*(?![^<]*>)")
 _MAX_WORD = 40
@@ -222,7 +227,18 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         levels.pop()
         for entry in levels[-1]:
             entry.children = []
-    return _CONSOLE.sub(_terminal, _DRAWING.sub(_drawing, html))
+    html = _HEAD.sub(r'<th class="whole" \1', html)
+    return _CONSOLE.sub(_terminal, _CODE.sub(_code, _DRAWING.sub(_drawing, html)))
+
+
+def _code(block: re.Match) -> str:
+    """Marks code that scrolls on a phone."""
+    lines = unescape(re.sub(r"<[^>]*>", "", block[0])).splitlines()
+    return block[0].replace(' highlight">', f' highlight{_wide(max(map(len, lines)), _PHONE)}">', 1)
+
+
+def _wide(columns: int, fitting: int) -> str:
+    return " wide" if columns > fitting else ""
 
 
 def _terminal(block: re.Match) -> str:
@@ -250,7 +266,8 @@ def _terminal(block: re.Match) -> str:
     copied = escape("\n".join(commands or texts))
     code = "\n".join(lines)
     return (
-        f'<div class="language-{block["kind"]} highlight" style="--columns: {columns}" data-copy="{copied}">'
+        f'<div class="language-{block["kind"]} highlight{_wide(columns, _PHONE_TERMINAL)}" '
+        f'style="--columns: {columns}" data-copy="{copied}">'
         f"{block['head']}{code}\n</code></pre>"
     )
 

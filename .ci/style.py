@@ -95,7 +95,24 @@ def problems_of_product() -> Iterator[str]:
             yield f'{name}: an article before the name of a type: it would be "a AsyncCollector"'
 
 
+# What a page shows of code, and the columns that fit it at 1,280 px. ruff keeps Python in docs/ to them; lines of a
+# terminal wrap.
+_SHOWN = re.compile(r"^( *)```(?:python|yaml|sh)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_COLUMNS = 88
+
+
+def problems_of_pages() -> Iterator[str]:
+    """Code that a reader would have to scroll sideways."""
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+        text = path.read_text()
+        for block in _SHOWN.finditer(text):
+            first = text.count("\n", 0, block.start(2)) + 1
+            for line, shown in enumerate(block[2].splitlines(), first):
+                if len(shown.removeprefix(block[1])) > _COLUMNS:
+                    yield f"{path.relative_to(ROOT)}:{line}: code is wider than {_COLUMNS} columns, which fit a page"
+
+
 if __name__ == "__main__":
-    problems = [*problems_of_tests(), *problems_of_product()]
+    problems = [*problems_of_tests(), *problems_of_product(), *problems_of_pages()]
     print(*problems, sep="\n", end="\n" if problems else "")
     sys.exit(bool(problems))

@@ -48,7 +48,9 @@ def split_trajectories(
         ValueError: the batch contains neither trajectory ids nor `done_key`.
 
     Examples:
-        >>> with Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=200, total_frames=200) as collector:
+        >>> with Collector(
+        ...     lambda: gymnasium.make("CartPole-v1"), frames_per_batch=200, total_frames=200
+        ... ) as collector:
         ...     trajectories = split_trajectories(next(collector))
         >>> int(trajectories["collector", "mask"].sum())
         200

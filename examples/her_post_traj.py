@@ -1,5 +1,4 @@
-"""Hindsight experience replay: DQN flips bits to a goal, and `post_traj` relabels whole
-trajectories.
+"""Hindsight experience replay: DQN flips bits, and `post_traj` relabels trajectories.
 
     python examples/her_post_traj.py --frames 25600 --workers 2 --seed 0
     python examples/her_post_traj.py --no-her
@@ -25,7 +24,7 @@ from collectx import MultiSyncCollector, ReplayBuffer
 
 BITS, ENVS_PER_WORKER, FRAMES_PER_BATCH, LEARN_STEPS = 12, 8, 256, 64
 BATCH_SIZE, GAMMA, TAU, LEARNING_RATE = 256, 0.95, 0.01, 1e-3
-# Copies of a trajectory; share of the frames in which epsilon falls
+# Copies of a trajectory, the share of the frames in which epsilon falls, and its end.
 GOALS, EXPLORATION, LEAST_EPSILON = 4, 0.5, 0.02
 
 
@@ -48,9 +47,8 @@ class BitFlip(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.bits, self.goal = self.np_random.integers(0, 2, (2, BITS)).astype(
-            np.float32
-        )
+        bits = self.np_random.integers(0, 2, (2, BITS))
+        self.bits, self.goal = bits.astype(np.float32)
         self.steps = 0
         return self.observe(), {}
 
@@ -77,46 +75,40 @@ class Policy(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(2 * BITS, 256), nn.ReLU(), nn.Linear(256, BITS)
         )
-        # A buffer travels to the workers with the weights
+        # A buffer travels to the workers with the weights.
         self.register_buffer("epsilon", torch.tensor(1.0))
 
     def forward(self, observation, goal):
         best = self.net(torch.cat((observation, goal), -1)).argmax(-1)
-        return torch.where(
-            torch.rand(best.shape) < self.epsilon, torch.randint_like(best, BITS), best
-        )
+        explores = torch.rand(best.shape) < self.epsilon
+        return torch.where(explores, torch.randint_like(best, BITS), best)
 
 
 class Hindsight:
-    """The hook `post_traj`: called in this process with each ended trajectory,
-    [time]."""
+    """The hook `post_traj`: called in this process with each ended trajectory."""
 
     def __init__(self, goals):
         self.goals = goals
         self.successes = deque([False], maxlen=500)
 
     def __call__(self, trajectory):
-        """The trajectory and `goals` copies of it, [(1 + goals) * time]: all of this is
-        written to the buffer."""
+        """A trajectory [time] and `goals` copies of it, [(1 + goals) * time]: all of
+        this is written to the buffer."""
         self.successes.append(trajectory["next", "terminated"][-1].item())
-        return torch.cat(
-            [trajectory] + [self.relabel(trajectory) for _ in range(self.goals)]
-        )
+        copies = [self.relabel(trajectory) for _ in range(self.goals)]
+        return torch.cat([trajectory, *copies])
 
     def relabel(self, trajectory):
         """A copy in which the goal of each frame is what was reached at the end of it
         or of a random later one."""
         relabelled, time = trajectory.clone(), torch.arange(len(trajectory))
         later = time + (torch.rand(len(time)) * (len(time) - time)).long()
-        achieved = trajectory["next", "achieved_goal"]
-        relabelled["desired_goal"] = relabelled["next", "desired_goal"] = achieved[
-            later
-        ]
-        relabelled["next", "reward"] = reward(achieved, achieved[later]).unsqueeze(-1)
-        relabelled["next", "terminated"] = relabelled["next", "reward"] == 0
-        relabelled["next", "done"] = (
-            relabelled["next", "terminated"] | relabelled["next", "truncated"]
-        )
+        following = relabelled["next"]
+        achieved = following["achieved_goal"]
+        relabelled["desired_goal"] = following["desired_goal"] = achieved[later]
+        following["reward"] = reward(achieved, achieved[later]).unsqueeze(-1)
+        following["terminated"] = following["reward"] == 0
+        following["done"] = following["terminated"] | following["truncated"]
         return relabelled
 
 
@@ -128,11 +120,9 @@ def learn(net, target, optimizer, sample):
     value = net(inputs).gather(-1, sample["action"].unsqueeze(-1))
     with torch.no_grad():
         best = net(next_inputs).argmax(-1, keepdim=True)
-        # The value after a truncated episode counts: its last observation is not a
-        # goal.
-        expected = following["reward"] + GAMMA * ~following["terminated"] * target(
-            next_inputs
-        ).gather(-1, best)
+        next_value = target(next_inputs).gather(-1, best)
+        # The value after a truncated episode counts: its last observation is no goal.
+        expected = following["reward"] + GAMMA * ~following["terminated"] * next_value
     loss = nn.functional.smooth_l1_loss(value, expected)
     optimizer.zero_grad()
     loss.backward()
@@ -148,12 +138,8 @@ def main():
     parser.add_argument("--frames", type=int, default=25_600)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--her",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="relabel the trajectories",
-    )
+    flag = argparse.BooleanOptionalAction
+    parser.add_argument("--her", action=flag, default=True, help="relabel trajectories")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
 
@@ -167,12 +153,10 @@ def main():
             policy, in_keys=["observation", "desired_goal"], out_keys=["action"]
         ),
         num_envs=ENVS_PER_WORKER,
-        # Of torch in this process: more do not help a network of this size
-        num_threads=1,
+        num_threads=1,  # of torch here: more do not help a network of this size
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
-        # With a buffer: trajectories are written as soon as they have ended
-        trajs_per_batch=1,
+        trajs_per_batch=1,  # with a buffer: each is written as soon as it has ended
         post_traj=hindsight,
         replay_buffer=buffer,
         seed=args.seed,
@@ -182,22 +166,19 @@ def main():
         while collected := collector.fill():
             frames += collected
             number += 1
-            success = 100 * sum(hindsight.successes) / len(hindsight.successes)
+            last = hindsight.successes
+            success = 100 * sum(last) / len(last)
             if len(buffer) < BATCH_SIZE:
                 continue
             for _ in range(LEARN_STEPS):
                 loss = learn(policy.net, target, optimizer, buffer.sample())
-            policy.epsilon.fill_(
-                max(LEAST_EPSILON, 1 - frames / (EXPLORATION * args.frames))
-            )
+            epsilon = max(LEAST_EPSILON, 1 - frames / (EXPLORATION * args.frames))
+            policy.epsilon.fill_(epsilon)
             collector.update_policy_weights_()
             if number % 10 == 0:
-                print(
-                    f"{frames:8} frames  success {success:5.1f} %  loss {loss:7.4f}  buffer {len(buffer)} frames"
-                )
-    print(
-        f"{frames} frames, success of the last {len(hindsight.successes)} episodes: {success:.1f} %"
-    )
+                line = f"{frames:8} frames  success {success:5.1f} %  loss {loss:7.4f}"
+                print(f"{line}  buffer {len(buffer)} frames")
+    print(f"{frames} frames, success of the last {len(last)} episodes: {success:.1f} %")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-r"""IMPALA: asynchronous workers on one or many hosts, and V-trace against the age of
-their weights.
+r"""IMPALA: async workers on one or many hosts, and V-trace for weights that are old.
 
 On this machine, with two worker processes over torch.distributed (gloo):
 
@@ -8,9 +7,12 @@ On this machine, with two worker processes over torch.distributed (gloo):
 On SLURM, from the folder of this file, the same trainer, policy and env as one job of
 16 workers on 4 nodes:
 
-    collectx run trainer=custom trainer.target=impala_cluster:Impala policy=custom policy.target=impala_cluster:Actor \
-        env=gym env.entry_point=impala_cluster:make_env env.num_envs=8 env.info_keys=[episode] collector=distributed \
-        collector.num_workers=16 collector.frames_per_batch=512 collector.total_frames=5000000 \
+    collectx run trainer=custom trainer.target=impala_cluster:Impala \
+        policy=custom policy.target=impala_cluster:Actor \
+        env=gym env.entry_point=impala_cluster:make_env \
+        env.num_envs=8 env.info_keys=[episode] \
+        collector=distributed collector.num_workers=16 \
+        collector.frames_per_batch=512 collector.total_frames=5000000 \
         launcher=slurm launcher.nodes=4 launcher.partition=NAME
 
 Stops at a mean return of 250, after 100,000 to 200,000 frames: about half a minute on
@@ -159,12 +161,10 @@ def main():
     collector = DistributedCollector(
         [make_env] * args.workers,
         learner.policy,
-        # "submitit": every worker is a SLURM job that this process submits, with
-        # `slurm_kwargs={...}`
+        # "submitit" submits a SLURM job for every worker, with `slurm_kwargs={...}`.
         launcher="mp",
         num_envs=ENVS_PER_WORKER,
-        # Of torch in this process: more do not help networks of this size
-        num_threads=1,
+        num_threads=1,  # of torch here: more do not help networks of this size
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         info_keys=["episode"],
@@ -176,18 +176,16 @@ def main():
             frames += batch.numel()
             loss = learner.learn(batch)
             collector.update_policy_weights_()
-            returns.extend(
-                batch["next", "info", "episode", "r"][
-                    batch["next", "done"].squeeze(-1)
-                ].tolist()
-            )
+            ended = batch["next", "done"].squeeze(-1)
+            returns.extend(batch["next", "info", "episode", "r"][ended].tolist())
             mean = sum(returns) / max(1, len(returns))
             if len(returns) == 100 and mean >= TARGET:
                 break
             if number % 20 == 0:
                 print(f"{frames:8} frames  return {mean:6.1f}  loss {loss:8.3f}")
+    mean = sum(returns) / len(returns)
     print(
-        f"{frames} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}"
+        f"{frames} frames, mean return of the last {len(returns)} episodes: {mean:.1f}"
     )
 
 

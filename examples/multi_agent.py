@@ -1,5 +1,4 @@
-"""Several agents in one env: independent PPO with shared weights, on an env of
-Gymnasium that is written below.
+"""Several agents in one env: independent PPO with shared weights, on the env below.
 
     python examples/multi_agent.py --frames 102400 --workers 2 --seed 0
 
@@ -25,15 +24,8 @@ from collectx import MultiSyncCollector
 
 AGENTS, STEPS, SIZE = 3, 32, 5
 FRAMES_PER_BATCH, ENVS_PER_WORKER = 1024, 16
-GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE, ENTROPY = (
-    0.95,
-    0.9,
-    0.2,
-    4,
-    4,
-    1e-3,
-    0.01,
-)
+GAMMA, LAMBDA, CLIP, ENTROPY = 0.95, 0.9, 0.2, 0.01
+EPOCHS, MINIBATCHES, LEARNING_RATE = 4, 4, 1e-3
 MOVES = np.array([(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
@@ -57,9 +49,8 @@ class Squares(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         fields = self.np_random.permutation(SIZE * SIZE)[: 2 * AGENTS]
-        self._at, self._goal = np.stack(np.divmod(fields, SIZE), 1).reshape(
-            2, AGENTS, 2
-        )
+        places = np.stack(np.divmod(fields, SIZE), 1)
+        self._at, self._goal = places.reshape(2, AGENTS, 2)
         self._step = 0
         return self._observe(np.zeros(AGENTS)), {}
 
@@ -109,10 +100,8 @@ def learn(batch, actor, critic, optimizer):
     """PPO in which every agent's frames are rows of their own; `batch` is [workers,
     envs, time]."""
     rows = batch.flatten(0, 1)
-    observation, reward = (
-        rows["agents", "observation"],
-        rows["next", "agents", "reward"],
-    )
+    observation = rows["agents", "observation"]
+    reward = rows["next", "agents", "reward"]
     with torch.no_grad():
         value = critic(observation).squeeze(-1)  # [rows, time, agents]
         next_value = critic(rows["next", "agents", "observation"]).squeeze(-1)
@@ -122,13 +111,8 @@ def learn(batch, actor, critic, optimizer):
         advantage, total = torch.zeros_like(delta), torch.zeros_like(delta[:, 0])
         for t in reversed(range(delta.shape[1])):
             total = advantage[:, t] = delta[:, t] + GAMMA * LAMBDA * carry[:, t] * total
-    tensors = (
-        observation,
-        rows["action"],
-        rows["agents", "log_prob"],
-        advantage,
-        advantage + value,
-    )
+    taken = rows["action"], rows["agents", "log_prob"]
+    tensors = observation, *taken, advantage, advantage + value
     frames = [tensor.flatten(0, 2) for tensor in tensors]  # [rows * time * agents, ...]
     for _ in range(EPOCHS):
         for index in torch.randperm(len(frames[0])).chunk(MINIBATCHES):
@@ -138,14 +122,12 @@ def learn(batch, actor, critic, optimizer):
             distribution = Categorical(logits=actor.net(observation))
             ratio = (distribution.log_prob(action) - old_log_prob).exp()
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-            actor_loss = -torch.minimum(
-                ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain
-            ).mean()
+            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+            actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()
             critic_loss = (critic(observation).squeeze(-1) - target).square().mean()
+            bonus = ENTROPY * distribution.entropy().mean()
             optimizer.zero_grad()
-            (
-                actor_loss + 0.5 * critic_loss - ENTROPY * distribution.entropy().mean()
-            ).backward()
+            (actor_loss + 0.5 * critic_loss - bonus).backward()
             nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.5)
             optimizer.step()
     return actor_loss.item()
@@ -171,8 +153,7 @@ def main():
             out_keys=["action", ("agents", "log_prob")],
         ),
         num_envs=ENVS_PER_WORKER,
-        # Of torch in this process: more do not help networks of this size
-        num_threads=1,
+        num_threads=1,  # of torch here: more do not help networks of this size
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         info_keys=["episode"],
@@ -184,16 +165,14 @@ def main():
             frames += batch.numel()
             loss = learn(batch, actor, critic, optimizer)
             collector.update_policy_weights_()
-            returns.extend(
-                batch["next", "info", "episode", "r"][
-                    batch["next", "done"].squeeze(-1)
-                ].tolist()
-            )
+            ended = batch["next", "done"].squeeze(-1)
+            returns.extend(batch["next", "info", "episode", "r"][ended].tolist())
             if number % 10 == 0:
                 mean = sum(returns) / max(1, len(returns))
                 print(f"{frames:8} frames  return {mean:6.1f}  actor loss {loss:7.4f}")
+    mean = sum(returns) / len(returns)
     print(
-        f"{frames} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}"
+        f"{frames} frames, mean return of the last {len(returns)} episodes: {mean:.1f}"
     )
 
 

@@ -1,8 +1,8 @@
-r"""Offline learning on CartPole: `collectx run trainer=record` records episodes, this
-script learns from them alone.
+r"""Offline learning on CartPole, from nothing but episodes that a run has recorded.
 
-    collectx run trainer=record policy=random collector.num_workers=2 collector.total_frames=20480 \
-        trainer.partial_episodes=true seed=0 hydra.run.dir=recorded
+    collectx run trainer=record policy=random collector.num_workers=2 \
+        collector.total_frames=20480 trainer.partial_episodes=true seed=0 \
+        hydra.run.dir=recorded
     python examples/offline_from_recorded.py --data recorded --seed 0
 
 The script runs the first command itself if there is no folder `recorded`. It learns
@@ -41,7 +41,7 @@ def record(folder, frames, workers, seed):
         "policy=random",
         f"collector.num_workers={workers}",
         f"collector.total_frames={frames}",
-        # Also the last episode of each env, which has not ended
+        # Also the last episode of each env, which has not ended.
         "trainer.partial_episodes=true",
         f"seed={seed}",
         f"hydra.run.dir={folder}",
@@ -60,7 +60,7 @@ class Learner:
     and one gradient step."""
 
     def __init__(self):
-        # Observations [..., 4] to logits and to values, [..., 2]
+        # Observations [..., 4] to logits and to values, [..., 2].
         self.clone, self.value = mlp(), mlp()
         self.target = copy.deepcopy(self.value).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
@@ -71,20 +71,17 @@ class Learner:
         """Takes one gradient step on `sample`, [BATCH_SIZE] frames; returns both
         losses."""
         action, following = sample["action"], sample["next"]
-        clone_loss = nn.functional.cross_entropy(
-            self.clone(sample["observation"]), action
-        )
+        logits = self.clone(sample["observation"])
+        clone_loss = nn.functional.cross_entropy(logits, action)
         with torch.no_grad():
             # The value of what the recorded policy does next; a maximum would trust
             # actions that it never took.
             probability = self.clone(following["observation"]).softmax(-1)
-            expected = (probability * self.target(following["observation"])).sum(
-                -1, keepdim=True
-            )
+            values = probability * self.target(following["observation"])
+            expected = values.sum(-1, keepdim=True)
             goal = following["reward"] + GAMMA * ~following["terminated"] * expected
-        value_loss = nn.functional.smooth_l1_loss(
-            self.value(sample["observation"]).gather(-1, action.unsqueeze(-1)), goal
-        )
+        value = self.value(sample["observation"]).gather(-1, action.unsqueeze(-1))
+        value_loss = nn.functional.smooth_l1_loss(value, goal)
         self.optimizer.zero_grad()
         (clone_loss + value_loss).backward()
         self.optimizer.step()
@@ -136,9 +133,8 @@ def main():
         record(args.data, args.frames, args.workers, args.seed)
     frames = collectx.data.load(args.data)  # [frames], whole episodes one after another
     episodes = int(frames["collector", "episode"][-1]) + 1
-    print(
-        f"{episodes} episodes with a mean return of {frames['next', 'reward'].sum().item() / episodes:.1f}"
-    )
+    recorded = frames["next", "reward"].sum().item() / episodes
+    print(f"{episodes} episodes with a mean return of {recorded:.1f}")
 
     buffer = ReplayBuffer(len(frames), batch_size=BATCH_SIZE)
     buffer.extend(frames)
@@ -148,9 +144,8 @@ def main():
             losses = learner.step(buffer.sample())
         if epoch % 20 == 0:
             mean = evaluate(learner.value, args.seed)
-            print(
-                f"{epoch:8} epochs  return {mean:6.1f}  clone loss {losses[0]:7.4f}  value {losses[1]:7.4f}"
-            )
+            line = f"{epoch:8} epochs  return {mean:6.1f}  clone loss {losses[0]:7.4f}"
+            print(f"{line}  value {losses[1]:7.4f}")
     mean = evaluate(learner.value, args.seed)
     print(
         f"{len(frames)} frames, mean return of the last {EPISODES} episodes: {mean:.1f}"

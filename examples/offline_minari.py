@@ -1,13 +1,13 @@
-r"""An offline run: behaviour cloning from a Minari data set, as a trainer of `collectx
-run`.
+r"""An offline run: behaviour cloning from a Minari data set, as a trainer of a run.
 
     export MINARI_DATASETS_PATH=$PWD/datasets
-    collectx run env=pendulum policy=custom policy.target=offline_minari:Demonstrator trainer=record \
-        trainer.format=minari trainer.dir=datasets/pendulum/swing-v0 collector.total_frames=32_000 \
-        hydra.run.dir=demonstrations
+    collectx run env=pendulum policy=custom policy.target=offline_minari:Demonstrator \
+        trainer=record trainer.format=minari trainer.dir=datasets/pendulum/swing-v0 \
+        collector.total_frames=32_000 hydra.run.dir=demonstrations
     collectx run env=pendulum trainer=custom trainer.target=offline_minari:Cloning \
-        trainer.kwargs.data=pendulum/swing-v0 collector.frames_per_batch=3200 collector.total_frames=64_000 \
-        collector.exploration_type=deterministic hydra.run.dir=clone
+        trainer.kwargs.data=pendulum/swing-v0 collector.frames_per_batch=3200 \
+        collector.total_frames=64_000 collector.exploration_type=deterministic \
+        hydra.run.dir=clone
 
 Type this in the folder of this file; it needs the `record` extra. The first run records
 episodes of `Demonstrator`. The second run learns from the recorded frames alone: its
@@ -29,11 +29,9 @@ class Demonstrator(torch.nn.Module):
     def forward(self, observation):
         cos, sin, speed = observation.unbind(-1)
         angle = torch.atan2(sin, cos)
-        # Of the energy of the upright pendulum
-        missing = 15 * (1 - cos) - speed.square() / 2
-        torque = torch.where(
-            angle.abs() < 0.6, -10 * angle - 3 * speed, missing * speed.sign()
-        )
+        missing = 15 * (1 - cos) - speed.square() / 2  # to the energy when upright
+        balance, swing = -10 * angle - 3 * speed, missing * speed.sign()
+        torque = torch.where(angle.abs() < 0.6, balance, swing)
         return (torque + torch.randn_like(torque)).clamp(-2, 2).unsqueeze(-1)
 
 
@@ -41,14 +39,10 @@ def load(name):
     """The frames of a Minari data set, [frames]; downloads it if it is not on this
     machine."""
     episodes = minari.load_dataset(name, download=True)
+    observation = np.concatenate([each.observations[:-1] for each in episodes])
+    action = np.concatenate([each.actions for each in episodes])
     return TensorDict(
-        {
-            "observation": np.concatenate(
-                [episode.observations[:-1] for episode in episodes]
-            ),
-            "action": np.concatenate([episode.actions for episode in episodes]),
-        },
-        [episodes.total_steps],
+        {"observation": observation, "action": action}, [episodes.total_steps]
     )
 
 
@@ -57,23 +51,17 @@ class Cloning:
     batch of the env."""
 
     def __init__(self, policy, data, steps=200, batch_size=256, learning_rate=1e-3):
-        self.policy, self.frames, self.steps, self.batch_size = (
-            policy,
-            load(data),
-            steps,
-            batch_size,
-        )
+        self.policy, self.frames = policy, load(data)
+        self.steps, self.batch_size = steps, batch_size
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate)
 
     def train(self, collection):
         for _ in collection:
             for _ in range(self.steps):
-                sample = self.frames[
-                    torch.randint(len(self.frames), (self.batch_size,))
-                ]
-                log_prob, _ = self.policy.evaluate(
-                    [sample["observation"]], sample["action"]
-                )
+                index = torch.randint(len(self.frames), (self.batch_size,))
+                sample = self.frames[index]
+                observations = [sample["observation"]]
+                log_prob, _ = self.policy.evaluate(observations, sample["action"])
                 loss = -log_prob.mean()
                 self.optimizer.zero_grad()
                 loss.backward()

@@ -1,9 +1,9 @@
-r"""PettingZoo with the built-in PPO: each agent is an env of a Gymnasium vector env,
-and all share one policy.
+r"""PettingZoo with the built-in PPO: agents are envs of a vector env, with one policy.
 
-    collectx run env=gym_vector env.entry_point=pettingzoo_ppo:Agents env.num_envs=24 policy=mlp trainer=ppo \
-        trainer.gamma=0.95 trainer.entropy_coeff=0.01 collector.frames_per_batch=2400 \
-        collector.total_frames=240_000 hydra.run.dir=agents
+    collectx run env=gym_vector env.entry_point=pettingzoo_ppo:Agents env.num_envs=24 \
+        policy=mlp trainer=ppo trainer.gamma=0.95 trainer.entropy_coeff=0.01 \
+        collector.frames_per_batch=2400 collector.total_frames=240_000 \
+        hydra.run.dir=agents
 
 Type `pip install mpe2`, and then this in the folder of this file. In simple_spread,
 three agents spread over three landmarks without bumping into each other, and each
@@ -37,9 +37,9 @@ class Agents(gymnasium.vector.VectorEnv):
     def __init__(self, num_envs):
         self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
         self.agents = make_game().possible_agents
-        if num_envs % len(self.agents):
+        if num_envs % (agents := len(self.agents)):
             raise ValueError(
-                f"env.num_envs={num_envs} is not a multiple of {len(self.agents)} agents"
+                f"env.num_envs={num_envs} is no multiple of {agents} agents"
             )
         self.games = [make_game() for _ in range(num_envs // len(self.agents))]
         self.num_envs = num_envs
@@ -47,34 +47,28 @@ class Agents(gymnasium.vector.VectorEnv):
         self.single_action_space = self.games[0].action_space(self.agents[0])
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.observations = np.zeros(
-            self.observation_space.shape, self.observation_space.dtype
-        )
+        space = self.observation_space
+        self.observations = np.zeros(space.shape, space.dtype)
 
     def reset(self, *, seed=None, options=None):
-        """Resets all games, or those of the agents in `options["reset_mask"]`,
-        [num_envs]."""
+        """Resets all games, or those of the agents in `options["reset_mask"]`."""
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
         for number, game in enumerate(self.games):
             rows = self.rows(number)
             if mask[rows].any():
-                observation, _ = game.reset(
-                    seed=None if seed is None else seed + number
-                )
+                own_seed = None if seed is None else seed + number
+                observation, _ = game.reset(seed=own_seed)
                 self.observations[rows] = [observation[agent] for agent in self.agents]
         return self.observations.copy(), {}
 
     def step(self, action):
-        reward, terminated, truncated = (
-            np.zeros(self.num_envs),
-            *np.zeros((2, self.num_envs), bool),
-        )
+        reward = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        results = self.observations, reward, terminated, truncated
         for number, game in enumerate(self.games):
             rows = self.rows(number)
             moved = game.step(dict(zip(self.agents, action[rows], strict=True)))
-            for array, of_agent in zip(
-                (self.observations, reward, terminated, truncated), moved, strict=False
-            ):
+            for array, of_agent in zip(results, moved, strict=False):
                 array[rows] = [of_agent[agent] for agent in self.agents]
         return self.observations.copy(), reward, terminated, truncated, {}
 

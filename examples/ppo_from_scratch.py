@@ -29,8 +29,7 @@ def make_env():
 
 
 class Actor(nn.Module):
-    """Observations [..., 4] to sampled actions [...] and their log-probabilities
-    [...]."""
+    """Observations [..., 4] to sampled actions and their log-probabilities, [...]."""
 
     def __init__(self):
         super().__init__()
@@ -68,38 +67,27 @@ def learn(batch, actor, critic, optimizer):
     """Updates both networks from one batch, [workers, envs, time]; returns the last
     losses."""
     batch = batch.flatten(0, 1)
-    observation, action, old_log_prob = (
-        batch["observation"],
-        batch["action"],
-        batch["log_prob"],
-    )
+    taken = batch["observation"], batch["action"], batch["log_prob"]
     following = batch["next"]
     with torch.no_grad():
-        value, next_value = (
-            critic(observation).squeeze(-1),
-            critic(following["observation"]).squeeze(-1),
-        )
+        value = critic(batch["observation"]).squeeze(-1)
+        next_value = critic(following["observation"]).squeeze(-1)
         # Flags and rewards have a last dimension of size 1.
+        reward = following["reward"].squeeze(-1)
         ends = following["terminated"].squeeze(-1), following["done"].squeeze(-1)
-        advantage = advantages(
-            following["reward"].squeeze(-1), value, next_value, *ends
-        )
-        target = advantage + value
-    frames = [
-        x.flatten(0, 1) for x in (observation, action, old_log_prob, advantage, target)
-    ]
+        advantage = advantages(reward, value, next_value, *ends)
+    frames = [x.flatten(0, 1) for x in (*taken, advantage, advantage + value)]
     for _ in range(EPOCHS):
         for index in torch.randperm(len(frames[0])).chunk(MINIBATCHES):
             observation, action, old_log_prob, advantage, target = (
                 x[index] for x in frames
             )
-            # Add `- 0.01 * _entropy.mean()` to explore more
+            # To explore more, add `- 0.01 * _entropy.mean()` to the loss.
             log_prob, _entropy = actor.evaluate(observation, action)
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             ratio = (log_prob - old_log_prob).exp()
-            actor_loss = -torch.minimum(
-                ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage
-            ).mean()
+            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+            actor_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
             critic_loss = (critic(observation).squeeze(-1) - target).square().mean()
             optimizer.zero_grad()
             (actor_loss + 0.5 * critic_loss).backward()
@@ -130,8 +118,7 @@ def main():
             actor, in_keys=["observation"], out_keys=["action", "log_prob"]
         ),
         num_envs=ENVS_PER_WORKER,
-        # Of torch in this process: more do not help networks of this size
-        num_threads=1,
+        num_threads=1,  # of torch here: more do not help networks of this size
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         info_keys=["episode"],
@@ -141,19 +128,16 @@ def main():
     with collector:
         for number, batch in enumerate(collector):
             frames += batch.numel()
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(
-                0.0, 1 - frames / args.frames
-            )
+            left = max(0.0, 1 - frames / args.frames)
+            optimizer.param_groups[0]["lr"] = left * LEARNING_RATE
             actor_loss, critic_loss = learn(batch, actor, critic, optimizer)
-            # The next batch is collected with the new weights
-            collector.update_policy_weights_()
+            collector.update_policy_weights_()  # the next batch is collected with them
             ended = batch["next", "done"].squeeze(-1)
             returns.extend(batch["next", "info", "episode", "r"][ended].tolist())
             mean = sum(returns) / len(returns)
             if number % 10 == 0:
-                print(
-                    f"{frames:8} frames  return {mean:6.1f}  actor loss {actor_loss:7.4f}  critic {critic_loss:7.3f}"
-                )
+                losses = f"actor loss {actor_loss:7.4f}  critic {critic_loss:7.3f}"
+                print(f"{frames:8} frames  return {mean:6.1f}  {losses}")
     print(
         f"{frames} frames, mean return of the last {len(returns)} episodes: {mean:.1f}"
     )

@@ -1,13 +1,12 @@
-"""A recurrent policy: PPO with an LSTM on CartPole without velocities, which no policy
-without memory can balance.
+"""A recurrent policy: PPO with an LSTM on CartPole, whose velocities are hidden.
 
     python examples/recurrent.py --frames 204800 --workers 2 --seed 0
 
-A policy that reads `h` and writes `("next", "h")` has a state: collectx passes it from
-frame to frame, begins each episode with the initial one, and stores it in the batch, so
-the learner starts from the state that the worker had. Reaches a mean return above 150
-(without memory: about 50) in one to two minutes on two cores. To adapt it, change
-`make_env` and the networks of `Agent`.
+No policy without memory can balance this pole. A policy that reads `h` and writes
+`("next", "h")` has a state: collectx passes it from frame to frame, begins each episode
+with the initial one, and stores it in the batch, so the learner starts from the state
+that the worker had. Reaches a mean return above 150 (without memory: about 50) in one
+to two minutes on two cores. To adapt it, change `make_env` and the networks of `Agent`.
 """
 
 import argparse
@@ -75,15 +74,12 @@ def advantages(rows, agent):
     # The value of the observation after each frame, by the state after it.
     inputs = following.flatten()
     hidden, _ = agent.cell(inputs["observation"], (inputs["h"], inputs["c"]))
-    next_value = agent.value(hidden).view(value.shape) * ~following[
-        "terminated"
-    ].squeeze(-1)
+    next_value = agent.value(hidden).view(value.shape)
+    next_value = next_value * ~following["terminated"].squeeze(-1)
     # Values are scaled to at most 1, so that the critic does not dominate the LSTM that
     # it shares with the actor.
-    reward, carry = (
-        (1 - GAMMA) * following["reward"].squeeze(-1),
-        ~following["done"].squeeze(-1),
-    )
+    reward = (1 - GAMMA) * following["reward"].squeeze(-1)
+    carry = ~following["done"].squeeze(-1)
     delta = reward + GAMMA * next_value - value
     advantage, total = torch.zeros_like(delta), torch.zeros(len(delta))
     for t in reversed(range(delta.shape[1])):
@@ -104,12 +100,10 @@ def learn(batch, agent, optimizer):
             hidden = agent.unroll(part)
             log_prob = Categorical(logits=agent.logits(hidden)).log_prob(part["action"])
             ratio = (log_prob - part["log_prob"]).exp()
-            actor_loss = -torch.minimum(
-                ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain
-            ).mean()
-            critic_loss = (
-                (agent.value(hidden).squeeze(-1) - target[index]).square().mean()
-            )
+            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+            actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()
+            value = agent.value(hidden).squeeze(-1)
+            critic_loss = (value - target[index]).square().mean()
             optimizer.zero_grad()
             (actor_loss + 0.5 * critic_loss).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
@@ -135,8 +129,7 @@ def main():
             out_keys=["action", "log_prob", "value", ("next", "h"), ("next", "c")],
         ),
         num_envs=ENVS_PER_WORKER,
-        # Of torch in this process: more do not help networks of this size
-        num_threads=1,
+        num_threads=1,  # of torch here: more do not help networks of this size
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         info_keys=["episode"],
@@ -146,21 +139,18 @@ def main():
     with collector:
         for number, batch in enumerate(collector):
             frames += batch.numel()
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(
-                0.0, 1 - frames / args.frames
-            )
+            left = max(0.0, 1 - frames / args.frames)
+            optimizer.param_groups[0]["lr"] = left * LEARNING_RATE
             loss = learn(batch, agent, optimizer)
             collector.update_policy_weights_()
-            returns.extend(
-                batch["next", "info", "episode", "r"][
-                    batch["next", "done"].squeeze(-1)
-                ].tolist()
-            )
+            ended = batch["next", "done"].squeeze(-1)
+            returns.extend(batch["next", "info", "episode", "r"][ended].tolist())
             if number % 10 == 0:
                 mean = sum(returns) / max(1, len(returns))
                 print(f"{frames:8} frames  return {mean:6.1f}  actor loss {loss:7.4f}")
+    mean = sum(returns) / len(returns)
     print(
-        f"{frames} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}"
+        f"{frames} frames, mean return of the last {len(returns)} episodes: {mean:.1f}"
     )
 
 

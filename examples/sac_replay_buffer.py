@@ -1,5 +1,4 @@
-"""SAC on Pendulum: worker processes write to a replay buffer, this process samples from
-it and learns.
+"""SAC on Pendulum: workers write to a replay buffer, this process samples and learns.
 
     python examples/sac_replay_buffer.py --frames 10000 --workers 2 --seed 0
 
@@ -84,30 +83,22 @@ class Learner:
         self.optimizers = [torch.optim.Adam(each, LEARNING_RATE) for each in parameters]
 
     def step(self, sample):
-        """Takes one gradient step on `sample`, [BATCH_SIZE] frames; returns both
-        losses."""
+        """Takes one gradient step on [BATCH_SIZE] frames; returns both losses."""
         following, alpha = sample["next"], self.log_alpha.exp().detach()
         with torch.no_grad():
             action, log_prob = self.actor.sample(following["observation"])
-            value = (
-                self.target(following["observation"], action).amin(0) - alpha * log_prob
-            )
+            value = self.target(following["observation"], action).amin(0)
             # The value after a truncated episode counts, as `next.observation` is its
             # true last observation.
-            goal = following["reward"].squeeze(-1) + GAMMA * value * ~following[
-                "terminated"
-            ].squeeze(-1)
-        critic_loss = (
-            (self.critic(sample["observation"], sample["action"]) - goal)
-            .square()
-            .sum(0)
-            .mean()
-        )
+            goes_on = ~following["terminated"].squeeze(-1)
+            goal = following["reward"].squeeze(-1)
+            goal = goal + GAMMA * goes_on * (value - alpha * log_prob)
+        value = self.critic(sample["observation"], sample["action"])
+        critic_loss = (value - goal).square().sum(0).mean()
         self.minimize(1, critic_loss)
         action, log_prob = self.actor.sample(sample["observation"])
-        actor_loss = (
-            alpha * log_prob - self.critic(sample["observation"], action).amin(0)
-        ).mean()
+        value = self.critic(sample["observation"], action).amin(0)
+        actor_loss = (alpha * log_prob - value).mean()
         self.minimize(0, actor_loss)
         self.minimize(2, -(self.log_alpha.exp() * (log_prob.detach() - ACTION).mean()))
         with torch.no_grad():
@@ -139,21 +130,19 @@ def main():
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=args.frames,
         init_random_frames=RANDOM_FRAMES,
-        # Of torch in this process: more do not help networks of this size
-        num_threads=1,
+        num_threads=1,  # of torch here: more do not help networks of this size
         replay_buffer=buffer,
         info_keys=["episode"],
         seed=args.seed,
     )
     returns, seen, losses = deque(maxlen=20), 0, (0.0, 0.0)
     with collector:
-        # None: a worker has written FRAMES_PER_BATCH frames
+        # `_` is None: a worker has written FRAMES_PER_BATCH frames.
         for number, _ in enumerate(collector):
             new = buffer[seen:]  # the frames that were written since the last time
             seen += len(new)
-            returns += new["next", "info", "episode", "r"][
-                new["next", "done"].squeeze(-1)
-            ].tolist()
+            ended = new["next", "done"].squeeze(-1)
+            returns += new["next", "info", "episode", "r"][ended].tolist()
             if seen < RANDOM_FRAMES:
                 continue
             for _ in range(FRAMES_PER_BATCH):  # one gradient step per frame
@@ -161,12 +150,10 @@ def main():
             collector.update_policy_weights_()
             if number % 20 == 0:
                 mean = sum(returns) / max(1, len(returns))
-                print(
-                    f"{seen:8} frames  return {mean:8.1f}  actor loss {losses[0]:8.2f}  critic {losses[1]:8.2f}"
-                )
-    print(
-        f"{seen} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}"
-    )
+                line = f"{seen:8} frames  return {mean:8.1f}"
+                print(f"{line}  actor loss {losses[0]:8.2f}  critic {losses[1]:8.2f}")
+    mean = sum(returns) / len(returns)
+    print(f"{seen} frames, mean return of the last {len(returns)} episodes: {mean:.1f}")
 
 
 if __name__ == "__main__":

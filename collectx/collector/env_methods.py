@@ -34,7 +34,9 @@ class EnvMethods(ABC):
 
     Examples:
         >>> make_env = lambda: gymnasium.make("Pendulum-v1")
-        >>> with MultiSyncCollector([make_env] * 2, frames_per_batch=64, total_frames=64) as collector:
+        >>> with MultiSyncCollector(
+        ...     [make_env] * 2, frames_per_batch=64, total_frames=64
+        ... ) as collector:
         ...     collector.set_attr("g", 1.62)
         ...     collector.get_attr("g")
         (1.62, 1.62)

@@ -125,7 +125,9 @@ class MultiSyncCollector(MultiCollector):
 
     Examples:
         >>> make_env, policy = lambda: gymnasium.make("Pendulum-v1"), torch.nn.Linear(3, 1)
-        >>> with MultiSyncCollector([make_env] * 2, policy, frames_per_batch=64, total_frames=128) as collector:
+        >>> with MultiSyncCollector(
+        ...     [make_env] * 2, policy, frames_per_batch=64, total_frames=128
+        ... ) as collector:
         ...     for batch in collector:  # learn from the batch, then publish the new weights
         ...         collector.update_policy_weights_()
         >>> batch.shape
@@ -145,7 +147,9 @@ class MultiAsyncCollector(MultiCollector):
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")
-        >>> with MultiAsyncCollector([make_env] * 2, frames_per_batch=64, total_frames=128) as collector:
+        >>> with MultiAsyncCollector(
+        ...     [make_env] * 2, frames_per_batch=64, total_frames=128
+        ... ) as collector:
         ...     shapes = [batch.shape for batch in collector]
         >>> shapes
         [torch.Size([64]), torch.Size([64])]
@@ -186,7 +190,9 @@ class DistributedCollector(BaseCollector):
 
     Examples:
         >>> make_env = lambda: gymnasium.make("CartPole-v1")
-        >>> with DistributedCollector([make_env] * 2, launcher="mp", frames_per_batch=64, total_frames=64) as collector:
+        >>> with DistributedCollector(
+        ...     [make_env] * 2, launcher="mp", frames_per_batch=64, total_frames=64
+        ... ) as collector:
         ...     shapes = [batch.shape for batch in collector]
         >>> shapes
         [torch.Size([64])]

@@ -59,7 +59,9 @@ class ReplayBuffer:
 
     Examples:
         >>> buffer = ReplayBuffer(1000)
-        >>> with Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=64, total_frames=64) as collector:
+        >>> with Collector(
+        ...     lambda: gymnasium.make("CartPole-v1"), frames_per_batch=64, total_frames=64
+        ... ) as collector:
         ...     for batch in collector:
         ...         index = buffer.extend(batch)
         >>> buffer.sample(16)["observation"].shape

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Gaussian(nn.Module):
-    """Observations [..., inputs] to actions [..., outputs] within `bound`, and
+    """Observations [..., inputs] to actions [..., outputs] within `bound`, and their
     log-probabilities [...]."""
 
     def __init__(self, inputs, outputs, bound, width):
@@ -24,16 +24,10 @@ class Gaussian(nn.Module):
     def forward(self, observation):
         distribution = self.distribution(observation)
         # Runs collect with samples; `collectx eval` evaluates the mean.
-        raw = (
-            distribution.sample()
-            if interaction_type() is InteractionType.RANDOM
-            else distribution.mean
-        )
-        return (
-            raw.clamp(-self.bound, self.bound),
-            raw,
-            distribution.log_prob(raw).sum(-1),
-        )
+        samples = interaction_type() is InteractionType.RANDOM
+        raw = distribution.sample() if samples else distribution.mean
+        action = raw.clamp(-self.bound, self.bound)
+        return action, raw, distribution.log_prob(raw).sum(-1)
 
 
 def make_policy(spec, width):

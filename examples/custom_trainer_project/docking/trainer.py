@@ -1,5 +1,7 @@
-"""The trainer: a class with `train(collection)`; with the two functions for its state,
-its runs can be resumed."""
+"""The trainer: a class with `train(collection)`.
+
+With the two functions for its state, its runs can be resumed.
+"""
 
 import torch
 from torch import nn
@@ -25,9 +27,9 @@ class A2C:
     def train(self, collection):
         for batch in collection:  # a TensorDict, [workers, envs, time]
             actor_loss, critic_loss = self.learn(batch.flatten(0, 1))
-            # The next batch is collected with these weights
+            # The next batch is collected with these weights.
             collection.publish(self.policy)
-            # To metrics.jsonl and the display
+            # In metrics.jsonl and the display.
             collection.log(actor_loss=actor_loss, critic_loss=critic_loss)
 
     def learn(self, rows):
@@ -37,29 +39,20 @@ class A2C:
         with torch.no_grad():
             # Discounted rewards up to the end of the episode or the batch, then the
             # value of what comes after.
-            reward, done = (
-                following["reward"].squeeze(-1),
-                following["done"].squeeze(-1),
+            reward, terminated, done = (
+                following[key].squeeze(-1) for key in ("reward", "terminated", "done")
             )
-            after = self.critic(following["observation"]).squeeze(-1) * ~following[
-                "terminated"
-            ].squeeze(-1)
+            after = self.critic(following["observation"]).squeeze(-1) * ~terminated
             target, total = torch.zeros_like(reward), after[:, -1]
             for t in reversed(range(reward.shape[1])):
-                total = target[:, t] = reward[:, t] + self._gamma * torch.where(
-                    done[:, t], after[:, t], total
-                )
+                total = torch.where(done[:, t], after[:, t], total)
+                total = target[:, t] = reward[:, t] + self._gamma * total
             advantage = target - value
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_prob = (
-            self.policy.module.distribution(rows["observation"])
-            .log_prob(rows["raw"])
-            .sum(-1)
-        )
-        actor_loss, critic_loss = (
-            -(log_prob * advantage).mean(),
-            (value - target).square().mean(),
-        )
+        distribution = self.policy.module.distribution(rows["observation"])
+        log_prob = distribution.log_prob(rows["raw"]).sum(-1)
+        actor_loss = -(log_prob * advantage).mean()
+        critic_loss = (value - target).square().mean()
         self.optimizer.zero_grad()
         (actor_loss + 0.5 * critic_loss).backward()
         self.optimizer.step()

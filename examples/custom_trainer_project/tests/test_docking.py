@@ -1,5 +1,7 @@
-"""Run `pytest` in the folder above: the env keeps to Gymnasium's interface, and a run
-learns and can be resumed."""
+"""Run `pytest` in the folder above.
+
+The env keeps to Gymnasium's interface, and a run learns and can be resumed.
+"""
 
 import json
 import subprocess

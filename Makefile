@@ -40,12 +40,14 @@ define venv
 	$(BIN)/pip install --quiet --upgrade pip $(if $(TORCH_BACKEND),uv)
 endef
 
+export UNREACHED := If uv found no host of PyTorch's builds, as behind a mirror of PyPI, type: make $(MAKECMDGOALS)
+
 # `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python. setuptools warns
 # of every editable installation. uv has the indexes of PyTorch's builds: TORCH_BACKEND=cpu is the one without CUDA.
 define installed
 	$(if $(TORCH_BACKEND),VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --torch-backend $(TORCH_BACKEND),\
 		PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile $(if $(CI),--quiet)) \
-		--constraint constraints.txt --editable $(1)
+		--constraint constraints.txt --editable $(1) $(if $(TORCH_BACKEND),|| { echo "$$UNREACHED"; exit 1; })
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib 2>/dev/null || true
 endef
 

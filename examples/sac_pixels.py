@@ -1,15 +1,10 @@
-r"""SAC on images: a dot moves to a goal, and all that policy and critics see are 16 x
-16 pixels.
+"""SAC on images: a dot moves to a goal, and policy and critics see 16 x 16 pixels.
 
-    collectx run env=gym env.entry_point=sac_pixels:Reach policy=squashed_multi 'policy.channels=[16,32]' \
-        'policy.kernel_sizes=[4,3]' 'policy.strides=[2,2]' policy.hidden_size=64 trainer=sac trainer.warmup_frames=800 \
-        trainer.learning_rate=1e-3 trainer.batch_size=64 trainer.updates_per_frame=0.25 trainer.gamma=0.9 \
-        trainer.entropy_coeff=0.02 collector.num_workers=1 collector.frames_per_batch=160 \
-        collector.init_random_frames=800 collector.total_frames=9600 hydra.run.dir=pixels
+    collectx run --config-dir conf experiment=sac_pixels hydra.run.dir=pixels
 
-Type this in the folder of this file. Random actions have a mean return of about -8.8,
-and the shortest way to the goal has -0.6. The policy's default sizes learn as well, but
-each gradient step takes three times as long.
+Type this in the folder of this file; `conf/experiment/sac_pixels.yaml` has the options.
+Random actions have a mean return of about -8.8, and the shortest way to the goal has
+-0.6.
 
 To adapt it, replace `Reach` by your env, whose observation is an image of any common
 layout, or a Dict with images. If your env does not observe images but can render them,
@@ -26,8 +21,7 @@ SIZE, STEPS, SPEED = 16, 20, 2.0
 
 class Reach(gymnasium.Env):
     """A dot on SIZE x SIZE pixels, which an action moves by up to SPEED pixels in each
-    direction. The reward is minus its distance from the goal, in widths of the
-    image."""
+    direction. The reward is minus its distance from the goal, in image widths."""
 
     observation_space = spaces.Box(0, 255, (2, SIZE, SIZE), np.uint8)
     action_space = spaces.Box(-SPEED, SPEED, (2,), np.float32)
@@ -45,20 +39,17 @@ class Reach(gymnasium.Env):
         return self.draw(), -distance, False, self.steps == STEPS, {}
 
     def draw(self):
-        """Returns uint8 [2, SIZE, SIZE]: the dot in one channel, the goal in the
-        other."""
+        """Returns uint8 [2, SIZE, SIZE]: a channel for the dot and one for the goal."""
         rows, columns = np.ogrid[:SIZE, :SIZE]
         distances = [np.hypot(rows - y, columns - x) for y, x in (self.dot, self.goal)]
         return np.uint8(255 * np.clip(2 - np.array(distances), 0, 1))
 
 
 def rendered(id, size=36, stack=3):
-    """The env `id`, which observes the last `stack` images that it renders, grey, size
-    x size, and nothing else."""
-    env = gymnasium.wrappers.AddRenderObservation(
-        gymnasium.make(id, render_mode="rgb_array")
-    )
-    env = gymnasium.wrappers.GrayscaleObservation(
-        gymnasium.wrappers.ResizeObservation(env, (size, size))
-    )
+    """The env `id`, which observes nothing but the last `stack` images that it renders:
+    grey, size x size."""
+    env = gymnasium.make(id, render_mode="rgb_array")
+    env = gymnasium.wrappers.AddRenderObservation(env)
+    env = gymnasium.wrappers.ResizeObservation(env, (size, size))
+    env = gymnasium.wrappers.GrayscaleObservation(env)
     return gymnasium.wrappers.FrameStackObservation(env, stack)

@@ -28,6 +28,7 @@ SCRIPTS = {
 # Each of three seeds reached it.
 RUNS = {
     "minigrid_ppo": ("minigrid", 0.8),
+    "dict_ppo": ("rover", 0.5),
     "sac_pixels": ("pixels", -3),
     "pettingzoo_ppo": ("agents", -20),
     "offline_minari": ("clone", -300),
@@ -80,12 +81,24 @@ def test_a_run_learns_as_typed_and_can_be_evaluated(name, tmp_path):
     commands, (folder, bound) = f"collectx run experiment={name} hydra.run.dir=minigrid\n", RUNS[name]
     if (script := EXAMPLES / f"{name}.py").is_file():
         shutil.copy(script, tmp_path)
+        shutil.copytree(EXAMPLES / "conf", tmp_path / "conf")
         commands = re.search(r"(?:^    .+\n)+", script.read_text(), re.MULTILINE)[0]
     # The trainer of the clone has no such option.
     end = "" if "trainer=custom" in commands else f" trainer.target_return={bound}"
     run(["bash", "-ec", commands.rstrip() + end], tmp_path, timeout_s=1500)
     assert result(tmp_path / folder)["mean_return"] >= bound
     collectx("eval", folder, "episodes=2", cwd=tmp_path)
+
+
+@pytest.mark.nightly
+def test_a_sweep_runs_from_its_file_and_has_a_report(tmp_path):
+    words = ["--config-dir", str(EXAMPLES / "conf"), "experiment=cartpole_sweep", "debug=tiny", "seed=0"]
+    collectx("run", *words, cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "rates").glob("*rate=*")} == {
+        f"trainer.learning_rate={rate}" for rate in ("0.0003", "0.001", "0.003")
+    }
+    collectx("report", "rates", cwd=tmp_path)
+    assert (tmp_path / "rates" / "report" / "index.html").is_file()
 
 
 @pytest.mark.nightly
@@ -164,4 +177,4 @@ def test_a_new_project_runs_as_its_readme_says(tmp_path):
 def test_the_list_of_the_examples_has_all_of_them():
     listed = set(re.findall(r"^\| \[`([^`]+)`\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
     files = {path.name for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)}
-    assert listed == files | {"custom_trainer_project/", "minigrid_ppo.yaml"}
+    assert listed == files | {"custom_trainer_project/", "minigrid_ppo.yaml", "cartpole_sweep.yaml"}

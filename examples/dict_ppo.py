@@ -5,8 +5,8 @@ r"""PPO with a network of your own, for an env whose observation is a Dict.
         trainer.entropy_coeff=0.01 collector.frames_per_batch=1024 \
         collector.total_frames=102_400 hydra.run.dir=rover
 
-Type this in the folder of this file. Random actions have a mean return of about -0.5,
-the trained policy one of about 0.7. `policy=multi` has such a network ready-made: write
+Type this in the folder of this file. Random actions have a mean return of about -1.7,
+the trained policy one of about 0.8. `policy=multi` has such a network ready-made: write
 your own where you need another.
 
 To adapt it, replace `Rover` by your env, and list the parts that your policy reads in
@@ -28,8 +28,8 @@ MOVES = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
 class Rover(gymnasium.Env):
-    """A rover drives to a goal on SIZE x SIZE fields, a fifth of which are rocks. It
-    sees the rocks up to VIEW fields away, and the way to the goal."""
+    """A rover drives to a goal on SIZE x SIZE fields, a fifth of which are rocks, which
+    cost more. It sees the rocks up to VIEW fields away, and the way to the goal."""
 
     observation_space = spaces.Dict(
         rocks=spaces.Box(0, 1, (1, 2 * VIEW + 1, 2 * VIEW + 1), np.uint8),
@@ -47,12 +47,11 @@ class Rover(gymnasium.Env):
         return self.observe(), {}
 
     def step(self, action):
-        place = self.place + MOVES[action]
-        if not self.rocks[tuple(place)]:
-            self.place = place
+        self.place = (self.place + MOVES[action]).clip(VIEW, VIEW + SIZE - 1)
         self.steps += 1
         is_there = bool((self.place == self.goal).all())
-        return self.observe(), is_there - 0.02, is_there, self.steps == STEPS, {}
+        reward = is_there - 0.02 - 0.2 * self.rocks[tuple(self.place)]
+        return self.observe(), reward, is_there, self.steps == STEPS, {}
 
     def observe(self):
         y, x = self.place

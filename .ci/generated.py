@@ -131,7 +131,7 @@ _PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
 # The maximum number of entries of a page's contents: little more than fits on a screen.
 _MAX_CONTENTS = 45
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
-_CODE = re.compile(r'<div class="language-(?!console|text)\w+ highlight">.*?</pre>', re.DOTALL)
+_CODE = re.compile(r'<div class="language-(?!console|text)\w+(?: doc-signature)? highlight">.*?</pre>', re.DOTALL)
 _CONSOLE = re.compile(
     r'<div class="language-(?P<kind>console|text) highlight">(?P<head><pre>.*?<code>)(?P<code>.*?)</code></pre>',
     re.DOTALL,
@@ -142,7 +142,7 @@ _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 _MAX_HANG = 42
 _LAST_COLUMN = 22
 # The columns of code, and of a terminal in its smallest type, that fit a phone: wider blocks scroll.
-_PHONE, _PHONE_TERMINAL = 48, 59
+_PHONE, _PHONE_TERMINAL = 42, 57
 # A short head of a column of numbers, which stays in one line.
 _HEAD = re.compile(r'<th (style="text-align: right;">(?=[^<]{1,18}</th>))')
 # Words that browsers would break after a hyphen or a slash, and the column up to which a phone keeps them whole.

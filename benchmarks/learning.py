@@ -46,13 +46,6 @@ class Case:
     source: str = ""
 
 
-# Those of its ppo_atari.py.
-_PPO_ATARI = [
-    *("policy=cnn", "trainer=ppo", "trainer.learning_rate=2.5e-4", "trainer.gamma=0.99", "trainer.gae_lambda=0.95"),
-    *("trainer.num_epochs=4", "trainer.minibatch_size=256", "trainer.clip_epsilon=0.1", "trainer.entropy_coeff=0.01"),
-    *("env.num_envs=4", "collector.num_workers=2", "collector.frames_per_batch=1024"),
-    "collector.total_frames=10_000_000",
-]
 CASES = {
     "ppo_cartpole": Case(["env=cartpole", *_PPO], "490.04 ± 6.12", "CleanRL, ppo.py (clips the critic's loss too)"),
     "ppo_cartpole_2_learners": Case(["env=cartpole", *_PPO, "trainer.num_learners=2"]),
@@ -65,7 +58,7 @@ CASES = {
         "CleanRL, ppo_continuous_action.py on HalfCheetah-v4 (minibatches of 64, scaled rewards); all five of our "
         "seeds found the slower of two gaits, see below",
     ),
-    "ppo_pong": Case(["env=pong", *_PPO_ATARI], "20.36 ± 0.20", "CleanRL, ppo_atari.py (one network for both)"),
+    "ppo_pong": Case(["experiment=pong_ppo"]),
     "impala_cartpole": Case(["experiment=cartpole_impala", "trainer.target_return=null"]),
     "impala_pong": Case(["experiment=pong_impala"]),
     "sac_pendulum": Case(["experiment=pendulum_sac"]),

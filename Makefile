@@ -40,7 +40,7 @@ define venv
 	$(BIN)/pip install --quiet --upgrade pip $(if $(TORCH_BACKEND),uv)
 endef
 
-export UNREACHED := If uv found no host of PyTorch's builds, as behind a mirror of PyPI, type: make $(MAKECMDGOALS)
+export UNREACHED := If uv found no host of PyTorch's builds, as behind a mirror of PyPI, type: make $(MAKECMDGOALS) (PyPI's own PyTorch is the one with CUDA, several GB)
 
 # `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python. setuptools warns
 # of every editable installation. uv has the indexes of PyTorch's builds: TORCH_BACKEND=cpu is the one without CUDA.

@@ -315,8 +315,9 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
         style: dict[str, Any] = {**styles[group.name], "ms": 3, "gid": f"curve {name}"}
         part = {"color": style["color"], "gid": f"part {name}"}
         is_sparse = all(len(places) < _FEW_POINTS for places, _ in going + early)
-        style["marker"] = "o" if value.startswith(OF_EVALUATION) or is_sparse else ""
-        style["ls"] = "" if is_sparse else style["ls"]
+        is_evaluated = value.startswith(OF_EVALUATION)
+        style["marker"] = "o" if is_evaluated or is_sparse else ""
+        style["ls"] = "" if is_sparse and not is_evaluated else style["ls"]
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
         rests = going

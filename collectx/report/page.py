@@ -106,6 +106,10 @@ class Report:
             written |= {f"{table.name}.csv": table.csv(), f"{table.name}.tex": table.latex()}
         written[f"{of_runs.name}.csv"] = of_runs.csv()
         root = runs[0].run_folder.path.parents[runs[0].name.count("/")]
+        origins = [_origin(run.run_folder, folder) for run in runs]
+        # What all runs have in common stands once. Links differ.
+        shared = {key: value for key, value in origins[0].items() if len({origin[key] for origin in origins}) == 1}
+        shared = shared if len(runs) > 1 else {}
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
         environment.filters["short"] = shortener([*(run.name for run in runs), *self._not_started], differing)
         # A name is broken at its options and, if it is long, before a long value.
@@ -149,7 +153,8 @@ class Report:
                 if any(value is not None for value in each)
             },
             config=yaml.safe_dump(same, sort_keys=False),
-            origins=[_origin(run.run_folder, folder) for run in runs],
+            shared_origin=shared,
+            origins=[{key: value for key, value in origin.items() if key not in shared} for origin in origins],
         )
         path = folder / "index.html"
         try:

@@ -79,6 +79,8 @@ def test_the_page_loads_nothing(written):
         "provenance",
     ]
     assert [name for name in sections if text.count(f' id="{name}"') != 1] == []
+    # What the runs have in common, such as their command, stands once.
+    assert text.count("<code>collectx run -m ") == text.count("All runs: host ") == 1
 
 
 @pytest.mark.ci

@@ -40,10 +40,15 @@ def _logs(arguments: Arguments) -> int:
         raise ConfigError(f"there is no role '{role}'{did_you_mean(role, known)}")
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = "there are no logs" if role is None else f"{role} has no log"
+        files = {
+            run.metrics: "one line per batch",
+            run.events: "starts, failures, checkpoints",
+            run.result: "how the run ended",
+        }
+        there = [f"{path.name} ({what})" for path, what in files.items() if path.exists()]
         printing.note(
-            f"{nothing}, because nothing failed and no env printed anything. {run.path} contains {run.metrics.name} "
-            f"(one line per batch), {run.events.name} (starts, failures, checkpoints) and {run.result.name} (how the "
-            f"run ended). To see a summary: collectx watch {run.path}"
+            f"{nothing}, because nothing failed and no env printed anything. {run.path} contains "
+            f"{', '.join(there) or 'no records yet'}. To see a summary: collectx watch {run.path}"
         )
     return 0
 

@@ -228,7 +228,8 @@ class _Execution:
             from collectx.fork_server import start
 
             if has_processes:
-                with counting_imports(lambda name: progress.imports(packages(name))):
+                shown = counting_imports(lambda name: progress.imports(packages(name)))
+                with self._signals.hold(), shown:  # an exception in the imports of torch may abort the process
                     start.preload()
             with self._signals.hold():
                 start.warm_up()
@@ -236,10 +237,11 @@ class _Execution:
     def _prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
         """Makes the policy and the trainer, and starts the workers without waiting for them. Returns the collector, a
         context manager."""
-        import numpy as np
-        import torch
+        with self._signals.hold():  # as in `_warm_up`
+            import numpy as np
+            import torch
 
-        from collectx import collector, env, policy, trainer
+            from collectx import collector, env, policy, trainer
         from collectx.env.infos import declare, shown, undeclared
         from collectx.env.wrappers import note_of
         from collectx.run import logger_threads

@@ -41,8 +41,8 @@ def starts_over(run_folder: RunFolder) -> bool:
 
 
 def no_checkpoint(run_folder: RunFolder) -> str:
-    advice = "To start over, repeat the command that started it, and add run.overwrite=true."
-    return f"{run_folder.path} contains no checkpoint to continue from. {advice}"
+    advice = f"repeat the command that started it{', and add run.overwrite=true' * run_folder.has_run}."
+    return f"{run_folder.path} contains no checkpoint to continue from. To start over, {advice}"
 
 
 def check_ends(checkpoint: Checkpoint, cfg: RunConfig, minutes: float = 0.0) -> None:

@@ -139,6 +139,15 @@ def test_a_run_that_ended_before_its_snapshot_says_so(tmp_path):
     for command in ("eval", "resume", "reproduce", "export"):
         done = forked(command, "run", *["format=onnx"] * (command == "export"), cwd=tmp_path, status=2)
         assert f"the run in '{tmp_path / 'run'}' ended before it began: interrupted by SIGINT." in done.stderr
+    start_again = ["run", "debug=tiny", "trainer=meter", "policy=random", "hydra.run.dir=run"]
+    failed = json.dumps(outcome | {"status": "failed"})
+    (tmp_path / "run" / "result.json").write_text(failed)
+    refused = forked(*start_again, cwd=tmp_path, status=2).stderr
+    assert "already contains a run. Replace it (run.overwrite=true)" in refused
+    (tmp_path / "run" / "result.json").write_text(json.dumps(outcome))
+    forked(*start_again, cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+    (tmp_path / "run" / "snapshot" / "config.yaml").unlink()
     (tmp_path / "run" / "result.json").write_text(json.dumps(outcome | {"batches": 7}))
     done = forked("resume", "run", cwd=tmp_path, status=2)
     assert f"'{tmp_path / 'run'}' is not a run folder: it does not contain snapshot/config.yaml" in done.stderr

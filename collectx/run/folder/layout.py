@@ -100,7 +100,13 @@ class RunFolder(JobFiles):
 
     @property
     def has_run(self) -> bool:
-        """Whether the folder contains a run, active or ended."""
+        """Whether the folder contains a run, active or ended. One that was interrupted before its first batch does not
+        count: the same command may begin it again."""
+        if self.result.exists() and not self.has_checkpoint:
+            with suppress(DamagedFileError):
+                result = self.read_result() or {}
+                if result.get("status") == Status.INTERRUPTED and not result.get("batches"):
+                    return False
         return any(path.exists() for path in (self.config, self.metrics, self.result))
 
     @property
@@ -200,6 +206,8 @@ class RunFolder(JobFiles):
         overwrites there. Called before `begin`, so that `restore` can undo both, also if this raises, and also in a
         later process. Raises `ConfigError` if the folder cannot be written to."""
         with folder_errors(self.path):
+            if not self.has_run:
+                self._remove_run(keep_run=False)
             moved = [path for path in self._stale(False, keep_run) if path.exists()]
             kept = [path for path in (*self.snapshot.glob("*"), self.events) if path.is_file() and path not in moved]
             self._is_new = not moved and not kept
@@ -372,10 +380,9 @@ def locked(
         if not force:
             run_folder.recover()  # from a start that was killed
         if run_folder.has_run and not (replace or force):
-            raise ConfigError(
-                f"{run_folder.path} already contains a run. Continue it ({to_continue}), replace it "
-                "(run.overwrite=true), or choose another folder with hydra.run.dir."
-            )
+            advice = "replace it (run.overwrite=true), or choose another folder with hydra.run.dir."
+            advice = f"Continue it ({to_continue}), {advice}" if run_folder.has_checkpoint else advice.capitalize()
+            raise ConfigError(f"{run_folder.path} already contains a run. {advice}")
         with folder_errors(run_folder.path):
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

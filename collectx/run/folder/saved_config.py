@@ -285,8 +285,8 @@ def check_folder(run_folder: RunFolder) -> None:
             raise ConfigError(f"'{run_folder.path}' contains several runs. Name one of them, such as {runs[0].path}.")
         if os.path.isfile(run_folder.result) and not (ended := run_folder.read_result() or {}).get("batches"):
             raise ConfigError(
-                f"the run in '{run_folder.path}' ended before it began: {ended.get('exit_reason')}. Repeat its command "
-                "with run.overwrite=true."
+                f"the run in '{run_folder.path}' ended before it began: {ended.get('exit_reason')}. Repeat its command"
+                f"{' with run.overwrite=true' * run_folder.has_run}."
             )
         lacks = f"it does not contain {run_folder.config.relative_to(run_folder.path)}"
         why = lacks if run_folder.path.is_dir() else "it is a file"

@@ -479,8 +479,9 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path, is_
             printing.message(_how_to_continue(result))
     elif result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
-        if result.status is Status.INTERRUPTED and result.batches and not is_point:
-            printing.message(_how_to_continue(result))
+        if result.status is Status.INTERRUPTED and not is_point:
+            again = "nothing was collected yet: the same command begins the run again"
+            printing.message(_how_to_continue(result) if result.batches else again)
         elif (option := limit_of(result.exit_reason)) == "run.max_minutes":
             printing.message(_how_to_train_longer(result, option))
     _print_table(result)

@@ -166,7 +166,7 @@ def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(jo
     out, err = capsys.readouterr()
     assert not out
     assert f"{role} has no log" in err
-    assert f"{job.path} contains metrics.jsonl" in err
+    assert f"{job.path} contains no records yet." in err
     assert logs.main(["sweep", "worker-2"]) == 2
     assert "there is no role 'worker-2'. Did you mean worker-1? Valid names: job, trainer, worker-0, worker-1." in (
         capsys.readouterr().err
@@ -182,8 +182,12 @@ def test_logs_without_a_line_name_the_files_that_have_the_output(job, capsys):
     assert logs.main(["sweep"]) == 0
     out, err = capsys.readouterr()
     assert not out
-    words = ("no logs", "metrics.jsonl", "events.jsonl", "result.json", f"collectx watch {job.path}")
+    words = ("no logs", f"{job.path} contains result.json (how the run ended)", f"collectx watch {job.path}")
     assert [word for word in words if word not in err] == []
+    assert "metrics.jsonl" not in err
+    job.metrics.write_text("")
+    assert logs.main(["sweep"]) == 0
+    assert "contains metrics.jsonl (one line per batch), result.json" in capsys.readouterr().err
 
 
 def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(queue, tmp_path, capsys):

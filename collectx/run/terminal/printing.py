@@ -36,6 +36,8 @@ COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
 # Smaller and larger numbers have an exponent.
 _TINY, _HUGE = 1e-4, 1e15
+# On a terminal with fewer columns, the tables of runs do not fit.
+_NARROW = 60
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
 # The seed in the name of a point, such as `collector.num_workers=2,seed=1`.
@@ -309,18 +311,25 @@ def rank(value: float | None, objective: str) -> float:
 
 def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:
     """Prints a table to standard output, as plain text if that is not a terminal. The first two columns are texts, the
-    second one the status."""
+    second one the status. On a narrow terminal where it does not fit, each cell has a line, so that no number is
+    cut."""
+    rows = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    columns = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and columns < _NARROW and sum(width + 3 for width in widths) > columns:
+        title = max(map(len, head))
+        lines = ["\n".join(f"{name:{title}}  {cell}" for name, cell in zip(head, row, strict=True)) for row in rows]
+        print("\n\n".join(lines), flush=True)
+        return
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
 
         Console().print(table(rows, head, 2, box=box.SIMPLE, show_edge=False))
         return
-    rows = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for texts in (head, *rows):
-        columns = enumerate(zip(texts, widths, strict=True))
-        padded = [text.ljust(width) if index < 2 else text.rjust(width) for index, (text, width) in columns]
+        indexed = enumerate(zip(texts, widths, strict=True))
+        padded = [text.ljust(width) if index < 2 else text.rjust(width) for index, (text, width) in indexed]
         print("  ".join(padded).rstrip(), flush=True)
 
 

@@ -28,6 +28,20 @@ def test_a_table_has_a_row_of_each_run(monkeypatch, capsys, is_terminal):
         assert part in out
 
 
+@pytest.mark.parametrize("columns", [30, 56, 60, 80])
+def test_a_narrow_terminal_cuts_no_number(monkeypatch, capsys, columns):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    numbers = {"frames": 61440, "frames_per_s": 6789.0, "mean_return": 173.33, "wall_s": 10.9}
+    printing.print_table([printing.cells("narrow", Status.COMPLETED, numbers)])
+    out = capsys.readouterr().out
+    assert [cell for cell in ("frames/s", "wall_s", "61,440", "6,789", "173.3", "10.9") if cell not in out] == []
+    assert (out.count("\n") == 6) == (columns < 60)
+    assert max(map(len, out.split("\n"))) <= columns
+
+
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_messages_are_printed_as_they_are(monkeypatch, capsys, is_terminal):
     monkeypatch.setenv("TERM", "xterm")

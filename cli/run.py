@@ -41,7 +41,7 @@ from collectx.run import RunFolder, Status, cores, preflight
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.layout import folder_errors, locked, removing_empty_folders
-from collectx.run.folder.result import Result, exit_status
+from collectx.run.folder.result import Result, command_start_s, exit_status
 from collectx.run.terminal import printing
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
@@ -205,7 +205,7 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     task.checked = prepared.points
     if not prepared.is_ours:  # another launcher starts the points elsewhere
         printing.print_notes()
-    root, is_complete, is_interrupted, start_s = Path(prepared.folder), True, False, time.monotonic()
+    root, is_complete, is_interrupted, start_s = Path(prepared.folder), True, False, command_start_s()
     try:
         with (
             removing_empty_folders(root, "multirun.yaml"),

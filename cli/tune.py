@@ -93,10 +93,10 @@ def _tune(arguments: Arguments) -> int:
     print()
     printing.print_table([_row(point, result) for point in result.points], _HEAD)
     if len(result.points) < len(points):
-        printing.say(
-            f"{len(result.points)} of {counted(len(points), 'point')} were measured: the others are refused, or the "
-            "time was up. To measure more: a higher tune.minutes"
-        )
+        left = len(points) - len(result.points) - result.num_refused
+        why = [f"{result.num_refused} cannot be run (options that exclude each other)"] * bool(result.num_refused)
+        why += [f"for {left} the time was up. To measure more: a higher tune.minutes"] * bool(left)
+        printing.say(f"{len(result.points)} of {counted(len(points), 'point')} were measured; {', and '.join(why)}")
     changes = tune.changes(cfg, result.chosen.values)
     verdict = _verdict(result)
     for text in (verdict, *(f"this changes training: {text}" for text in changes)):

@@ -91,11 +91,13 @@ class SearchResult:
         best: the fastest point.
         gain: how many times as fast `best` is as the user's settings, measured in turns: (mean, lower end, upper end of
             the 95% confidence interval). None if they are the same point, or one of them failed: its `status` says so.
+        num_refused: how many other points a rule between options refused.
     """
 
     points: list[Point]
     best: Point
     gain: tuple[float, float, float] | None
+    num_refused: int = 0
 
     @property
     def chosen(self) -> Point:
@@ -245,6 +247,7 @@ def search(
     if not yours.failed:
         yours.status = "kept"
     tried = [yours, *(point for point in others if point.rates or point.failed)]
+    num_refused = sum(point.status == "refused" for point in others)
     ratios: list[float] = []
     while (
         best is not yours
@@ -253,12 +256,12 @@ def search(
     ):
         # The order alternates, so that neither is always measured first.
         if not all(map(measured, (yours, best) if len(ratios) % 2 == 0 else (best, yours))):
-            return SearchResult(tried, best, None)
+            return SearchResult(tried, best, None, num_refused)
         ratios.append(math.log(best.rates[-1] / yours.rates[-1]))
     if not ratios:
-        return SearchResult(tried, best, None)
+        return SearchResult(tried, best, None, num_refused)
     mean, half = fmean(ratios), _STUDENT[len(ratios)] * stdev(ratios) / math.sqrt(len(ratios))
-    return SearchResult(tried, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
+    return SearchResult(tried, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)), num_refused)
 
 
 def _rate(point: Point) -> float:

@@ -168,5 +168,5 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
         )
     if trainer in ("ppo", "impala") and is_built_in and outputs:
         rule = f"trainer={trainer} needs a policy that computes action probabilities"
-        other = "dqn" if outputs == "q" else "sac"
+        other = "dqn, if the env's actions are discrete" if outputs == "q" else "sac, if the env's actions are a Box"
         yield Conflict("policy", rule, policy, f"use policy={network}, or trainer={other}.")

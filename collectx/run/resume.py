@@ -57,7 +57,7 @@ def check_ends(checkpoint: Checkpoint, cfg: RunConfig, minutes: float = 0.0) -> 
         ("run.max_batches", cfg.run.max_batches, batches, "batches", 1),
         ("run.max_minutes", cfg.run.max_minutes, round(minutes, 2), "minutes", 0),
     )
-    text = "{}={} is too small: the checkpoint {} already contains {} {}. Choose more than {}."
+    text = "{}={} is too small: the checkpoint {} already contains {:,} {}. Choose more than {:,}."
     problems = [
         text.format(name, end, checkpoint.path, done, what, done)
         for name, end, done, what, unit in ends

@@ -283,6 +283,7 @@ def test_whole_searches(expected):
             said.append,
             lambda machine=machine: machine.now_s,
         )
+        assert result.num_refused == (0 if only is None else len(points) - 1)
         gain = result.gain and [round(each, 4) for each in result.gain]
         text += [f"=== {name}", *said, f"best {result.best}, gain {gain}, chosen {result.chosen}"]
         text += [f"  {point}: {point.status}, {len(point.rates)} measurements" for point in result.points]

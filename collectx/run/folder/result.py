@@ -167,7 +167,8 @@ class ResultBuilder:
     """
 
     def __init__(self, cfg: RunConfig, signals: Signals):
-        self.start_s = _command_start_s()
+        global _has_started_a_run
+        self.start_s, _has_started_a_run = command_start_s(), True
         self.statistics = Statistics(
             cfg.collector.total_frames,
             getattr(cfg.trainer, "target_return", None),
@@ -303,14 +304,12 @@ def type_name(error: BaseException) -> str:
 _has_started_a_run = False
 
 
-def _command_start_s() -> float:
-    """Returns when the command started, by `time.monotonic`: for the first run of this process, when the process
+def command_start_s() -> float:
+    """Returns when the command started, by `time.monotonic`: before the first run of this process, when the process
     started (resolution 10 ms); for later runs of a sweep, or if the operating system records no start times, now.
     """
-    global _has_started_a_run
     now_s = time.monotonic()
-    first, _has_started_a_run = not _has_started_a_run, True
-    if not first or not hasattr(time, "CLOCK_BOOTTIME"):
+    if _has_started_a_run or not hasattr(time, "CLOCK_BOOTTIME"):
         return now_s
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

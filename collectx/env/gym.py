@@ -147,8 +147,8 @@ class GymEnv(Env):
                 write_leaf(leaf, array, e, observation)
             rewards[e] = reward if isinstance(reward, float) else reward_number(reward, e)
             if terminated or truncated:
-                out.terminated[e] = _flag(terminated, "terminated", e)
-                out.truncated[e] = _flag(truncated, "truncated", e)
+                out.terminated[e] = end_flag(terminated, "terminated", e)
+                out.truncated[e] = end_flag(truncated, "truncated", e)
                 _check_info(info, "step", e)
                 any_ended = True
         return any_ended
@@ -221,8 +221,8 @@ class OneGymEnv(GymEnv):
         out.reward[0] = reward if isinstance(reward, float) else reward_number(reward, 0)
         if not (terminated or truncated):
             return False
-        out.terminated[0] = _flag(terminated, "terminated", 0)
-        out.truncated[0] = _flag(truncated, "truncated", 0)
+        out.terminated[0] = end_flag(terminated, "terminated", 0)
+        out.truncated[0] = end_flag(truncated, "truncated", 0)
         _check_info(info, "step", 0)
         return True
 
@@ -235,16 +235,18 @@ def _check_info(info: Any, method: str, e: int) -> None:
         )
 
 
-def _flag(value: Any, name: str, e: int) -> bool:
-    """Returns whether the episode of env `e` ended. Raises `DataError` unless `value` is a bool or contains one."""
+def end_flag(value: Any, name: str, e: int) -> bool:
+    """Returns whether the episode of env `e` ended. Raises `DataError` unless `value` is a bool, 0 or 1, or contains
+    one. A float is refused, also 1.0: it is a reward in the wrong place."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     array = np.asarray(value)
-    if array.size != 1 or not is_numeric(array.dtype):
+    if array.size != 1 or array.dtype.kind not in "biu" or array.item() not in (0, 1):
         raise DataError(
-            f"{name} of env {e} must be a bool, but is {value!r:.100}. Return True or False as {name} from step()."
+            f"{name} of env {e} must be a bool, but is {value!r:.100}. Return observation, reward, terminated, "
+            "truncated, info from step(), in this order."
         )
-    return bool(array.reshape(-1)[0])
+    return bool(array.item())
 
 
 def reward_number(reward: Any, e: int | None = None) -> float:

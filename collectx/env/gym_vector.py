@@ -27,7 +27,7 @@ from collectx.config.problem import ABSENT, did_you_mean, either, opt
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.env_indices import EnvNumbers
-from collectx.env.gym import reward_number
+from collectx.env.gym import end_flag, reward_number
 from collectx.env.gym_factory import constructor, env_factory, explain_errors, registered, resolve_source
 from collectx.env.infos import InfoKeys
 from collectx.env.metrics import InfoMetrics
@@ -160,7 +160,11 @@ class GymVectorEnv(Env):
         ):
             array[:] = value if np.shape(value) == array.shape else _one_each(name, value, array.shape)
         ended = np.logical_or(terminated, truncated)
-        any_ended = bool(ended.any())
+        if any_ended := bool(ended.any()):
+            for name, flags in (("terminated", terminated), ("truncated", truncated)):
+                if np.asarray(flags).dtype != bool:
+                    for e, flag in enumerate(flags):
+                        end_flag(flag, name, e)
         if self.metrics is not None:
             self._count(info, ended)
         if self._mode is AutoresetMode.SAME_STEP and any_ended:
@@ -297,6 +301,8 @@ class CheckedEnv(gymnasium.Wrapper):
         if not isinstance(reward, float):
             reward = reward_number(reward, self._index)
         if terminated or truncated:
+            end_flag(terminated, "terminated", self._index)
+            end_flag(truncated, "truncated", self._index)
             info = _copied(info)
         return self._checked(observation), reward, terminated, truncated, info
 

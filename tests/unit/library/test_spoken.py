@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from collectx import (
@@ -45,13 +46,39 @@ def _collect(make: Callable[[], gymnasium.Env] = _Ending, policy: Any = None, **
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-@pytest.mark.parametrize("flag", ["no", [1, 2]])
+@pytest.mark.parametrize("flag", ["no", [1, 2], 2, 0.5, 1.0, np.float32([1])])
 def test_the_end_of_an_episode_is_a_bool(flag, num_envs):
     with pytest.raises(DataError, match=r"in step 0 of the batch, terminated of env 0 must be a bool, but is .*\. "):
         _collect(partial(_Ending, flag), num_envs=num_envs)
 
 
-@pytest.mark.parametrize("flag", [1, np.array([True]), np.True_])
+def test_a_reward_in_place_of_the_end_of_an_episode_is_found_in_a_vector_env():
+    make = partial(gymnasium.vector.SyncVectorEnv, [partial(_Ending, 0.5)] * 2)
+    with pytest.raises(DataError, match=r"terminated of env 0 must be a bool, but is 0\.5\. .* in this order"):
+        _collect(make)
+
+
+class _Exchanged(gymnasium.vector.VectorEnv):
+    """Returns rewards and ends of episodes in each other's place."""
+
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    num_envs = 2
+    single_observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    single_action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, actions):
+        return np.zeros((2, 3), np.float32), np.zeros(2, bool), np.float32([0, 0.5]), np.zeros(2, bool), {}
+
+
+def test_a_vector_env_that_exchanges_rewards_and_ends_is_refused():
+    with pytest.raises(DataError, match=r"terminated of env 0 must be a bool, but is (np\.float32\()?0\.0"):
+        _collect(_Exchanged)
+
+
+@pytest.mark.parametrize("flag", [1, np.array([True]), np.int8([[1]]), np.True_, torch.tensor(True)])
 def test_the_end_of_an_episode_may_be_a_number_or_an_array(flag):
     assert _collect(partial(_Ending, flag))["next", "terminated"].all()
 

@@ -84,6 +84,17 @@ def _own_option(key: str, section: str) -> str | None:
     return own.replace(f"{section}.", "") if is_meant else None
 
 
+def unused_folder(words: Sequence[str], is_sweep: bool) -> list[str]:
+    """Returns the problem of a typed folder that has no effect, because only a sweep or only a single run uses it. A
+    script may pass both."""
+    used, unused = reversed(_FOLDERS) if is_sweep else _FOLDERS
+    typed = {key_of(word): word.lstrip("+") for word in words}
+    if unused not in typed or used in typed:
+        return []
+    how = "in a sweep" if is_sweep else "without -m"
+    return [f"{typed[unused]} has no effect {how}. Write {used}={typed[unused].partition('=')[2]}, or leave it out."]
+
+
 def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
     """Checks `overrides`; `groups` lists the choices of every group."""
     parser = OverridesParser.create()
@@ -94,7 +105,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     chosen: dict[str, str] = {}
     for text in joined(overrides, groups):
         if "=" in text and text not in overrides:
-            one = text if "{" in text else re.sub(",? +", ",", text)
+            one = re.sub(" *= *", "=", text, count=1)
+            one = one if "{" in one else re.sub(",? +", ",", one)
             problems.append(f"{text} arrives in pieces, because of its spaces. Write {shlex.quote(one)}")
             continue
         try:
@@ -251,15 +263,18 @@ def _of_choice(group: str, file: str, stem: str) -> str:
 
 
 def joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns words of a command line, with the two words of `seed 3`, `seed=0, 1` or `policy.hidden_sizes=[64, 64]` as
-    one."""
+    """Returns words of a command line, with the words of `seed 3`, `seed = 3`, `seed=0, 1` or
+    `policy.hidden_sizes=[64, 64]` as one."""
     words: list[str] = []
     for i, text in enumerate(overrides):
         last = words[-1] if words else ""
         # As in seed=0, 1 and seed=0 1; but a folder may be named by a number.
         is_cut = "=" in last and (last.endswith(",") or (f"{last[-1]}{text}".isdecimal() and not os.path.isdir(text)))
         is_cut = is_cut or (_is_open(last) and not _is_open(" ".join((last, *overrides[i:]))))
-        if last and text and "=" not in text and (is_cut or last in groups or last in known_paths()):
+        key = last.rstrip(" =")
+        is_cut = is_cut or ((key in groups or key in known_paths()) and last[-1] == "=")
+        is_whole = last in groups or last in known_paths()
+        if last and text and ((is_whole and text[0] == "=") or ((is_cut or is_whole) and "=" not in text)):
             words[-1] += f" {text}"
         else:
             words.append(text)

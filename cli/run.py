@@ -27,7 +27,7 @@ from collectx.cli import halving, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
-from collectx.cli.overrides import Checked, key_of
+from collectx.cli.overrides import Checked, key_of, unused_folder
 from collectx.cli.task import PointFailed, SweepStopped, Task
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
@@ -152,6 +152,7 @@ def prepare(
         problems = [*checked.problems, *run.problems, *preflight.argument_problems(run.cfg)]
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
+            problems += unused_folder(checked.overrides, is_sweep=False)
             if problems := problems or check_machine(run.cfg, not _is_complete(run)):
                 raise ConfigError(*problems)
             if run.note:

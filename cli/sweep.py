@@ -41,7 +41,7 @@ from collectx.cli.compose import (
     overrides_of,
     parsed,
 )
-from collectx.cli.overrides import Checked, key_of
+from collectx.cli.overrides import Checked, key_of, unused_folder
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.check import members
 from collectx.config.problem import counted
@@ -149,6 +149,12 @@ def prepare(
     ]:
         text = f"{_text(empty)} contains no value, so there is nothing to sweep. Add one, as in seed=range(0,3)."
         raise ConfigError(*checked.problems, text)
+    if "optuna" in master.hydra.sweeper._target_ and not swept and not _has_search_space(master):
+        text = (
+            "this sweep searches nothing, because no option has an interval or a choice. Add one, as in "
+            "'trainer.learning_rate=tag(log,interval(1e-4,1e-2))'."
+        )
+        raise ConfigError(*checked.problems, text)
     rungs = halving(master, overrides) if is_halving(master.hydra) else None
     combinations = product(overrides) if is_basic else [sample(overrides)] if rungs is None else rungs.points
     points = [composer.examine(words, checked.broken, master) for words in combinations]
@@ -172,7 +178,8 @@ def prepare(
         more = [f"Did you mean {number}?"] * bool(number) + [_in_points(at)] * (len(at) < len(points))
         problems.append(" ".join([problem, *more]))
     # Other sweepers may write their parameters in another way.
-    if problems := [*checked.problems, *(params.problems if is_basic or rungs else ()), *problems]:
+    folder = unused_folder(checked.overrides, is_sweep=True)
+    if problems := [*checked.problems, *folder, *(params.problems if is_basic or rungs else ()), *problems]:
         raise ConfigError(*problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
         printing.note(text)
@@ -193,6 +200,11 @@ def prepare(
     return Sweep(
         master, rungs is not None, folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words
     )
+
+
+def _has_search_space(master: DictConfig) -> bool:
+    """Whether Optuna finds its search space elsewhere than in overrides."""
+    return any(OmegaConf.select(master, f"hydra.sweeper.{key}") for key in ("search_space", "custom_search_space"))
 
 
 def _direction_notes(master: DictConfig) -> Iterator[str]:

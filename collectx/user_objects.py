@@ -67,7 +67,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         named = path.partition(":")[0]
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and sys.modules.get(named) is module:
             names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
-            hint = did_you_mean(str(error.name), names, f"{named}:")
+            hint = did_you_mean(str(error.name), names, f"{named}:", cutoff=0.7)
             raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
         first, advice = re.split("[.:]", name, maxsplit=1)[0], extra_advice(error)
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == first

@@ -262,7 +262,9 @@ def check_config(
     kinds = {group: section.get("kind") for group in GROUPS if isinstance(section := values.get(group), Mapping)}
     for name in values:
         if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
-            problems += [_unknown(path, kinds) for path in _leaves(name, values[name]) if path not in ignore]
+            problems += [
+                _unknown(path, kinds, values[name]) for path in _leaves(name, values[name]) if path not in ignore
+            ]
     return incomplete(RunConfig, **sections, written=[]), problems
 
 
@@ -485,12 +487,12 @@ def _of_kinds(options: list[str], kinds: Mapping[str, Any]) -> list[str]:
     return fitting or [f"{each} of {each.partition('.')[0]}={either(having[each])}" for each in options]
 
 
-def _unknown(path: str, kinds: Mapping[str, Any]) -> Problem:
-    """Returns the problem that there is no group or section with the key `path`. `kinds` are those of the groups, as
-    far as they are known."""
+def _unknown(path: str, kinds: Mapping[str, Any], value: object = None) -> Problem:
+    """Returns the problem that there is no group or section with the key `path`. `kinds` are those of the groups, and
+    `value` is that of the key, as far as they are known."""
     # As in wandb.project, without its section.
     within = [known for known in known_paths() if "." in path and known.endswith(f".{path}")]
-    if meant := _of_kinds(within or other_names.meant(path), kinds):
+    if meant := _of_kinds(within or other_names.meant(path, value), kinds):
         return Unknown(path, f"is not an option. {other_names.hint(meant)}")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2].replace("-", "_")

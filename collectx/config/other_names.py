@@ -27,7 +27,9 @@ _PATHS = {
     "best": "eval.weights=best",
     "env.name": "env.id",
     "eval.num_envs": "eval.env.num_envs",
-    "devices=cuda:0": "devices=cuda devices.device=cuda:0",
+    "device=cpu": "devices=cpu",
+    "device=cuda": "devices=cuda",
+    **dict.fromkeys(("devices=cuda:0", "device=cuda:0"), "devices=cuda devices.device=cuda:0"),
     "logger.entity": "logger.wandb.entity",
     "framework": "Leave it out, because collectx uses PyTorch.",
     "optimizer": "The trainers of collectx use Adam. For another one, write a trainer of your own (trainer=custom).",
@@ -65,10 +67,13 @@ def _counts() -> dict[str, str]:
     }
 
 
-def meant(path: str) -> list[str]:
+def meant(path: str, value: object = None) -> list[str]:
     """Returns what users mean by an unknown option or choice, such as "trainer.lr": options, choices or commands, or a
-    sentence about writing one; empty if nothing is known. Dashes, as in flags, count as underscores."""
+    sentence about writing one; empty if nothing is known. Dashes, as in flags, count as underscores. `value` is what
+    the user gave the option, if known."""
     path = path.replace("-", "_")
+    if f"{path}={value}" in _PATHS:
+        path = f"{path}={value}"
     if path in _PATHS:
         return _PATHS[path].split(" or ")
     # The last part that is known: net_arch of policy_kwargs.net_arch, env_config of env_config.gravity.

@@ -200,19 +200,22 @@ def check_all(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) ->
             yield from rule(*arguments)
 
 
-def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = "") -> str:
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = "", cutoff: float = 0.6) -> str:
     """Returns the end of a sentence about a name that does not exist: `. Did you mean X? Valid names: X, Y.`, without
     the parts that do not apply. `prefix` stands before the name that is proposed. `more` is a sentence that says how to
-    list all names, if they are many."""
+    list all names, if they are many. `cutoff` is that of `nearest`."""
     candidates = list(names)
     begun = (each for each in candidates if len(name) > 2 and each.startswith(name))
-    near = nearest(name, candidates) or next(begun, None) or (candidates[0] if len(candidates) == 1 else None)
-    question = f"Did you mean {prefix}{near}?" if near else ""
+    near = nearest(name, candidates, cutoff) or next(begun, None) or (candidates[0] if len(candidates) == 1 else None)
+    equal = [each for each in candidates if near and (each == near or _is_as_near(str(each), near, name, cutoff))]
+    if len(equal) > 3:  # such as worker-0 to worker-7
+        near = None
+    question = f"Did you mean {either(f'{prefix}{each}' for each in equal)}?" if near else ""
     is_short = len(candidates) <= (_MAX_LISTED // 2 if near else _MAX_LISTED)
     if is_short or not (near or more):
         num_more = len(candidates) - _MAX_LISTED
         shown = ", ".join(candidates[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
-        more = f"Valid names: {shown}." if set(candidates) - {near} else ""
+        more = f"Valid names: {shown}." if set(candidates) - {*equal} or not near else ""
     return f". {' '.join(filter(None, [question, more]))}".rstrip()
 
 
@@ -224,6 +227,12 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
         names = [each for each in names if str(each)[:1].lower() == name[:1].lower()]
     same = (each for each in names if str(each).lower() == name.lower())
     return next(same, None) or next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
+
+
+def _is_as_near(other: str, near: str, name: str, cutoff: float) -> bool:
+    """Whether a name as long as `near` resembles `name` as much, as worker-1 and worker-0 resemble wroker."""
+    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in (other, near)]
+    return len(other) == len(near) and ratios[0] == ratios[1] >= cutoff
 
 
 def either(names: Iterable[str]) -> str:

@@ -235,16 +235,17 @@ def _check_info(info: Any, method: str, e: int) -> None:
         )
 
 
-def end_flag(value: Any, name: str, e: int) -> bool:
+def end_flag(value: Any, name: str, e: int | None) -> bool:
     """Returns whether the episode of env `e` ended. Raises `DataError` unless `value` is a bool, 0 or 1, or contains
     one. A float is refused, also 1.0: it is a reward in the wrong place."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biu" or array.item() not in (0, 1):
+        source = "" if e is None else f" of env {e}"
         raise DataError(
-            f"{name} of env {e} must be a bool, but is {value!r:.100}. Return observation, reward, terminated, "
-            "truncated, info from step(), in this order."
+            f"{name}{source} must be a bool, but is {value!r:.100}. Return observation, reward, terminated, truncated, "
+            "info from step(), in this order."
         )
     return bool(array.item())
 

@@ -280,6 +280,12 @@ eval finished episode=5
 tune trainer.learning_rate=1e-3,1e-4
 run -m hydra/launcher=joblb seed=0,1
 run -m hydra/sweeper=nevergrd seed=0,1
+run -m hydra/sweeper=optuna debug=tiny
+run -m seed=0,1 hydra.run.dir=zz
+run seed=0 hydra.mode=MULTIRUN hydra.run.dir=zz
+run seed=0 hydra.sweep.dir=zz
+run collector.total_frames = 1000 seed =3 trainer= ppo
+run device=cuda
 report finished out=
 report finished objective=
 export finished format=onnx output=

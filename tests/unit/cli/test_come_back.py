@@ -168,8 +168,9 @@ def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(jo
     assert f"{role} has no log" in err
     assert f"{job.path} contains no records yet." in err
     assert logs.main(["sweep", "worker-2"]) == 2
-    assert "there is no role 'worker-2'. Did you mean worker-1? Valid names: job, trainer, worker-0, worker-1." in (
-        capsys.readouterr().err
+    assert (
+        "there is no role 'worker-2'. Did you mean worker-0 or worker-1? Valid names: job, trainer, worker-0, worker-1."
+        in (capsys.readouterr().err)
     )
     assert logs.main(["sweep", "worker", "0"]) == 2
     assert "logs: write the role as one word: worker-0" in capsys.readouterr().err

@@ -274,12 +274,8 @@ def joined(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> lis
         key = last.rstrip(" =")
         is_cut = is_cut or ((key in groups or key in known_paths()) and last[-1] == "=")
         is_whole = last in groups or last in known_paths()
-        has_value = text != "=" or "=" not in "".join(overrides[i + 1 : i + 2] or "=")
-        if (
-            last
-            and text
-            and ((is_whole and text[0] == "=" and has_value) or ((is_cut or is_whole) and "=" not in text))
-        ):
+        is_value = text[:1] == "=" and (text != "=" or "=" not in "".join(overrides[i + 1 : i + 2] or "="))
+        if last and text and ((is_whole and is_value) or ((is_cut or is_whole) and "=" not in text)):
             words[-1] += f" {text}"
         else:
             words.append(text)

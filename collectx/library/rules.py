@@ -137,7 +137,7 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     elif is_list and len(creates) != num_workers:
         count = counted(len(creates), "entry", "entries")
         yield f"num_workers={num_workers}, but create_env_fn has {count}. Pass one entry per worker."
-    elif not is_list and keywords.given_count is None and keywords.has_workers:
+    elif not is_list and callable(creates[0]) and keywords.given_count is None and keywords.has_workers:
         why = "create_env_fn is one callable, for an unknown number of workers"
         yield f"{why}. Give num_workers=N, or a list of N callables."
 

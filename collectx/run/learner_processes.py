@@ -60,7 +60,7 @@ _PATIENCE_S = 2.0
 _END_S = 10.0
 # Seconds between two looks for learners that have connected.
 _LOOK_S = 0.2
-_COLLECTIVE = re.compile(r"gloo|nccl|process ?group", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"gloo|nccl|process ?group|pair closure", re.IGNORECASE)
 # The variables that `torchrun` sets for user code, and gloo's network interface.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -148,7 +148,8 @@ class LearnerProcesses:
             if self._cause is not None:
                 return self._cause
             seen = self._consequence if isinstance(error, Interrupted) and self._consequence is not None else error
-        if "imed out" not in text_of(seen):
+        # gloo says either, depending on who notices first.
+        if not any(words in text_of(seen) for words in ("imed out", "timeout caused")):
             return seen
         rank = next((each for each in self._handles if each not in self._ended), 0)
         name, stacks, limit_s = "learner 0", "", self._options.learner_timeout_s

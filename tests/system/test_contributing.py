@@ -101,7 +101,7 @@ def test_an_option_of_the_collector(sources):
     )
     wrappers = package / "rollout/wrappers.py"
     text = wrappers.read_text() + "\n\n" + block_with("class ScaledRewardEnv")
-    line = block_with("env = env if options.reward_scale")
+    line = block_with("if options.reward_scale != 1.0")
     wrappers.write_text(
         re.sub(r'(def wrapped\(.*?""".*?"""\n)', lambda found: found[1] + line, text, count=1, flags=re.DOTALL)
     )

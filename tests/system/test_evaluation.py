@@ -234,17 +234,15 @@ def test_the_spaces_of_evaluations_are_those_of_the_policy(tmp_path):
         done = forked(subcommand, *CLIPPED, "eval.env.kwargs.size=4", cwd=tmp_path, status=2)
         assert (
             "eval.env={kwargs:{size:4}} cannot be used, because the policy was made for other observations: "
-            "Box(-1.0, 1.0, (3,), float32) in training, Box(-1.0, 1.0, (4,), float32) in evaluations."
+            "Box((3,), float32) in training, Box((4,), float32) in evaluations."
         ) in done.stderr
         assert not (tmp_path / "run").exists()
     forked("run", *CLIPPED, cwd=tmp_path)
     done = forked("eval", "run", "eval.env.kwargs.size=4", cwd=tmp_path, status=2)
     assert "for other observations" in done.stderr
     done = forked("eval", "run", "env=cartpole", cwd=tmp_path, status=2)
-    rule = (
-        "env=cartpole cannot be used, because the policy was made for other observations: Box(-1.0, 1.0, (3,), float32)"
-    )
-    assert f"{rule} in training, Box([-4.8" in done.stderr
+    rule = "env=cartpole cannot be used, because the policy was made for other observations: Box((3,), float32)"
+    assert f"{rule} in training, Box((4,), float32) in evaluations" in done.stderr
     # The spaces of a run whose env is lost are unknown.
     (tmp_path / "walk.py").write_text(WALK.replace("Walk", "Moved"))
     done = forked("eval", "run", "env.entry_point=walk:Moved", cwd=tmp_path)

@@ -298,7 +298,7 @@ def test_the_time_of_a_run_is_told_by_part(tmp_path):
 
 
 def test_rates_are_those_of_windows_of_equal_time(tmp_path):
-    """Of six batches, the last two come at once."""
+    """The last two of six batches come at once."""
     columns = {"elapsed_s": [1.0, 2.0, 3.0, 4.0, 6.999, 7.0], "frames": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]}
     run = Run("0", RunFolder(tmp_path), None, columns={name: np.array(each) for name, each in columns.items()})
     places, rates = run.curve("frames_per_s", "elapsed_s")

@@ -25,6 +25,10 @@ without_deps_pufferlib := pufferlib-core==3.0.23
 # More arguments for pytest, as in `make test ARGS="-k replay"`.
 ARGS ?=
 
+# A pipe fails with its first command.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 # Otherwise every test process would compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -36,18 +40,32 @@ help:  ## List the targets
 
 # A newer pip installs twice as fast as Python 3.11's own.
 define venv
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip $(if $(TORCH_BACKEND),uv)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq --upgrade pip $(if $(TORCH_BACKEND),uv)
 endef
 
 export UNREACHED := If uv found no host of PyTorch's builds, as behind a mirror of PyPI, type: make $(MAKECMDGOALS) (PyPI's own PyTorch is the one with CUDA, several GB)
+export UNREACHED_CPU := No host of PyTorch's builds answers, but pip has a PyTorch without CUDA: installing that one
 
-# `$(call installed,OPTIONS)`. pip compiles on one core; `compileall` fails for templates that are no Python. setuptools warns
-# of every editable installation. uv has the indexes of PyTorch's builds: TORCH_BACKEND=cpu is the one without CUDA.
+# uv has the indexes of PyTorch's builds: TORCH_BACKEND=cpu is the one without CUDA. A mirror of PyPI may be all that a machine
+# reaches. There pip serves too, if the PyTorch that it finds does not require NVIDIA's packages.
+pip_has_cpu = ! UV_HTTP_RETRIES=0 VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --dry-run --torch-backend cpu \
+		--constraint constraints.txt torch 2>/dev/null \
+	&& found=$$($(BIN)/pip install --quiet --dry-run --no-deps --report - --constraint constraints.txt torch 2>/dev/null) \
+	&& ! grep --quiet '"nvidia' <<< "$$found" && echo "$$UNREACHED_CPU"
+
+# `$(call installed,OPTIONS)`. Of some hundred lines of pip, large downloads and lost connections are shown, and all if it
+# fails. pip compiles on one core; `compileall` fails for templates that are no Python.
 define installed
-	$(if $(TORCH_BACKEND),VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --torch-backend $(TORCH_BACKEND),\
-		PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip install --no-compile $(if $(CI),--quiet)) \
-		--constraint constraints.txt --editable $(1) $(if $(TORCH_BACKEND),|| { echo "$$UNREACHED"; exit 1; })
+	@$(or $(if $(TORCH_BACKEND),,true),$(if $(filter cpu,$(TORCH_BACKEND)),$(pip_has_cpu)),false) \
+		&& serves=pip || serves=uv; \
+	if [ $$serves = pip ]; then \
+		$(BIN)/pip install --no-compile --constraint constraints.txt --editable $(1) 2>&1 | tee $(VENV)/pip.log \
+			| { grep --line-buffered -E 'Downloading .*[0-9]{2}\.[0-9] MB|Retrying' || true; } || { cat $(VENV)/pip.log; exit 1; }; \
+	else \
+		VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --torch-backend $(TORCH_BACKEND) --constraint constraints.txt --editable $(1) \
+			|| { echo "$$UNREACHED"; exit 1; }; \
+	fi
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib 2>/dev/null || true
 endef
 
@@ -57,19 +75,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, all extras and the development tools: 3 GB or more, some minutes"
 	$(call installed,".[dev]")
-	touch $(RUNNABLE) $(DOCUMENTABLE) $@
+	@touch $(RUNNABLE) $(DOCUMENTABLE) $@
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
 	$(call installed,.)
-	touch $@
+	@touch $@
 
 $(DOCUMENTABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, PyTorch and MkDocs in $(VENV): about a minute, more with a slow network"
 	$(call installed,".[docs]")
-	touch $(RUNNABLE) $@
+	@touch $(RUNNABLE) $@
 
 run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
 	$(BIN)/collectx run experiment=cartpole_ppo

@@ -145,6 +145,9 @@ _LAST_COLUMN = 22
 _PHONE, _PHONE_TERMINAL = 42, 57
 # A short head of a column of numbers, which stays in one line.
 _HEAD = re.compile(r'<th (style="text-align: right;">(?=[^<]{1,18}</th>))')
+# Code at the begin of a row that is too long for one line, and that breaks at its spaces.
+_LONG = re.compile(r"(?<=<tr>\n<td>)((?:<code>[^<]*</code>[^<]*)*?)<code>(?=[^<]{40,}</code>)(?=[^<]* )")
+_HEAD_CODE = re.compile(r"<th[^>]*>(?:(?!</th>).)*</th>")
 # Words that browsers would break after a hyphen or a slash, and the column up to which a phone keeps them whole.
 _WORD = re.compile(r"[^\s<>]*[-/][^\s<>]*(?![^<]*>)")
 _MAX_WORD = 40
@@ -228,6 +231,8 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         for entry in levels[-1]:
             entry.children = []
     html = _HEAD.sub(r'<th class="whole" \1', html)
+    html = _LONG.sub(r'\1<code class="breaks">', html)
+    html = _HEAD_CODE.sub(lambda head: re.sub(r"(?<=\w)([_=])(?=\w+</code>)", r"\1<wbr>", head[0]), html)
     return _CONSOLE.sub(_terminal, _CODE.sub(_code, _DRAWING.sub(_drawing, html)))
 
 

@@ -16,6 +16,8 @@ from benchmarks import learning
 from benchmarks.cases import CASES, KINDS
 
 _ROOT = Path(__file__).parents[1]
+# Keeps an interval in one line.
+_NBSP = "&nbsp;"
 RESULTS = _ROOT / "benchmarks" / "results.json"
 _PLOT = _ROOT / "docs" / "images" / "shares.svg"
 _PEERS = _ROOT / "docs" / "explanation" / "comparison.md"
@@ -113,15 +115,17 @@ def _spread(line: dict[str, Any], digits: int) -> str:
 def _learning(_: dict[str, Any]) -> str:
     """The final return of each learning curve; below the table, folded, the curves and the commands."""
     results = json.loads(learning.RESULTS.read_text())
-    rows = [["case", "seeds", "frames", "minutes", "return (95% interval)", "published", "source"]]
+    rows = [["case", "frames", "minutes", "return", "95% interval", "published"]]
+    sources = []
     for name, case in learning.CASES.items():
         if name in results:
             result = results[name]
             low, high = result["interval"]
             frames, minutes = f"{result['frames']:,}", f"{result['minutes']:g}"
-            final = f"{result['return']:g} ({low:g} to {high:g})"
-            rows.append([f"`{name}`", str(result["seeds"]), frames, minutes, final, case.published, case.source])
-    parts = [_markdown(rows)]
+            interval, published = (each.replace(" ", _NBSP) for each in (f"{low:g} to {high:g}", case.published))
+            rows.append([f"`{name}`", frames, minutes, f"{result['return']:g}", interval, published])
+            sources += [f"- `{name}`: {case.source}"] if case.source else []
+    parts = [_markdown(rows), "\n".join(["Sources of the published returns:", "", *sources])]
     figures = "\n".join(f"![{name}: mean return against frames](../images/learning_{name}.png)" for name in results)
     commands = "\n".join(f"{result['command']} # {result['date']}" for result in results.values())
     parts += [_folded("All learning curves", figures), _folded("The commands", f"```text\n{commands}\n```")]

@@ -232,7 +232,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
             entry.children = []
     html = _HEAD.sub(r'<th class="whole" \1', html)
     html = _LONG.sub(r'\1<code class="breaks">', html)
-    html = _HEAD_CODE.sub(lambda head: re.sub(r"(?<=\w)([_=])(?=\w+</code>)", r"\1<wbr>", head[0]), html)
+    html = _HEAD_CODE.sub(lambda head: re.sub(r"(\.\w+=|_)(?=\w+</code>)", r"\1<wbr>", head[0]), html)
     return _CONSOLE.sub(_terminal, _CODE.sub(_code, _DRAWING.sub(_drawing, html)))
 
 

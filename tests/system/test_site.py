@@ -61,8 +61,8 @@ def browse(folder, url, *flags):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-# Lists the pages that scroll sideways on a phone, and those with a table that scrolls on a laptop, and says where the first part
-# of the home page ends there.
+# Lists the pages that scroll sideways on a phone, and those with a table that scrolls on a laptop, and says where the
+# first part of the home page ends there.
 _PROBE = """
 <body><script>
 async function opened(page, width, measure) {
@@ -79,7 +79,8 @@ async function look(pages) {
   const scrolls = part => part.scrollWidth > part.clientWidth
   for (const page of pages) {
     if (await opened(page, 390, ({documentElement: root}) => scrolls(root))) wide.push(page)
-    if (await opened(page, 1280, page => [...page.querySelectorAll(".md-typeset__scrollwrap")].some(scrolls))) tables.push(page)
+    const some = page => [...page.querySelectorAll(".md-typeset__scrollwrap")].some(scrolls)
+    if (await opened(page, 1280, some)) tables.push(page)
   }
   const end = await opened(pages[0], 1280, page => page.querySelector(".facts").getBoundingClientRect().bottom)
   document.body.textContent = JSON.stringify({wide, tables, end})

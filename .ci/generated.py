@@ -29,6 +29,7 @@ from mkdocs.structure.pages import Page
 
 from collectx import __version__
 from collectx.cli.compose import Composer
+from collectx.cli.docs import pages
 from collectx.cli.list import find
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config import other_names
@@ -107,12 +108,12 @@ def _entry(entry: re.Match) -> str:
 
 def _page_link(reference: re.Match) -> str:
     """A link from a page of `reference/python` to another page, or to a section of it."""
-    path, section = reference[1], " ".join((reference[2] or "").split())
-    titles = re.findall(r"^#+ (.*)$", (_ROOT / "docs" / path).read_text(), re.MULTILINE)
+    path, section = pages()[reference[1]], " ".join((reference[2] or "").split())
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     if section and section not in titles:
-        raise ValueError(f"a docstring names the section {section!r} of docs/{path}, which has no such section")
+        raise ValueError(f"a docstring names the section {section!r} of {path}, which has no such section")
     anchor = f"#{slugify(section, '-')}" if section else ""
-    return f"[{section or titles[0]}](../../{path}{anchor})"
+    return f"[{section or titles[0]}](../../{path.parent.name}/{path.name}{anchor})"
 
 
 # The keywords in the signature of a collector, and types in place of names that only the code knows.
@@ -127,7 +128,7 @@ _MEANT = {
 _SECTION = re.compile(r"^(Args:|Attributes:|Raises:)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {5,}.*)*)", re.MULTILINE)
 # A page, and a section of it, in a docstring.
-_PAGE = re.compile(r'docs/([\w/-]+\.md)(?:,\s+"([^"]+)")?')
+_PAGE = re.compile(r'`collectx docs ([\w/-]+)`(?:,\s+"([^"]+)")?')
 # The maximum number of entries of a page's contents: little more than fits on a screen.
 _MAX_CONTENTS = 45
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
@@ -192,8 +193,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["toc"]
     for marker, content in (("options", options), ("commands", commands), ("names", names)):
         markdown = re.sub(rf"<!-- {marker} -->\n", lambda _, content=content: content(), markdown)
-    # This line is for readers of the file.
-    markdown = re.sub(r"^\*In a checkout.*\*\n\n", "", markdown, flags=re.MULTILINE)
+    # These lines are for readers of the file.
+    markdown = re.sub(r"^\*(?:In a checkout|Only the site).*\*\n\n", "", markdown, flags=re.MULTILINE)
     markdown = _COMBINATIONS.sub(_combinations, markdown)
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
 
@@ -522,7 +523,7 @@ def _meaning(option: dict[str, Any], section: str, paths: set[str]) -> str:
                 return f"[`{word[0]}`](#{path})"
         return f"`{word[0]}`" if "=" in word[0] else word[0]
 
-    text = text.replace("the page Envs", "[Envs](envs.md#envs-on-a-gpu)")
+    text = text.replace("`collectx docs envs`", "[Envs](envs.md#envs-on-a-gpu)")
     return re.sub(r"(?<![\w`.\[])([a-z]\w*(?:[._][a-z]\w*)+)(?:=[\w.-]*\w)?(?![\w`(\]])", link, text)
 
 

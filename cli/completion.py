@@ -38,6 +38,10 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
         return [flag for flag in arguments.names(subcommand) if flag.startswith(last)]
     if subcommand == "schema":
         return list(GROUPS)
+    if subcommand == "docs":
+        from collectx.cli.docs import pages
+
+        return [name for name in pages() if name.startswith(last)]
     if subcommand == "list":
         from collectx.cli.compose import Composer
 

@@ -35,6 +35,7 @@ SUBCOMMANDS = {
     "report": "write a page with the figures of runs: collectx report DIR... [out=DIR]",
     "list": "list the choices of a group, and their keys: collectx list [GROUP [CHOICE]] [-v]",
     "schema": "print a JSON schema for editors: collectx schema [GROUP]",
+    "docs": "list the pages of the documentation, or print one: collectx docs [PAGE]",
 }
 
 # What other programs call subcommands.
@@ -52,12 +53,13 @@ _OTHER_NAMES = {
     **dict.fromkeys(("stop", "kill"), "cancel"),
     **dict.fromkeys(("ls", "ps", "info", "show"), "status"),
     "tail": "logs DIR -f",
+    **dict.fromkeys(("documentation", "manual"), "docs"),
     **dict.fromkeys(("plot", "compare"), "report DIR..."),
     "tensorboard": "report, or collectx run logger=tensorboard",
 }
 
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.
-PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
+PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema", "docs")
 
 # Subcommands that step envs, or start processes that do; all but eval may take hours.
 _STEPPING = ("run", "reproduce", "resume", "eval", "tune")

@@ -192,14 +192,14 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
             return f"{key}={choice} is unknown. Did you mean {key}=null?"
         # What is meant by the choice of a group: options, choices and presets, not commands.
         meant = other_names.meant(f"{key}={choice}") or other_names.meant(choice)
-        if meant := [each for each in meant if each.startswith(key) or each.endswith(".") or "=" in each]:
-            names = f"Valid names: {', '.join(options)}. " if meant[-1].endswith(".") else ""
+        if meant := [each for each in meant if each.startswith(key) or each[0].isupper() or "=" in each]:
+            names = f"Valid names: {', '.join(options)}. " if meant[-1][0].isupper() else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         if other := next(Path().glob(f"*/{key}/{glob.escape(choice)}.yml"), None):
             return f"{key}={choice} is unknown, because {other} has another ending. Rename it to {choice}.yaml."
         advice = did_you_mean(choice, options, f"{key}=", more)
         if key == "env" and "Did you mean" not in advice:
-            advice += f" For an env of another package, set env.id: see {page('reference/ecosystem.md')}."
+            advice += f" For an env of another package, set env.id. For examples: {page('ecosystem')}"
         return f"{key}={choice} is unknown{advice}"
     # A class or function as MODULE:NAME, or its file.
     return f"{key}={choice} is unknown. To use your own: {_of_user(choice, key)}"

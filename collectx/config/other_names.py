@@ -49,7 +49,7 @@ def _rows() -> dict[str, list[str]]:
     for line in TABLE.read_text().splitlines()[2:]:
         _, first, *names, _, _ = line.split("|")
         meant = re.findall(r"`([^`]+)`", first) or [
-            re.sub(r" (.+, see )\[.+\]\(\.\./(.+)\) ", lambda each: f"To write {each[1]}{page(each[2])}.", first)
+            re.sub(r" (.+), see \[.+\]\(.*/(.+)\.md\) ", lambda each: f"To write {each[1]}: {page(each[2])}", first)
         ]
         for name in dict.fromkeys(re.findall(r"`([^`]+)`", "|".join(names).lower())):
             rows.setdefault(name, []).extend(meant)
@@ -84,4 +84,4 @@ def hint(meant: list[str]) -> str:
     """Returns the end of a message about an unknown name, from what `meant` returns."""
     *_, last = meant
     counts = f" It {_counts()[last]}" if meant == [last] and last in _counts() else ""
-    return last if last.endswith(".") else f"Did you mean {' or '.join(meant)}?{counts}"
+    return last if last[0].isupper() else f"Did you mean {' or '.join(meant)}?{counts}"

@@ -241,10 +241,10 @@ def either(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def page(path: str) -> str:
-    """Returns the name of a page of the documentation in a message, by its path below `docs/` of the repository, such
-    as "reference/envs.md"."""
-    return f"docs/{path}"
+def page(name: str) -> str:
+    """Returns the command that prints a page of the documentation, by its name in the list of `collectx docs`, such as
+    "envs"."""
+    return f"collectx docs {name}"
 
 
 def counted(number: int, one: str, several: str = "") -> str:

@@ -134,7 +134,7 @@ def load(path: str | os.PathLike[str]) -> TensorDict:
 
     Returns:
         `[frames]`, whole episodes one after another, in recorded order. The keys are those of batches
-        (docs/explanation/concepts.md, "A batch") and `("collector", "episode")`, int64: the number of the episode in
+        (`collectx docs concepts`, "A batch") and `("collector", "episode")`, int64: the number of the episode in
         the data set, from 0.
 
     Raises:

@@ -77,7 +77,7 @@ class BaseCollector(ReadableCollector):
 
     Iterate over a collector to get batches until `total_frames` are delivered. A batch is a TensorDict of
     `frames_per_batch` frames, whose last dimension is time: `observation`, `action`, `("next", "reward")`,
-    `("next", "done")` and others (docs/explanation/concepts.md, "A batch"). You may keep and change a batch, because
+    `("next", "done")` and others (`collectx docs concepts`, "A batch"). You may keep and change a batch, because
     its memory is only used again when its last tensor is gone, unless `zero_copy` or `return_same_td` is True.
 
     Use a collector from one thread, and only in the process that made it. The end of a `with` block stops its workers.

@@ -67,7 +67,7 @@ class Keywords:
             process still calls it once, with the first observations of the env, to learn what it writes.
         auto_register_policy_transforms: whether to add `InitTracker` and the primers of `policy` to TorchRL envs, so
             their specs contain `is_init` and the state of a recurrent policy. Recurrent policies get both in any case:
-            see docs/reference/policies.md.
+            see `collectx docs policies`.
         compile_policy: whether to compile the policy in each worker with `torch.compile`: True, or a dict of its
             keyword arguments. The first batch includes the compilation: see `start_timeout_s`.
         cudagraph_policy: whether to record the policy's calls as CUDA graphs with tensordict's `CudaGraphModule`: True,
@@ -81,7 +81,7 @@ class Keywords:
         info_keys: names of entries of Gymnasium's `info` to keep in batches, as `("info", name)` and
             `("next", "info", name)`: numbers, arrays or dicts of these. If a step lacks an entry, its value is zero and
             `("info", "_name")` is False. To learn shapes and dtypes, the constructor makes an env and steps it for up
-            to an episode, unless you pass declarations: see docs/reference/envs.md.
+            to an episode, unless you pass declarations: see `collectx docs envs`.
         exclude_keys: names of observation parts, such as texts, that neither batches nor the policy get; "inner.text"
             for a nested part, "observation" for an observation without parts.
         worker_idx: value of the attribute `worker_idx`: a number that you give this collector, if you have several.
@@ -91,7 +91,7 @@ class Keywords:
         total_frames: the collector ends with the batch that reaches this number of frames; -1, None or infinity: never.
             The constructor warns if whole batches have over 5% more.
         device: default of the three devices below. With workers, each of the four but `storing_device` may be a list
-            with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices
+            with a device per worker. If the env returns tensors (`collectx docs envs`, "Envs on a GPU"), all devices
             must equal its device.
         storing_device: device of the delivered batches.
         policy_device: device of the policy.
@@ -347,7 +347,7 @@ class MultiSyncKeywords(WorkerKeywords):
 
     Args:
         collector_class: a class of your own that each worker runs, see
-            docs/reference/torchrl-scripts.md, "User-defined collector classes". None or `Collector`: collectx's.
+            `collectx docs torchrl-scripts`, "User-defined collector classes". None or `Collector`: collectx's.
     """
 
     kinds = ("multi_sync", "multi_sync")
@@ -438,7 +438,7 @@ class RemoteKeywords(WorkerKeywords):
         collector_class: the collector that each worker runs: "single" (one process), "sync" (several processes; a batch
             contains a part of each) or "async" (several processes; a batch comes from one of them), or the
             corresponding class of collectx or TorchRL; or a class of your own, see
-            docs/reference/torchrl-scripts.md, "User-defined collector classes". None: "single", or "sync" with
+            `collectx docs torchrl-scripts`, "User-defined collector classes". None: "single", or "sync" with
             `num_workers_per_collector` above 1.
         collector_kwargs: keyword arguments of the workers' collectors; one dict for all, or a list with one per worker.
             A dict may contain `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, with the same

@@ -45,7 +45,7 @@ def check_slots(cfg: RunConfig, spec: EnvSpec, actor: Actor, slots: SlotSpec) ->
     outputs = [".".join(leaf.key) for leaf in actor.leaves]
     learns = isinstance(cfg.trainer, PpoTrainerConfig | ImpalaTrainerConfig) and actor.module is not None
     if learns and "action_log_prob" not in outputs:
-        advice = f": see {page('tutorials/your-policy.md')}."
+        advice = f". To see how: {page('your-policy')}"
         if cfg.collector.exploration_type != "random":
             advice = f", or use {opt('collector.exploration_type=random')}, if it does so when it samples."
         raise ConfigError(

@@ -139,8 +139,8 @@ class _Layers:
 
 _ADVICE = (
     "it does not compute log-probabilities of actions. Use policy=mlp, cnn or multi, or write a module with "
-    "observation_keys and evaluate(observation, action), which also writes action_log_prob (see "
-    f"{page('tutorials/your-policy.md')})."
+    "observation_keys and evaluate(observation, action), which also writes action_log_prob. To see how: "
+    f"{page('your-policy')}"
 )
 
 

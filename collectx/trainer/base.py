@@ -46,7 +46,7 @@ class BatchCollection(Protocol):
     learners: Learners
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
-        """Yields batches (docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. You may keep and
+        """Yields batches (`collectx docs concepts`, "A batch") until `total_frames` are delivered. You may keep and
         change a batch, because its memory is only used again when its last tensor is gone; but with
         `collector.zero_copy=true`, it is valid only until the next one is requested. If the workers write to the
         trainer's `shared_replay`, yields a `WrittenBatch` instead of each batch."""

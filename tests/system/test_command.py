@@ -35,6 +35,7 @@ HEAVY = {"torch", "gymnasium", "numpy", "tensordict", "rich"}
     [
         ("main(['--version'])", HEAVY),
         ("main(['list'])", HEAVY),
+        ("main(['docs'])", HEAVY),
         # Gymnasium may know an env of this name.
         ("main(['run', 'env=nothing'])", HEAVY - {"gymnasium", "numpy"}),
         ("main(['-sc', 'query=bash'])", HEAVY),
@@ -60,6 +61,7 @@ COMPLETIONS = {
     "collectx tune tune.min": {"tune.minutes="},
     "collectx tune --out": {"--output"},
     "collectx doctor --j": {"--json"},
+    "collectx docs does": {"does-not-learn"},
     "collectx run -m trainer=": {
         f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo", "record", "sac")
     },

@@ -87,7 +87,7 @@ def test_a_key_that_no_batch_has_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        ([], "too: see docs/tutorials/your-policy.md."),
+        ([], "too. To see how: collectx docs your-policy"),
         (["collector.exploration_type=mode"], "too, or use collector.exploration_type=random, if it"),
     ],
 )

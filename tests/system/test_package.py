@@ -46,6 +46,8 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     assert f"## {released}" in (ROOT / "CHANGELOG.md").read_text()
     assert str(tmp_path / "installed") in run("pip", "show", "--files", "collectx", **installed)
     assert "cartpole" in run("collectx", "list", "env", **installed)
+    assert "  does-not-learn " in run("collectx", "docs", **installed)
+    assert "# Find out why a run does not learn" in run("collectx", "docs", "does-not-learn", **installed)
     assert "completed" in run("collectx", "run", "debug=tiny", "env=counting", "trainer=meter", **installed)
     # The project is that of a checkout.
     run("collectx", "init", "mine", **installed)

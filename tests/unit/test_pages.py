@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from collectx.cli.docs import pages
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -45,11 +47,16 @@ def test_messages_are_printed_by_the_code():
     assert not {part for part in parts - others if not any(part in text for text in texts)}
 
 
-def test_messages_name_pages_that_exist():
-    sources = [path.read_text() for folder in ("collectx", "cli") for path in (ROOT / folder).rglob("*.py")]
-    named = {path for text in sources for path in re.findall(r"""\bpage\(['"]([^'"]+)""", text)}
-    assert len(named) >= 5
-    assert not [path for path in named if not (DOCS / path).is_file()]
+def test_messages_and_docstrings_name_pages_that_exist():
+    sources = [path for folder in ("collectx", "cli") for path in (ROOT / folder).rglob("*.py")]
+    sources += [*(ROOT / "conf").rglob("*.yaml"), *DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    command = r"""\bpage\(['"]([^'"]+)|\bcollectx docs ([a-z][a-z/-]+)"""
+    named = {name for path in sources for names in re.findall(command, path.read_text()) for name in names if name}
+    assert len(named) >= 10
+    assert named <= {*pages()}
+    # Others than the developers of collectx have no folder docs/.
+    shown = [path for path in sources if re.search(r"[\"'( ]docs/[a-z-]+/[a-z-]+\.md", path.read_text())]
+    assert {path.name for path in shown if path.suffix == ".py"} <= {"docs.py", "loop.py", "rollout.py", "pickles.py"}
 
 
 def test_the_architecture_names_files_and_functions_that_exist():

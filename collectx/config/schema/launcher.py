@@ -225,5 +225,5 @@ class DevicesConfig(Section):
     env_device: str | None = option(
         None,
         """Device of the env's observations and actions. `null`: the CPU, or the device of the tensors that the env
-        returns (see the page Envs).""",
+        returns (see `collectx docs envs`).""",
     )

@@ -175,7 +175,7 @@ _MESSAGES = {
     "held one. Keep clones of what it needs, and drop batches before a fork.",
     "no_trajectories": "{message}",
     "entropy_gone": "the entropy has fallen to 0, so the policy repeats one action. If it has not learned the task, "
-    f"see {page('how-to/does-not-learn.md')}.",
+    f"find out why: {page('does-not-learn')}",
     "statistics_in_envs": "{message}",
     "observations_outside": "{message}",
     "actions_outside": "{message}",
@@ -232,8 +232,7 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_large":
         return (
             f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, because they are pickled with their "
-            "data and the constants of their modules. To leave data out, see 'Large data' in "
-            f"{page('how-to/resume.md')}."
+            f"data and the constants of their modules. To leave data out, see the section 'Large data': {page('resume')}"
         )
     if name == "infos_examined":
         return (

@@ -264,6 +264,7 @@ def test_the_flags_of_a_subcommand_are_completed(monkeypatch, capsys, command, o
         ("collectx re", {"report", "reproduce", "resume"}),
         ("collectx schema ", {*GROUPS}),
         ("collectx list ", {*GROUPS, "debug", "experiment", "logger"}),
+        ("collectx docs re", {"recording", "recurrent", "reproduce", "reproducibility", "resume", "reference/slurm"}),
         ("collectx status outp", set()),
         ("collectx run inference=", {"inference=local", "inference=server"}),
         ("collectx run inference=server env=a,b inference.m", {"inference.max_batch=", "inference.min_batch="}),

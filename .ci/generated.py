@@ -194,7 +194,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     for marker, content in (("options", options), ("commands", commands), ("names", names)):
         markdown = re.sub(rf"<!-- {marker} -->\n", lambda _, content=content: content(), markdown)
     # These lines are for readers of the file.
-    markdown = re.sub(r"^\*(?:In a checkout|Only the site).*\*\n\n", "", markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^\*Outside of the site.*\*\n\n", "", markdown, flags=re.MULTILINE)
     markdown = _COMBINATIONS.sub(_combinations, markdown)
     return re.sub(r"\A<!-- .*? -->\n", "", markdown)
 

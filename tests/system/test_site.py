@@ -177,13 +177,13 @@ def test_a_collector_has_a_signature_and_its_keywords_types_and_defaults(site):
     assert not re.search(r"\((Any|CreateEnv|Devices|PerWorker)[,)]", text)
 
 
-def test_what_a_checkout_lacks_is_said_there_and_shown_here(site):
+def test_what_the_files_lack_is_said_there_and_shown_here(site):
     for name, shown in (("configuration", "env.num_envs"), ("commands", "exit status"), ("names", "num_env_runners")):
         page = (ROOT / "docs/reference" / f"{name}.md").read_text()
-        assert re.match(r"<!-- .* -->\n# .*\n\n\*In a checkout ", page)
+        assert re.match(r"<!-- .* -->\n# .*\n\n\*Outside of the site ", page)
         text = text_of(site / "reference" / f"{name}.html")
         assert shown in text
-        assert "In a checkout " not in text
+        assert "Outside of the site " not in text
 
 
 def test_changelog_and_contributing_are_pages(site):

@@ -52,8 +52,8 @@ def not_greedy(kind: ExplorationType) -> str:
     """Returns a text about a policy that samples although its exploration type is `kind`."""
     return (
         f"the policy returned several actions for one observation with exploration_type={kind.value}: it samples, or "
-        "has a state of its own. A policy reads how to act from tensordict.nn.probabilistic.interaction_type(). See the "
-        f"section 'The exploration type': {page('policies')}"
+        "has a state of its own. A policy reads how to act from tensordict.nn.probabilistic.interaction_type(). See "
+        f"the section 'The exploration type': {page('policies')}"
     )
 
 

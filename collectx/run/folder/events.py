@@ -232,7 +232,8 @@ def _format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_large":
         return (
             f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, because they are pickled with their "
-            f"data and the constants of their modules. To leave data out, see the section 'Large data': {page('resume')}"
+            "data and the constants of their modules. To leave data out, see the section 'Large data': "
+            f"{page('resume')}"
         )
     if name == "infos_examined":
         return (

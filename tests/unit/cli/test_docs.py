@@ -46,7 +46,10 @@ def test_a_page_has_several_names(words, capsys):
         (["resum"], "there is no page 'resum'. Did you mean collectx docs resume? To list all: collectx docs"),
         (["how-to/resum"], "there is no page 'how-to/resum'. Did you mean collectx docs resume?"),
         (["STATUS"], "there is no page 'status'. To list all: collectx docs"),
-        (["slurm"], "'slurm' names 2 pages. Did you mean collectx docs tutorials/slurm or collectx docs reference/slurm?"),
+        (
+            ["slurm"],
+            "'slurm' names 2 pages. Did you mean collectx docs tutorials/slurm or collectx docs reference/slurm?",
+        ),
     ],
 )
 def test_a_wrong_name_is_answered_with_names(words, answer, capsys):

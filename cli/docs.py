@@ -75,7 +75,7 @@ def _list(names: Mapping[str, Path]) -> None:
         print(f"{folder}:")
         for name, file in names.items():
             if file.parent.name == folder:
-                title = re.findall("^# (.*)", file.read_text(), re.MULTILINE)[0]
+                title = re.findall("^# (.*)", file.read_text("utf-8"), re.MULTILINE)[0]
                 printing.say(f"  {name:{width}}  {title}")
     printing.say(f"\nTo find a page by what you want to do: {page('index')}")
 
@@ -108,7 +108,7 @@ def _without_site(file: Path, names: Mapping[str, Path]) -> str:
         name = name_of.get(os.path.normpath(file.parent / link[2]))
         return link[1] if name is None or name_of[str(file)] == name else f"{link[1]} (`{page(name)}`)"
 
-    text = file.read_text().replace("<!-- names -->", other_names.TABLE.read_text())
+    text = file.read_text("utf-8").replace("<!-- names -->", other_names.TABLE.read_text())
     for pattern, new in _REPLACED.items():
         text = re.sub(pattern, new, text, flags=re.MULTILINE | re.DOTALL)
     return _LINK.sub(command, text)

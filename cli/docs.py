@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ Exit status: 0 printed, 2 wrong usage."""
 # In an installed package, and in a checkout.
 _DOCS = Path(__file__).parents[1] / "docs"
 _FOLDERS = ("tutorials", "how-to", "explanation", "reference")
-# Longer lines are hard to read.
-_MAX_WIDTH = 120
 # What only the site shows or hides, and what stands for it. The title of a block of code is the name of its file.
 _REPLACED = {
     r"<!--.*?-->\n?": "",
@@ -49,27 +47,17 @@ def pages() -> dict[str, Path]:
 
 
 def _docs(arguments: Arguments) -> int:
-    names = pages()
     if not arguments.words:
-        _list(names)
-        return 0
-    # The words of a title, a path, or a page at the end of a sentence.
-    name = re.sub(r"^[./]+|\.md$|\.$", "", "-".join(arguments.words).lower())
-    found = [each for each, file in names.items() if str(file).endswith(f"/{name}.md")]
-    if len(found) > 1:
-        raise UsageError(f"'{name}' names {len(found)} pages. Did you mean {either(map(page, found))}?")
-    if not found:
-        near = did_you_mean(name.rpartition("/")[2], names, page(""), "To list all: collectx docs")
-        raise UsageError(f"there is no page '{name}'{near}")
-    text = _without_site(names[found[0]], names)
-    if sys.stdout.isatty():
-        _format(text)
+        _list()
+    elif sys.stdout.isatty():
+        _format(_page(arguments.words))
     else:
-        print(text, end="")
+        print(_page(arguments.words), end="")
     return 0
 
 
-def _list(names: Mapping[str, Path]) -> None:
+def _list() -> None:
+    names = pages()
     width = max(map(len, names))
     for folder in _FOLDERS:
         print(f"{folder}:")
@@ -78,6 +66,31 @@ def _list(names: Mapping[str, Path]) -> None:
                 title = re.findall("^# (.*)", file.read_text("utf-8"), re.MULTILINE)[0]
                 printing.say(f"  {name:{width}}  {title}")
     printing.say(f"\nTo find a page by what you want to do: {page('index')}")
+
+
+def _page(words: Sequence[str]) -> str:
+    """Returns the page that the user named, as Markdown that needs no site: links to pages become commands, and figures
+    their titles. Raises `UsageError` if there is no such page, or more than one."""
+    names = pages()
+    # The words of a title, a path, or a page at the end of a sentence.
+    name = re.sub(r"^[./]+|\.md$|\.$", "", "-".join(words).lower())
+    found = [each for each, file in names.items() if str(file).endswith(f"/{name}.md")]
+    if len(found) > 1:
+        raise UsageError(f"'{name}' names {len(found)} pages. Did you mean {either(map(page, found))}?")
+    if not found:
+        near = did_you_mean(name.rpartition("/")[2], names, page(""), "To list all: collectx docs")
+        raise UsageError(f"there is no page '{name}'{near}")
+    file = names[found[0]]
+    name_of = {each: name for name, each in names.items()}
+
+    def command(link: re.Match[str]) -> str:
+        name = name_of.get(Path(os.path.normpath(file.parent / link[2])))
+        return link[1] if name is None else f"{link[1]} (`{page(name)}`)"
+
+    text = file.read_text("utf-8").replace("<!-- names -->", other_names.TABLE.read_text())
+    for pattern, new in _REPLACED.items():
+        text = re.sub(pattern, new, text, flags=re.MULTILINE | re.DOTALL)
+    return _LINK.sub(command, text)
 
 
 def _format(text: str) -> None:
@@ -89,29 +102,16 @@ def _format(text: str) -> None:
     class Cell(TableDataElement):
         """Breaks words that are longer than their column, which rich cuts."""
 
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(*arguments, **keywords)
+        def __init__(self, justify: Any) -> None:
+            super().__init__(justify)
             self.content.overflow = "fold"
 
     class Page(Markdown):
         elements = Markdown.elements | {"td_open": Cell, "th_open": Cell}
 
     console = Console(theme=Theme({"markdown.code": "cyan"}))
-    console.print(Page(text, code_theme="ansi_dark", hyperlinks=False), width=min(console.width, _MAX_WIDTH))
-
-
-def _without_site(file: Path, names: Mapping[str, Path]) -> str:
-    """Returns a page as Markdown that needs no site: links to pages become commands, and figures their titles."""
-    name_of = {str(each): name for name, each in names.items()}
-
-    def command(link: re.Match[str]) -> str:
-        name = name_of.get(os.path.normpath(file.parent / link[2]))
-        return link[1] if name is None or name_of[str(file)] == name else f"{link[1]} (`{page(name)}`)"
-
-    text = file.read_text("utf-8").replace("<!-- names -->", other_names.TABLE.read_text())
-    for pattern, new in _REPLACED.items():
-        text = re.sub(pattern, new, text, flags=re.MULTILINE | re.DOTALL)
-    return _LINK.sub(command, text)
+    # Longer lines are hard to read.
+    console.print(Page(text, code_theme="ansi_dark", hyperlinks=False), width=min(console.width, 120))
 
 
 main = subcommand("docs", _docs, _USAGE)

@@ -20,12 +20,10 @@ def test_a_start_takes_longer_than_its_limit_if_each_part_is_shorter(tmp_path, c
     words = ["env.entry_point=user_code.slow_start:make", "collector.start_timeout_s=7", f"collector={collector}"]
     done = collectx(*RUN, *words, cwd=tmp_path)
     assert result(tmp_path / "run")["frames"] == 128
-    first, *lines = done.stdout.splitlines()
-    # Over a network, the check of this machine has imported torch.
-    assert first.endswith("] importing torch" if collector == "multi_sync" else "] making an env to read its spaces")
-    said = "\n".join(lines)
-    assert "] making an env to read its spaces\n" in said
-    assert "] waiting for the first batch (0 of 2 workers have stepped)\n" in said
+    # Over a network, the check of this machine imports torch, and says so if that takes long.
+    assert "] importing torch\n" in done.stdout or collector == "distributed_sync"
+    assert "] making an env to read its spaces\n" in done.stdout
+    assert "] waiting for the first batch (0 of 2 workers have stepped)\n" in done.stdout
 
 
 @pytest.mark.ci

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -115,6 +116,9 @@ class Composer:
         group, _, choice = config_name.partition("/")
         if choice and group in (*GROUPS, *_PRESETS):
             raise ConfigError(f"--config-name {config_name} names a choice. Write {group}={choice} in its place.")
+        if "/" in config_name:
+            # Hydra would put the keys of the file below the name of its folder.
+            raise ConfigError(of_file(os.path.join(config_dir or "", f"{config_name.removesuffix('.yaml')}.yaml")))
         self.config_dir = config_dir
         self.config_name = config_name
         with _separate_hydra():
@@ -220,8 +224,9 @@ class Composer:
         words = [str(word) for each in overridden.values() for word in each]
         with config_errors(yaml.YAMLError, ValueError):
             files = self._loader.compute_defaults_list(self.config_name, words, RunMode.RUN).defaults
-        paths = dict.fromkeys(folder / f"{each.config_path}.yaml" for each in files for folder in folders)
-        problems = [text for path in paths if path.is_file() for text in _misread(path)]
+        names = dict.fromkeys(f"{each.config_path}.yaml" for each in files)
+        paths = [(name, folder / name) for name in names for folder in folders if (folder / name).is_file()]
+        problems = [text for name, path in paths for text in (_hidden(name, path) or _misread(path))]
         return self._of_files.setdefault(key, problems)
 
 
@@ -234,6 +239,15 @@ def _load(loader: Any, *arguments: Any, **options: Any) -> DictConfig:
     with read_write(node.hydra), open_dict(node.hydra):
         node.hydra.job.override_dirname = re.sub(rf"(^|{between})\+\+", r"\1", name)
     return node
+
+
+def _hidden(name: str, path: Path) -> list[str]:
+    """Returns the message about a file of the user with the name of a packaged one, which Hydra reads in its place."""
+    if not (resources.files("collectx.conf") / name).is_file():
+        return []
+    group, _, choice = name.removesuffix(".yaml").rpartition("/")
+    own, use = (f"{group}={choice}", f"{group}=NAME") if group else (name, "-cn NAME")
+    return [f"{path} is not read, because collectx has its own {own}. Rename the file, and choose it: {use}"]
 
 
 def _misread(path: Path) -> Iterator[str]:
@@ -339,7 +353,7 @@ def _explained(error: BaseException, overrides: Sequence[str], config_name: str)
             return of_file(path)
         if file is None:
             if os.path.isfile(f"{path}.yaml"):
-                return f"--config-name {path} needs the folder of {path}.yaml. Write --config-dir . -cn {path}"
+                return of_file(f"{path}.yaml", "needs its folder")
             return (
                 f"--config-name {path} cannot be used: there is no file '{path}.yaml'. Name the folder that contains "
                 "it: --config-dir DIR"

@@ -193,7 +193,7 @@ def no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
         # What is meant by the choice of a group: options, choices and presets, not commands.
         meant = other_names.meant(f"{key}={choice}") or other_names.meant(choice)
         if meant := [each for each in meant if each.startswith(key) or each[0].isupper() or "=" in each]:
-            names = f"Valid names: {', '.join(options)}. " if meant[-1][0].isupper() else ""
+            names = f"Valid names: {', '.join(options)}. " if meant[0][0].isupper() else ""
             return f"{key}={choice} is unknown. {names}{other_names.hint(meant)}"
         if other := next(Path().glob(f"*/{key}/{glob.escape(choice)}.yml"), None):
             return f"{key}={choice} is unknown, because {other} has another ending. Rename it to {choice}.yaml."
@@ -234,17 +234,20 @@ def _forced(override: Override, text: str) -> str:
     return text
 
 
-def of_file(text: str) -> str:
-    """Returns how to use a file of the user that stands where an override is expected."""
+def of_file(text: str, what: str = "is a file, and collectx takes names") -> str:
+    """Returns how to use a file of the user. `what` is wrong: by default, it stands where an override is expected."""
     folder, name = os.path.split(os.path.splitext(text)[0])
     root, group = os.path.split(folder)
     is_choice = group in (*GROUPS, "experiment", "debug", "logger")
     words = f"--config-dir {root or '.'} {group}={name}" if is_choice else f"--config-dir {folder or '.'} -cn {name}"
     if not os.path.isfile(text):
         return f"there is no file {text}. To use a file of yours, write its folder and name: --config-dir DIR -cn NAME"
+    steps = ["rename it, as collectx has its own config.yaml"] * (not is_choice and name == "config")
+    words = words.replace("-cn config", "-cn NAME")
     if not is_choice and not re.search(r"^defaults:", Path(text).read_text(errors="replace"), re.MULTILINE):
-        return f"{text} is a file, and collectx takes names. Add the line '{BASED}' to it, and write {words}"
-    return f"{text} is a file, and collectx takes names. Write {words}"
+        steps.append(f"add the line '{BASED}' to it")
+    how = ", ".join([*steps, f"{'and ' if steps else ''}write {words}"])
+    return f"{text} {what}. {how[0].upper()}{how[1:]}"
 
 
 def _of_choice(group: str, file: str, stem: str) -> str:

@@ -6,6 +6,7 @@ Names are imported on first access, because they import torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from collectx import imports
@@ -96,8 +97,9 @@ def __getattr__(name: str) -> Any:
     from collectx.library.refused import REFUSED_NAMES
 
     why = f". {REFUSED_NAMES[name]}" if name in REFUSED_NAMES else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
+    # With the name and the module, Python's traceback adds "Did you mean: ...?".
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES} - {"Any", "TYPE_CHECKING", "annotations", "importlib"})
+    return sorted({*globals(), *_MODULES} - {"Any", "TYPE_CHECKING", "annotations", "importlib", "sys"})

@@ -31,7 +31,7 @@ from collectx.config.problem import (
 )
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import BITS, default_of, incomplete, section_of
-from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OF_EVALUATION, SECTIONS, RunConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OBJECTIVES_CALLED, OF_EVALUATION, SECTIONS, RunConfig
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)
@@ -167,7 +167,7 @@ def _not_a_choice(value: Any, wrong: Sequence[Any], choices: Sequence[Any], lang
         if isinstance(value, list) and len(value) > 1
         else "is unknown"
     )
-    near = nearest(str(wrong[0]), choices)
+    near = nearest(OBJECTIVES_CALLED.get(word := str(wrong[0]), word), choices)
     question = f"Did you mean {language.show(near)}? " if near else ""
     return f"{has}. {question}Valid values: {', '.join(map(language.show, choices))}."
 
@@ -377,6 +377,8 @@ def _example(cls: Any) -> str:
 def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Returns the options of a section that are right; adds the problems of the others to `problems`."""
     right = {}
+    names = [field.name for field in dataclasses.fields(cls)]
+    misspelt = {nearest(str(key), names) for key in values if key not in names}
     for field in dataclasses.fields(cls):
         hint = _hints(cls)[field.name]
         if (section := section_of(hint)) is not None and (section is hint or values.get(field.name) is not None):
@@ -385,9 +387,10 @@ def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Pr
             continue
         value = values[field.name] if field.name in values else default_of(field)
         converted = check_option(f"{prefix}{field.name}", value, hint, field.metadata)
+        is_meant = field.name in misspelt
         if isinstance(converted, Problem):
-            problems.append(converted)
-        else:
+            problems += [converted] * (not is_meant or not isinstance(converted, Missing))
+        elif not is_meant or converted is not None:  # else absent, so that no rule misses what the misspelt key sets
             right[field.name] = converted
     return right
 
@@ -495,22 +498,26 @@ def _unknown(path: str, kinds: Mapping[str, Any], value: object = None) -> Probl
     if meant := _of_kinds(within or other_names.meant(path, value), kinds):
         return Unknown(path, f"is not an option. {other_names.hint(meant)}")
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
-    last = path.rpartition(".")[2].replace("-", "_")
-    same = [known for known in known_paths() if known.rpartition(".")[2] == last]
+    same = _with_key(path.rpartition(".")[2].replace("-", "_"))
     if "." not in path:
         same[:0] = [f"{group}=NAME" for group in GROUPS if group == nearest(path, GROUPS, 0.9)]
         # As in "environment".
         same = same or [f"{group}=NAME" for group in GROUPS if path.startswith(group)]
         leaves = {known.rpartition(".")[2] for known in known_paths()}
         similar = None if same or nearest(path, _TOP_LEVEL, 0.85) else nearest(path, leaves, 0.85)
-        same += [known for known in known_paths() if known.rpartition(".")[2] == similar]
-    # The parts of a run come before its sections: with trainer=record, `dir` is the trainer's.
-    same.sort(key=lambda known: "=" not in known and known.partition(".")[0] not in GROUPS)
+        same += _with_key(similar)
     same = _of_kinds(same, kinds)
     if len(same) == 1 or (same and "." not in path):
         return Unknown(path, f"is not an option. Did you mean {either(same[:3])}?")
     groups = did_you_mean(path.partition(".")[0], _TOP_LEVEL, more="To list all groups: collectx list")
     return Unknown(path, f"is not an option{groups}")
+
+
+def _with_key(key: str | None) -> list[str]:
+    """Returns the options of all groups and sections that have this last part."""
+    same = [known for known in known_paths() if known.rpartition(".")[2] == key]
+    # The parts of a run come before its sections: with trainer=record, `dir` is the trainer's.
+    return sorted(same, key=lambda known: known.partition(".")[0] not in GROUPS)
 
 
 def unknown_option(path: str, kinds: Mapping[str, Any]) -> Problem | None:
@@ -538,7 +545,9 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     others = [
         each for each in meant if not each.startswith(f"{path}.") and path not in ("eval", each.replace("=", "."))
     ]
-    if (meant := own or others) and nearest(key, names, 0.8) is None:
+    # The same key elsewhere, as in collector.wrappers; of many, none is likely.
+    same = [each for each in _with_key(key) if not each.startswith(f"{path}.")]
+    if (meant := own or others or same * (len(same) < 3)) and nearest(key, names, 0.8) is None:
         near = f". {other_names.hint(meant)}"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")
 

@@ -82,6 +82,8 @@ def meant(path: str, value: object = None) -> list[str]:
 
 def hint(meant: list[str]) -> str:
     """Returns the end of a message about an unknown name, from what `meant` returns."""
-    *_, last = meant
+    *near, last = meant
+    if last[0].isupper():
+        return f"The nearest is {' or '.join(near)}. {last}" if near else last
     counts = f" It {_counts()[last]}" if meant == [last] and last in _counts() else ""
-    return last if last[0].isupper() else f"Did you mean {' or '.join(meant)}?{counts}"
+    return f"Did you mean {' or '.join(meant)}?{counts}"

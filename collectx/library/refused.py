@@ -41,8 +41,10 @@ REFUSED_ATTRIBUTES = {
 # Attributes that only a collector without workers has.
 REFUSED_IN_ONE_PROCESS = {"env": "The envs are in the worker processes. Use getattr_env() or create_env_fn"}
 
-# Public names of `torchrl.collectors`, with the reason or a replacement.
+# Public names of `torchrl.collectors`, and of others that users look for, with the reason or a replacement.
 REFUSED_NAMES = {
+    **{name: f"To train, type collectx run trainer={name.lower()}" for name in ("PPO", "IMPALA", "DQN", "SAC")},
+    "compose": "Import it from collectx.cli.compose",
     "LLMCollector": _TEXTS,
     "RayLLMCollector": _TEXTS,
     "Evaluator": "To evaluate a policy, use Collector(..., exploration_type='DETERMINISTIC')",

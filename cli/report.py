@@ -56,7 +56,9 @@ def _report(arguments: Arguments) -> int:
     evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)
     known = (*OBJECTIVES, *metrics, *evaluated)
     if objective not in known:
-        raise ConfigError(f"objective={objective} is unknown{did_you_mean(OBJECTIVES_CALLED.get(objective, objective), known)}")
+        raise ConfigError(
+            f"objective={objective} is unknown{did_you_mean(OBJECTIVES_CALLED.get(objective, objective), known)}"
+        )
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     missing = [f"{folder}/{name}" if folders[1:] else name for folder in folders for name in not_started(folder)]

@@ -31,7 +31,14 @@ from collectx.config.problem import (
 )
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import BITS, default_of, incomplete, section_of
-from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, OBJECTIVES_CALLED, OF_EVALUATION, SECTIONS, RunConfig
+from collectx.config.schema.run import (
+    COMMAND_SECTIONS,
+    OBJECTIVES,
+    OBJECTIVES_CALLED,
+    OF_EVALUATION,
+    SECTIONS,
+    RunConfig,
+)
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)

@@ -159,9 +159,12 @@ class GymEnv(Env):
         refuse(error, "step", f"env {e}")
         space = self.user_envs[e].action_space
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(action):
+            which = (
+                f"an action from {space.start} to {space.start + space.n - 1}" if hasattr(space, "n") else "another one"
+            )
             raise DataError(
                 f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the "
-                f"env raised {summary_of(error).removesuffix('.')}."
+                f"env raised {summary_of(error).removesuffix('.')}. Return {which}."
             ) from error
         if isinstance(space, spaces.Box) and not space.contains(action):
             error.add_note(

@@ -155,8 +155,11 @@ def _wrap(
             raise ConfigError(
                 f"{where}={name} needs the argument {missing[1]}. Pass it, as in env.wrappers=[{how}]."
             ) from error
-        advice = tuple_advice(kwargs)
-        raise ConfigError(f"{where}={name} cannot wrap {env}: {error}{'.' * bool(advice)}{advice}") from error
+        how = "change its arguments" if kwargs else "use an env that it fits"
+        advice = tuple_advice(kwargs) or f" Leave it out, or {how}."
+        wrapped = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+        why = str(error).removesuffix(".")
+        raise ConfigError(f"{where}={name} cannot wrap {wrapped}: {why}.{advice}") from error
 
 
 @contextlib.contextmanager

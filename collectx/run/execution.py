@@ -462,8 +462,9 @@ class _Execution:
     def _explain(self, error: KeyError, key: str) -> None:
         """Adds a note to the error of a trainer that looked for `key` in a batch, if another key was meant."""
         observed = [leaf.key for leaf in self._spec.observation if leaf.key[0] != "info"]
-        if any(leaf.key[0] == key for leaf in self._spec.next_only_leaves):
-            error.add_note(f'what a step returns is below "next", as in TorchRL: batch["next", "{key}"]')
+        names = [leaf.key[0] for leaf in self._spec.next_only_leaves if leaf.key[0] in (key, key.removesuffix("s"))]
+        if names:
+            error.add_note(f'what a step returns is below "next", as in TorchRL: batch["next", "{names[0]}"]')
         elif key == "observation" and (key,) not in observed:
             parts = " and ".join(f"batch{[*path]}" for path in observed)
             error.add_note(f"the env's observation has these parts: {parts}")

@@ -131,7 +131,14 @@ def test_the_summary_of_an_error_without_words_names_its_type():
     assert summary_of(KeyError("x")) == "KeyError: 'x'"
 
 
-@pytest.mark.parametrize(("key", "end"), [("observaton", ". Did you mean 'observation'?"), ("mask", "")])
+@pytest.mark.parametrize(
+    ("key", "end"),
+    [
+        ("observaton", ". Did you mean 'observation'?"),
+        ("obs", ". Did you mean 'observation'?"),
+        ("mask", ""),
+    ],
+)
 def test_a_key_that_a_batch_lacks_is_told_with_a_similar_one(key, end):
     with pytest.raises(KeyError) as raised:
         TensorDict(observation=1, done=0)[key]

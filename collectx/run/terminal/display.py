@@ -32,6 +32,7 @@ from rich.text import Text
 from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, frames_of_user, printable, summary_of, text_of, traceback_of
+from collectx.imports import is_installed
 from collectx.process import is_debugging
 from collectx.progress import erase, tell_briefly
 from collectx.run.folder.batch_line import TIMES
@@ -526,25 +527,26 @@ def _print_table(result: Result) -> None:
 
 def format_error(error: BaseException) -> str:
     """Returns the text of an error: type, without its module if it is collectx's, message, where in the user's code it
-    was raised, and the frames of a worker's error that are not collectx's. The trainer's log contains the full
-    traceback."""
-    name = type(error).__name__ if isinstance(error, CollectxError) else type_name(error)
-    text = f"{name}: {text_of(error)}"
+    was raised, and the frames of a worker's error that are not collectx's; of an error that collectx raised, which says
+    the cause, only the user's. The trainer's log contains the full traceback."""
+    is_ours = isinstance(error, CollectxError)
+    text = f"{type(error).__name__ if is_ours else type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
-    if not any(TRACEBACK in note for note in notes) and not isinstance(error, CollectxError):
+    if not any(TRACEBACK in note for note in notes) and not is_ours:
         frames = frames_of_user(error)
         notes += [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
-    lines = [line for note in notes for line in without_our_frames(note)]
+    lines = [line for note in notes for line in without_our_frames(note, is_ours)]
     return "\n".join([text, *(f"  {line}" for line in lines)])
 
 
-def without_our_frames(note: str) -> list[str]:
-    """Returns the lines of a note; of a traceback in it, only the frames outside of collectx."""
+def without_our_frames(note: str, only_users: bool = False) -> list[str]:
+    """Returns the lines of a note; of a traceback in it, only the frames outside of collectx, and those of installed
+    packages unless `only_users`."""
     head, _, remote = note.rstrip().partition(TRACEBACK)
     lines, is_shown = head.splitlines(), False
     for line in remote.splitlines():
         if frame := _FRAME.match(line):
-            is_shown = not frame["file"].startswith(_PACKAGE)
+            is_shown = not (frame["file"].startswith(_PACKAGE) or (only_users and is_installed(frame["file"])))
         if is_shown and line.startswith("  ") and line.strip(" ^~"):
             lines.append(line)
         is_shown = is_shown and line.startswith("  ")

@@ -14,7 +14,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -27,7 +27,7 @@ from collectx.config.interpolation import escaped
 from collectx.config.problem import YAML, did_you_mean, either, nearest
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
-from collectx.errors import ConfigError, summary_of
+from collectx.errors import ConfigError, frames_of_user, summary_of, text_of
 
 # The extras of collectx, by packages that users' code may need.
 _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "minigrid": "minigrid", "minari": "record", "torchrl": "torchrl"}
@@ -69,9 +69,11 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
             hint = did_you_mean(str(error.name), names, f"{named}:", cutoff=0.7)
             raise ConfigError(f"{where}={name} does not exist: {named} has no {error.name}{hint}") from error
+        if frames_of_user(error):
+            raise ConfigError(f"{where}={name} cannot be imported: {where_raised(error)}") from error
         first, advice = re.split("[.:]", name, maxsplit=1)[0], extra_advice(error)
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == first
-        if is_missing and (near := nearest(first, _modules_here())) is not None:
+        if is_missing and (near := nearest(first, _modules([os.getcwd()]))) is not None:
             advice = f". Did you mean {where}={near}{name.removeprefix(first)}?"
         if found := re.search(r"; '(.+)' is not a package$", str(error)):
             rule = f"{found[1]} is a module, not a package, so it has no submodules"
@@ -83,9 +85,13 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     return target
 
 
-def _modules_here() -> list[str]:
-    """Returns the names of the modules and packages in the working directory."""
-    return [each.name for each in pkgutil.iter_modules([os.getcwd()])]
+# Modules that users' code may import by their old names.
+_RENAMED = {"gym": "gymnasium"}
+
+
+def _modules(path: Sequence[str] | None) -> list[str]:
+    """Returns the names of the modules and packages in these folders; None: of all that can be imported."""
+    return [each.name for each in pkgutil.iter_modules(path)]
 
 
 def named_call(item: Any) -> tuple[Any, Any]:
@@ -193,11 +199,19 @@ def tuple_advice(kwargs: Mapping[str, Any]) -> str:
     return f" If {name} must be a tuple, write {written}." if name else ""
 
 
-def where_raised(error: SyntaxError | SystemExit) -> str:
-    """Returns the file, line and text of a syntax error in a module, or of a call there that ends the process."""
+def where_raised(error: BaseException) -> str:
+    """Returns the file, line and text of an error in a user's module: a syntax error, a failed import, a missing
+    attribute, or a call that ends the process."""
+    if isinstance(error, ImportError | AttributeError):
+        place, advice = frames_of_user(error)[-1], extra_advice(error)
+        near = _RENAMED.get(str(error.name)) or nearest(str(error.name), _modules(None), 0.8)
+        if near and advice == missing_advice:
+            advice = f". Did you mean {near}?"
+        return f"{type(error).__name__} in {place.filename}, line {place.lineno}: {text_of(error)}{advice}"
     if isinstance(error, SystemExit):
         *_, call = traceback.extract_tb(error.__traceback__)
         return f"SystemExit in {call.filename}, line {call.lineno}, in `{call.line}`"
+    assert isinstance(error, SyntaxError)
     text = (error.text or "").strip()
     return f"{type(error).__name__} in {error.filename}, line {error.lineno}: {error.msg}" + (
         f" in `{text}`" if text else ""

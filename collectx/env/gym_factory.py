@@ -19,7 +19,7 @@ from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConf
 from collectx.env.env_indices import SPACES, EnvNumbers
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.wrappers import outputs_of
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, frames_of_user
 from collectx.user_objects import (
     call_with_tuples,
     extra_advice,
@@ -100,6 +100,8 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     except (SyntaxError, SystemExit) as error:
         raise ConfigError(f"env.id={cfg.id} cannot be imported: {where_raised(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
+        if isinstance(error, ImportError) and frames_of_user(error):
+            raise ConfigError(f"env.id={cfg.id} cannot be imported: {where_raised(error)}") from error
         advice = extra_advice(error) if isinstance(error, ImportError) else ""
         if module in sys.modules and hasattr(sys.modules[module], name):
             advice = f" It is defined in {module}, so write env.entry_point={cfg.id}."

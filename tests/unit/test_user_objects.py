@@ -62,6 +62,7 @@ NAMES = [
         3,
     ),
     *("nowhere:make", "nowhere.at.all", "sourced.nowhere:make", "wrong:make", "wrong.make", "needs:make", "math:sqrt"),
+    *("typo:make", "renamed:make", "lacks:make", "outer:make"),
     *("os.path.join", "os.path:joi", "xml.dom.minidom.parse", "", None, "builtins.print"),
     *("sourced.py", "1sourced:make", "sourced..make:x", ".sourced:make"),
 ]
@@ -76,7 +77,13 @@ def test_a_module_of_the_working_directory_is_proposed_for_a_similar_name(rest, 
 
 
 def test_whole_answers_about_import_paths(tmp_path, monkeypatch, expected):
-    for name, text in {"sourced": SOURCE, "wrong": "x = (\n"}.items():
+    broken = {
+        "typo": "\nimport gymnasim\n",
+        "renamed": "import gym",
+        "lacks": "import json; json.loadz",
+        "outer": "import typo",
+    }
+    for name, text in {"sourced": SOURCE, "wrong": "x = (\n", **broken}.items():
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "needs.py").write_text("raise ImportError('MuJoCo is not installed')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -72,7 +72,10 @@ _BLOCKED = {
 # What a run must have for a subcommand.
 _WEIGHTS: tuple[str, Callable[[RunFolder], bool]] = (
     " with weights",
-    lambda run: run.policy.is_file() or run.has_checkpoint,
+    # A run that failed before its first batch has written its first weights.
+    lambda run: (
+        run.has_checkpoint or (run.policy.is_file() and run.metrics.is_file() and run.metrics.stat().st_size > 0)
+    ),
 )
 _NEEDS: dict[str, tuple[str, Callable[[RunFolder], bool]]] = {
     "collectx resume": (" with a checkpoint", lambda run: run.has_checkpoint),

@@ -26,6 +26,12 @@ from collectx.policy.recurrent import StateSpec, find_states, spec_with_states
 from collectx.policy.tensor_modules import NotTensors, is_private
 from collectx.random_state import preserve_random_state
 
+# What torch says of a linear layer with an input of another size; the second, of a single row.
+_MISFITS = (
+    r"shapes cannot be multiplied \(\d+x(?P<gets>\d+) and (?P<takes>\d+)x",
+    r"mat \(\d+x(?P<takes>\d+)\), vec \((?P<gets>\d+)\)",
+)
+
 
 class UserActor(Actor):
     """Acts with a user's policy. See `collectx.policy.base.Actor` for the other attributes, and
@@ -147,8 +153,8 @@ class UserActor(Actor):
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
                 values = "the first observations of the env" if spec.example_observation else "zeros for observations"
                 error.add_note(f"raised when the policy was called once with {values}: {seen}")
-                if sizes := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x", str(error)):
-                    error.add_note(f"a layer takes {sizes[2]} features, but gets {sizes[1]}")
+                for sizes in filter(None, (re.search(pattern, str(error)) for pattern in _MISFITS)):
+                    error.add_note(f"a layer takes {sizes['takes']} features, but gets {sizes['gets']}")
                 if note := self._dtypes_note(spec):
                     error.add_note(note)
                 if isinstance(error, TypeError) and "required positional argument" in str(error):

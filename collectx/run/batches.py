@@ -207,6 +207,8 @@ class RunBatches(EnvMethods):
             self._say_missing(1)
             if self.is_exhausted and not self.statistics.num_episodes:
                 self._events("no_episodes", frames=self.statistics.frames)
+            if self.is_exhausted and 0 < self.statistics.num_episodes == self.statistics.frames:
+                self._events("one_step_episodes")
             if self.is_exhausted and 0 <= self.statistics.scalars.get("entropy", -1.0) < _NO_ENTROPY:
                 self._events("entropy_gone")
             elif self.is_exhausted and not self._keeps_best and self.statistics.version and self.statistics.has_fallen:

@@ -255,6 +255,14 @@ def test_a_run_in_which_no_episode_ended_says_so(tmp_path):
     assert text in done.stdout + done.stderr
 
 
+def test_a_run_whose_episodes_all_have_one_step_says_so(tmp_path):
+    words = ("run", "env=counting", "env.num_envs=1", "env.episode_length=1", "debug=tiny", "trainer=meter")
+    done = forked(*words, "collector=single", cwd=tmp_path)
+    assert "every episode ended after its first step, as in a bandit" in done.stdout + done.stderr
+    done = forked(*words, "collector=multi_sync", cwd=tmp_path)  # the episodes of the second env have two steps
+    assert "every episode" not in done.stdout + done.stderr
+
+
 def test_the_mission_of_minigrid_is_left_out_by_the_override_that_the_refusal_names(tmp_path):
     pytest.importorskip("minigrid", reason="needs the dev extra")
     words = ["run", "env=gym", "env.id=minigrid:MiniGrid-Empty-5x5-v0", "debug=tiny"]

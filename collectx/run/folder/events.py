@@ -165,6 +165,10 @@ _MESSAGES = {
     "collection.publish(policy) after each update.",
     "checkpoint_hook_failed": "the checkpoint is complete, but then {hook} raised {message}. The run continues.",
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
+    "one_step_episodes": (
+        "every episode ended after its first step, as in a bandit. In another env, check what step() returns as "
+        "terminated."
+    ),
     "not_finite": "the trainer logged {scalar}={value} in batch {batch}. Further such values are not reported.",
     "requeued": "the job was requeued: {reason}",
     "cancelled": "the job was cancelled: {reason}",

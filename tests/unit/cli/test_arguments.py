@@ -25,7 +25,9 @@ def test_the_newest_run_that_a_subcommand_can_use_is_proposed(tmp_path, monkeypa
         (tmp_path / "outputs" / name / "snapshot").mkdir(parents=True)
         (tmp_path / "outputs" / name / "snapshot" / "config.yaml").touch()
         os.utime(tmp_path / "outputs" / name / "snapshot", (9 - age, 9 - age))
-    (tmp_path / "outputs" / "weights" / "policy.pt").touch()
+    for name, metrics in (("failed", ""), ("weights", "{}\n")):  # the first run failed before it trained
+        (tmp_path / "outputs" / name / "policy.pt").touch()
+        (tmp_path / "outputs" / name / "metrics.jsonl").write_text(metrics)
     (tmp_path / "outputs" / "checkpoint" / "checkpoints" / "000000002").mkdir(parents=True)
     (tmp_path / "outputs" / "checkpoint" / "checkpoints" / "000000002" / "manifest.json").write_text("{}")
     for name, told in (

@@ -238,3 +238,9 @@ def told(of, policy):
 
 def test_how_a_policy_is_called_and_what_it_gives(expected):
     expected("calls", {name: told(*case) for name, case in CASES.items()})
+
+
+@pytest.mark.parametrize("of", [SEVERAL, ONE])
+def test_a_layer_for_another_number_of_features_is_told(of):
+    *_, note = told(of, nn.Linear(7, 2))
+    assert note == "a layer takes 7 features, but gets 2"

@@ -96,6 +96,7 @@ EVENTS = [
     ("metrics_missing", {"names": ["speed", "success"], "num_episodes": 10}),
     ("metrics_missing", {"names": ["step_mean/speed"], "num_episodes": 1}),
     ("no_episodes", {"frames": 12_345}),
+    ("one_step_episodes", {}),
     ("never_published", {}),
     ("entropy_gone", {}),
     ("return_fell", {"best": 391.23456, "frames": 40_960, "last": 127.345}),

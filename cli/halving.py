@@ -111,12 +111,12 @@ def problems_of(cfg: RunConfig, options: SweepConfig) -> list[str]:
         texts.append(f"sweep.rungs={list(rungs)} must be positive and ascending.")
     elif 0 <= total < rungs[-1]:
         texts.append(
-            f"sweep.rungs ends at {rungs[-1]} frames, but collector.total_frames={total} ends each point before. Use "
+            f"sweep.rungs ends at {rungs[-1]:,} frames, but collector.total_frames={total} ends each point before. Use "
             f"collector.total_frames={rungs[-1]}."
         )
     elif len({math.ceil(rung / cfg.collector.frames_per_batch) for rung in rungs}) < len(rungs):
         texts.append(
-            f"sweep.rungs={list(rungs)} has rungs within one batch of {cfg.collector.frames_per_batch} frames "
+            f"sweep.rungs={list(rungs)} has rungs within one batch of {cfg.collector.frames_per_batch:,} frames "
             "(collector.frames_per_batch). Name rungs that are further apart."
         )
     for name, why in (("max_batches", "which sets it"), ("max_minutes", "which compares points after equal frames")):
@@ -147,8 +147,8 @@ def notes_of(master: DictConfig, points: Sequence[Sequence[str]], options: Sweep
         )
     if rungs[-1] < total:
         texts.append(
-            f"sweep.rungs ends at {rungs[-1]} frames, so no point reaches collector.total_frames={total}. To train the "
-            f"best ones to their end, add {total} to sweep.rungs."
+            f"sweep.rungs ends at {rungs[-1]:,} frames, so no point reaches collector.total_frames={total}. To train "
+            f"the best ones to their end, add {total} to sweep.rungs."
         )
     return texts
 

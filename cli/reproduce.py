@@ -78,7 +78,7 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
     if not count:
         return _no_batches(old)
     return Comparison(
-        Verdict.IDENTICAL, f"all {count} batches are identical" if count > 1 else "the only batch is identical"
+        Verdict.IDENTICAL, f"all {count:,} batches are identical" if count > 1 else "the only batch is identical"
     )
 
 

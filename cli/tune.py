@@ -76,7 +76,7 @@ def _tune(arguments: Arguments) -> int:
             f"other programs are using this machine (load {load:.1f}), so differences may be within the noise. Close "
             "them, or measure longer with a higher tune.minutes."
         )
-    more = ". To search more: tune.exact=false" if exact else ""
+    more = ". Each keeps the rows, steps and lag of a batch. To search others too: tune.exact=false" if exact else ""
     minutes = f"{options.minutes:g} minute{'s' * (options.minutes != 1)}"
     printing.say(f"searching {', '.join(points[0])}: {counted(len(points), 'point')}, about {minutes}{more}")
 

@@ -33,8 +33,8 @@ def text_of(error: BaseException) -> str:
         if key := re.match(r"key (?:'|\")(.*?)(?:'|\") not found in \w+ with keys (\[.*\])$", text):
             name, names = key[1], re.findall(r"'(.*?)'", key[2])
             # Or one that is abbreviated, as by obs.
-            near = difflib.get_close_matches(name, names, n=1) or [each for each in names if each.startswith(name)]
-            text += f". Did you mean '{near[0]}'?" if near else ""
+            similar = difflib.get_close_matches(name, names, n=1) or [each for each in names if each.startswith(name)]
+            text += "".join(f". Did you mean '{each}'?" for each in similar[:1])
         if isinstance(error, AttributeError) and text.endswith(f"no attribute '{error.name}'"):
             with contextlib.suppress(Exception):  # the user's object may not say what it has
                 (near,) = difflib.get_close_matches(str(error.name), dir(error.obj), n=1, cutoff=0.8)

@@ -417,7 +417,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     written: Section = {
         "folder": str(files.path),
         ".hydra, snapshot": "configuration, versions, uncommitted changes",
-        "metrics.jsonl": "one line per batch" if num_batches is None else _counted(num_batches, "line"),
+        "metrics.jsonl": "one line per batch" if num_batches is None else counted(num_batches, "line"),
         "policy.pt": "the last published weights, at the end",
         "events.jsonl, result.json": "starts, failures and checkpoints; how the run ended",
         "logs": "one file for the trainer and each worker that prints or fails",
@@ -445,7 +445,7 @@ def lines(planned: dict[str, Any], columns: int | None = None) -> Iterator[str]:
         for each in runs:
             processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
             count = each["traffic"]["batches"]
-            batches = _counted(count, "batch", "batches") if count else "no limit on batches"
+            batches = counted(count, "batch", "batches") if count else "no limit on batches"
             least_s = each["time"].get("all_batches_s")
             takes = "" if least_s is None else f", at least {_shown('_s', least_s)}"
             yield f"{each['name']}: {processes} processes, {nbytes}, {batches}{takes}"
@@ -464,11 +464,6 @@ def _section(title: str, values: Section, columns: int | None) -> Iterator[str]:
         room = 0 if columns is None else max(20, columns - len(margin))
         parts = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False) if room else [value]
         yield f"  {name:{width}}  " + f"\n{margin}".join(parts)
-
-
-def _counted(number: int, one: str, several: str = "") -> str:
-    """Returns `counted` with commas, as the other numbers of a plan have them."""
-    return f"{number:,}{counted(number, one, several).removeprefix(str(number))}"
 
 
 def _label(key: str) -> str:

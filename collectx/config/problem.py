@@ -249,4 +249,4 @@ def page(name: str) -> str:
 
 def counted(number: int, one: str, several: str = "") -> str:
     """Returns a number with its noun, such as "1 worker"; `several` is the plural without a mere "s"."""
-    return f"{number} {one if number == 1 else several or f'{one}s'}"
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

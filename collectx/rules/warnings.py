@@ -77,8 +77,8 @@ def warnings_of(cfg: RunConfig) -> list[str]:
         )
     if getattr(cfg.env, "kwargs", {}).get("render_mode") == "human":
         notes.append(
-            "env.kwargs.render_mode=human shows every step on the screen, which slows the run down. Leave it out, and to "
-            "see the policy: collectx eval RUN_DIR video=true"
+            "env.kwargs.render_mode=human shows every step on the screen, which slows the run down. Leave it out, and "
+            "to see the policy: collectx eval RUN_DIR video=true"
         )
     notes += _shared_outputs(cfg)
     if surplus := surplus_note(total, collector.frames_per_batch, prefix="collector."):

@@ -259,8 +259,8 @@ def _digest(checkpoint: Checkpoint, metrics: Path, lines: Iterator[BatchLine]) -
         except ValueError as error:
             raise DamagedFileError(f"{metrics}: line {count}: its digest is {line.digest!r}") from error
     if (count, frames) != (batches, all_frames):
-        found = f"{counted(count, 'batch', 'batches')} ({frames} frames)"
-        expected = f"{counted(batches, 'batch', 'batches')} ({all_frames} frames)"
+        found = f"{counted(count, 'batch', 'batches')} ({frames:,} frames)"
+        expected = f"{counted(batches, 'batch', 'batches')} ({all_frames:,} frames)"
         raise DamagedFileError(f"{metrics} contains {found}, but the checkpoint {checkpoint.path} counts {expected}")
     return digest
 

@@ -165,7 +165,7 @@ class _Layout:
         size = tuple(batch.batch_size)
         if not size or size[-1] != self.steps or math.prod(size) != self.frames:
             raise DataError(
-                f"{self._name} returned a batch of size {list(size)}, but the trainer expects {self.frames} frames "
+                f"{self._name} returned a batch of size {list(size)}, but the trainer expects {self.frames:,} frames "
                 f"with time as the last dimension: [{self.steps}] or [{self.rows}, {self.steps}]"
             )
         leaves = {as_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}

@@ -222,7 +222,7 @@ class ResultBuilder:
                 self._status = Status.FAILED
                 self._reason = "train() returned without a batch. To get batches, write `for batch in collection:`"
             else:
-                self._reason = f"the trainer ended the run after {frames} frames"
+                self._reason = f"the trainer ended the run after {frames:,} frames"
             if isinstance(reason, str):
                 self._reason = reason
 

@@ -313,6 +313,17 @@ tune --minutes 9
 tune minuts=1
 tune finished minutes=1
 logs finished worker 7
+run trainer=ddqn
+run collector.wrappers=[x]
+run policy.dir=x
+run trainer=custom trainer.taget=a:B
+run env=gym env.entrypoint=a:B
+run -cn my/whole
+run -cn mine/config
+run --config-dir mine
+run -m seed=0,1 sweep.objective=reward
+report finished metric=reward
+report finished objective=fps
 """,
 }
 
@@ -330,6 +341,8 @@ def folders(tmp_path, monkeypatch):
         "conf/env/mine.yaml": "defaults: [cartpole, _self_]\nnum_envs: many\n",
         "my/text.yaml": "defaults: [config, _self_]\nenv: pendulum\n",
         "loose.yaml": "seed: 3\n",
+        "mine/config.yaml": "defaults: [config, _self_]\nseed: 3\n",
+        "mine/trainer/ppo.yaml": "gamma: 0.5\n",
         "files/experiment/no_package.yaml": "defaults: [override /env: cartpole]\n",
         "files/experiment/no_slash.yaml": "# @package _global_\ndefaults: [override env: cartpole]\n",
         "files/experiment/no_package_no_slash.yaml": "defaults: [override env: cartpole]\n",

@@ -156,7 +156,12 @@ class Composer:
         if paths := [text for text in overrides if text.lstrip("+").startswith("hydra.searchpath=")]:
             with config_errors(yaml.YAMLError, ValueError):
                 self.groups = self.choices(paths)
-        return check_overrides(overrides, self.groups)
+        checked = check_overrides(overrides, self.groups)
+        own = os.path.join(self.config_dir or "", f"{_PACKAGED}.yaml")
+        if self.config_dir is not None and self.config_name == _PACKAGED and os.path.isfile(own):
+            note = f"{own} is not read, because collectx has its own. To use yours, rename it, and add -cn NAME."
+            checked = dataclasses.replace(checked, notes=(*checked.notes, note))
+        return checked
 
     def load(
         self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
@@ -242,12 +247,12 @@ def _load(loader: Any, *arguments: Any, **options: Any) -> DictConfig:
 
 
 def _hidden(name: str, path: Path) -> list[str]:
-    """Returns the message about a file of the user with the name of a packaged one, which Hydra reads in its place."""
-    if not (resources.files("collectx.conf") / name).is_file():
-        return []
+    """Returns the message about a choice of the user with the name of a packaged one, which Hydra reads in its place."""
     group, _, choice = name.removesuffix(".yaml").rpartition("/")
-    own, use = (f"{group}={choice}", f"{group}=NAME") if group else (name, "-cn NAME")
-    return [f"{path} is not read, because collectx has its own {own}. Rename the file, and choose it: {use}"]
+    if not group or not (resources.files("collectx.conf") / name).is_file():
+        return []
+    own = f"{group}={choice}"
+    return [f"{path} is not read, because collectx has its own {own}. Rename the file, and choose it: {group}=NAME"]
 
 
 def _misread(path: Path) -> Iterator[str]:

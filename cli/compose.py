@@ -247,7 +247,7 @@ def _load(loader: Any, *arguments: Any, **options: Any) -> DictConfig:
 
 
 def _hidden(name: str, path: Path) -> list[str]:
-    """Returns the message about a choice of the user with the name of a packaged one, which Hydra reads in its place."""
+    """Returns the message about a choice of the user with the name of a packaged one, which Hydra reads instead."""
     group, _, choice = name.removesuffix(".yaml").rpartition("/")
     if not group or not (resources.files("collectx.conf") / name).is_file():
         return []

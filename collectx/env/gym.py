@@ -31,8 +31,8 @@ from collectx.env.metrics import InfoMetrics
 from collectx.env.mujoco_warnings import advice_on_display
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
-from collectx.env.wrappers import refuse
-from collectx.errors import ConfigError, DataError, summary_of
+from collectx.env.wrappers import refuse, refuse_action
+from collectx.errors import ConfigError, DataError
 
 # float32, the dtype of rewards, contains all integers up to this one.
 _EXACT = 2**24
@@ -158,14 +158,7 @@ class GymEnv(Env):
         policy chose an action that does not exist."""
         refuse(error, "step", f"env {e}")
         space = self.user_envs[e].action_space
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(action):
-            which = (
-                f"an action from {space.start} to {space.start + space.n - 1}" if hasattr(space, "n") else "another one"
-            )
-            raise DataError(
-                f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the "
-                f"env raised {summary_of(error).removesuffix('.')}. Return {which}."
-            ) from error
+        refuse_action(error, space, action, e)
         if isinstance(space, spaces.Box) and not space.contains(action):
             error.add_note(
                 f"the action {action} is not in {space}; if the env needs its bounds, add "

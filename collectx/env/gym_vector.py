@@ -36,7 +36,7 @@ from collectx.env.observation import ObservationLeaves
 from collectx.env.sb3 import VecEnvAdapter, as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorsAsArrays, TensorVectorEnv, device_of
-from collectx.env.wrappers import CHECKED, refuse, statistics_of
+from collectx.env.wrappers import CHECKED, refuse, refuse_action, statistics_of
 from collectx.errors import CollectxError, ConfigError, DataError, SpaceError
 from collectx.state import ProcessState
 from collectx.user_objects import call_with_tuples
@@ -150,6 +150,8 @@ class GymVectorEnv(Env):
         except Exception as error:
             refuse(error, "step", "an env in the vector env")
             _explain(error)
+            for e, one in enumerate(actions) if isinstance(actions, np.ndarray) else ():
+                refuse_action(error, self._env.single_action_space, one, e)
             raise
         if np.iterable(reward) and not (isinstance(reward, np.ndarray) and issubclass(reward.dtype.type, np.floating)):
             reward = [reward_number(each, e) for e, each in enumerate(reward)]

@@ -13,9 +13,10 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from collectx.errors import DataError
+from collectx.errors import DataError, summary_of
 
 # The key by which the metadata of a vector env tell that its envs are `collectx.env.gym_vector.CheckedEnv`s.
 CHECKED = "collectx_checked"
@@ -156,6 +157,18 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
         raise DataError(f"{where}: {method}() returned {returned}. {_GYMNASIUMS[method]}") from error
     if what:
         raise DataError(f"{where}: {method}() {what}, as in Gym before 0.26. {_GYMNASIUMS[method]}") from error
+
+
+def refuse_action(error: Exception, space: spaces.Space, action: Any, e: int) -> None:
+    """Raises a `DataError` if env `e` raised an error for an action that its space, which is discrete, lacks."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(action):
+        which = "another one"
+        if isinstance(space, spaces.Discrete):
+            which = f"an action from {space.start} to {space.start + space.n - 1}"
+        raise DataError(
+            f"the policy returned action {action}, which is not in {space}, the action space of env {e}. Then the env "
+            f"raised {summary_of(error).removesuffix('.')}. Return {which}."
+        ) from error
 
 
 def _not_unpacked(error: Exception, method: str, text: str) -> str | None:

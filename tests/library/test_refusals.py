@@ -337,8 +337,9 @@ def test_an_error_of_the_first_call_of_a_policy_says_what_it_was_called_with():
     wide = TensorDictModule(nn.Linear(5, 2), ["observation"], ["action"])
     with pytest.raises(RuntimeError, match="size mismatch") as caught:
         Collector(cartpole, wide)
-    (note,) = caught.value.__notes__
-    assert "first observations of the env: observation [4] torch.float32" in note
+    called, sizes = caught.value.__notes__
+    assert "first observations of the env: observation [4] torch.float32" in called
+    assert sizes == "a layer takes 5 features, but gets 4"
 
 
 @pytest.mark.parametrize(

@@ -108,14 +108,21 @@ def test_an_info_is_a_dict(method, num_envs):
         _collect(partial(_Uninformed, method), num_envs=num_envs)
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(num_envs):
+@pytest.mark.parametrize(
+    ("make", "keywords"),
+    [
+        (_Ending, {"num_envs": 1}),
+        (_Ending, {"num_envs": 2}),
+        (partial(gymnasium.vector.SyncVectorEnv, [_Ending] * 2), {}),
+    ],
+)
+def test_an_action_that_does_not_exist_is_the_fault_of_the_policy(make, keywords):
     expected = (
         r"^in step 0 of the batch, the policy returned action 7, which is not in Discrete\(2\).*Then the env raised .*"
         r"\. Return an action from 0 to 1\.$"
     )
     with pytest.raises(DataError, match=expected):
-        _collect(policy=lambda observation: np.full(observation.shape[:-1], 7), num_envs=num_envs)
+        _collect(make, lambda observation: np.full(observation.shape[:-1], 7), **keywords)
 
 
 def test_errors_of_python_name_keywords():

@@ -121,7 +121,7 @@ def test_too_many_workers_for_the_limit_are_refused_with_a_number_that_fits(monk
     ) as error:
         check_descriptors(10_000, **options)
     assert advice in str(error.value)
-    fitting = int(str(error.value).partition("or use at most ")[2].split()[0])
+    fitting = int(str(error.value).partition("or use at most ")[2].split()[0].replace(",", ""))
     check_descriptors(fitting, **options)
     with pytest.raises(LauncherError):
         check_descriptors(fitting + 1, **options)

@@ -45,6 +45,9 @@ class Leaves:
                 for step in path:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
+                if isinstance(path[0], str) and not isinstance(value, Mapping):
+                    names = ", ".join(dict.fromkeys(str(each[0]) for each in self._paths))
+                    raise DataError(f"the observation must be a dict with {names}, but is {value!r:.200}.") from error
                 raise DataError(
                     f"the observation lacks {'.'.join(leaf.key)!r}, a part of its space: {value!r:.200}. Include all "
                     "parts, or remove this one from the space."

@@ -106,6 +106,7 @@ def test_a_policy_that_writes_no_log_probability_is_refused_at_the_start(tmp_pat
     [
         ("'observation'", "observation has these parts: batch['goal'] and batch['heat'] and batch['view', 'far']\n"),
         ("'next', 'observation'", "observation has these parts: batch['goal'] and"),
+        ("'rewards'", 'batch["next", "reward"]'),
         ("'reward'", 'what a step returns is below "next", as in TorchRL: batch["next", "reward"]'),
         ("'hours'", None),
     ],

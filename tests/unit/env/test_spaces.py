@@ -40,6 +40,8 @@ def test_a_missing_part():
         DataError, match=r"the observation lacks 'b', a part of its space: .'a': 1.\. Include all parts"
     ):
         ObservationLeaves(PAIR).flatten({"a": 1})
+    with pytest.raises(DataError, match=r"the observation must be a dict with a, b, but is \[1, 2\]\."):
+        ObservationLeaves(PAIR).flatten([1, 2])
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])

@@ -78,7 +78,12 @@ def _page(words: Sequence[str]) -> str:
     if len(found) > 1:
         raise UsageError(f"'{name}' names {len(found)} pages. Did you mean {either(map(page, found))}?")
     if not found:
-        near = did_you_mean(name.rpartition("/")[2], names, page(""), "To list all: collectx docs")
+        near = did_you_mean(
+            name.rpartition("/")[2],
+            {*names, *(file.stem for file in names.values())},
+            page(""),
+            "To list all: collectx docs",
+        )
         raise UsageError(f"there is no page '{name}'{near}")
     file = names[found[0]]
     name_of = {each: name for name, each in names.items()}

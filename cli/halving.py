@@ -56,7 +56,7 @@ def rungs_of(master: DictConfig, overrides: Sequence[Override]) -> sweep.Rungs:
     except Unset:  # a wrong option of the sweep, which the check of the first point tells
         return sweep.Rungs([sweep.sample(overrides)], lambda cfg: [], lambda cfg: [])
     if draws is None and (continuous := [each for each in overrides if not each.is_discrete_sweep()]):
-        texts = " ".join(str(each.input_line) for each in continuous if each.is_sweep_override())
+        texts = " ".join(str(each.input_line).lstrip("+") for each in continuous if each.is_sweep_override())
         if texts:
             raise ConfigError(f"{texts} is an interval. Say how many points to draw from it, as in sweep.draws=64.")
     points = points_of(overrides, options)

@@ -80,7 +80,7 @@ def launch(
     with printing.notes_wait():
         with telling_imports():
             prepared = prepare(composer, checked, arguments.is_multirun)
-        for text in (*checked.notes, *_of_no_evaluation(checked, prepared)):
+        for text in (*checked.notes, *_without_effect(checked, prepared)):
             printing.note(text)
         task = Task(arguments.argv)
         if isinstance(prepared, sweep.Sweep):
@@ -95,16 +95,21 @@ def launch(
     return exit_status(*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED]))
 
 
-def _of_no_evaluation(checked: Checked, prepared: Composed | sweep.Sweep) -> Iterator[str]:
-    """Yields a note about overrides of `eval` for a run that is not evaluated; not with eval.video, which has one."""
-    points = [prepared] if isinstance(prepared, Composed) else prepared.points.values()
-    words = [word.lstrip("+") for word in checked.overrides if key_of(word).startswith("eval.")]
+def _without_effect(checked: Checked, prepared: Composed | sweep.Sweep) -> Iterator[str]:
+    """Yields a note about the overrides of each section that this command does not read."""
+    points = [prepared] if isinstance(prepared, Composed) else [*prepared.points.values()]
     evals = [point.cfg.eval for point in points]
-    if words and evals and not any(each.every_batches or each.video for each in evals):
-        yield (
-            f"this run is not evaluated, so {' '.join(words)} has no effect yet. Add eval.every_batches=N, or evaluate "
-            "the run afterwards: collectx eval RUN_DIR"
-        )
+    advice: dict[str, tuple[str, str]] = {}
+    # With eval.video, the run has a note of its own.
+    if evals and not any(each.every_batches or each.video for each in evals):
+        evaluated = "Add eval.every_batches=N, or evaluate the run afterwards: collectx eval RUN_DIR"
+        advice["eval"] = ("this run is not evaluated, so {} has no effect yet", evaluated)
+    if isinstance(prepared, Composed):
+        advice["sweep"] = ("{} has no effect on a single run", "To sweep, add -m and several values, as in seed=0,1")
+    advice["tune"] = ("{} has no effect on a run", "To search for the fastest configuration: collectx tune")
+    for section, (text, remedy) in advice.items():
+        if words := [word.lstrip("+") for word in checked.overrides if key_of(word).startswith(f"{section}.")]:
+            yield f"{text.format(' '.join(words))}. {remedy}{'.' * (section == 'sweep')}"
 
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:

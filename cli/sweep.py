@@ -123,7 +123,8 @@ def prepare(
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
-        text = f"{_text(swept)} has several values. To sweep over them, add -m."
+        how = "add -m" if all(each.is_discrete_sweep() for each in swept) else "add -m hydra/sweeper=halving, or optuna"
+        text = f"{_text(swept)} has several values. To sweep over them, {how}."
         if lists := [_as_list(override) for override in swept if _takes_list(override)]:
             text += f" To pass a list, write {' '.join(lists)}"
         if len(swept) == 1 and (number := _with_commas(swept[0])):

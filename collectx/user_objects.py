@@ -50,7 +50,14 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         own = [key for key, each in members if key[0] != "_" and getattr(each, "__module__", "") == stem]
         choices = either(f"{stem}:{key}" for key in own or ["NAME"])
         raise ConfigError(f"{where}={name} is a module. Name a class or function in it: {choices}.")
-    if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
+    is_path = isinstance(name, str) and _IMPORT_PATH.fullmatch(name)
+    # As in ./user/envs.py:Room, a file.
+    file, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if colon and (not is_path or file.endswith(".py")):
+        meant = f"{os.path.normpath(file).removesuffix('.py').replace(os.sep, '.')}:{attribute}"
+        if meant != name and _IMPORT_PATH.fullmatch(meant):
+            raise ConfigError(f"{where}={name} is a file, not an import path. Write it as {meant}.")
+    if not is_path:
         raise ConfigError(f"{where}={name} is not an import path. Write it as package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")
     # With a colon, an error inside the module is not mistaken for a missing module.

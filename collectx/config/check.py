@@ -552,8 +552,10 @@ def _unknown_in(path: str, key: str, names: Collection[str], of: str = "") -> Pr
     others = [
         each for each in meant if not each.startswith(f"{path}.") and path not in ("eval", each.replace("=", "."))
     ]
-    # The same key elsewhere, as in collector.wrappers; of many, none is likely.
-    same = [each for each in _with_key(key) if not each.startswith(f"{path}.")]
+    # The same key in a part of the group, as in logger.dir, or elsewhere, as in collector.wrappers; of many, none is
+    # likely.
+    same = [each for each in _with_key(key) if each != f"{path}.{key}"]
+    same = [each for each in same if each.startswith(f"{path}.")] or same
     if (meant := own or others or same * (len(same) < 3)) and nearest(key, names, 0.8) is None:
         near = f". {other_names.hint(meant)}"
     return Unknown(f"{path}.{key}", f"is not an option{of}{near}")

@@ -41,6 +41,12 @@ def warnings_of(cfg: RunConfig) -> list[str]:
             f"{collector.on_worker_failure}, because the run then needs all workers. To continue with fewer, add "
             "collector.on_worker_failure=drop."
         )
+    restarts = collector.max_restarts
+    if restarts != default_of(field_of("collector.max_restarts")) and collector.on_worker_failure != "restart":
+        notes.append(
+            f"collector.max_restarts={restarts} has no effect with collector.on_worker_failure="
+            f"{collector.on_worker_failure}. To restart workers, add collector.on_worker_failure=restart."
+        )
     if collector.max_policy_lag is not None and collector.schedule != "async":
         notes.append(
             f"collector.max_policy_lag={collector.max_policy_lag} has no effect with collector={collector.kind}, whose "

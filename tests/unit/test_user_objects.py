@@ -64,7 +64,15 @@ NAMES = [
     *("nowhere:make", "nowhere.at.all", "sourced.nowhere:make", "wrong:make", "wrong.make", "needs:make", "math:sqrt"),
     *("typo:make", "renamed:make", "lacks:make", "outer:make"),
     *("os.path.join", "os.path:joi", "xml.dom.minidom.parse", "", None, "builtins.print"),
-    *("sourced.py", "1sourced:make", "sourced..make:x", ".sourced:make"),
+    *(
+        "sourced.py",
+        "1sourced:make",
+        "sourced..make:x",
+        ".sourced:make",
+        "./sourced:make",
+        "user/sourced.py:make",
+        "sourced.py:make",
+    ),
 ]
 
 

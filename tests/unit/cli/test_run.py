@@ -165,6 +165,11 @@ def test_a_sweep_without_several_values_is_noted(stub, capsys):
         ("-m seed=1,2", None),
         ("-m seed=1,2 eval.seed=5", "this run is not evaluated, so eval.seed=5 has no effect yet."),
         ("-m eval.seed=5 eval.every_batches=null,1", None),
+        ("sweep.rungs=[1,2] sweep.draws=3", "sweep.rungs=[1,2] sweep.draws=3 has no effect on a single run. To sweep,"),
+        ("-m seed=1,2 sweep.reduction=3", None),
+        ("tune.minutes=3", "tune.minutes=3 has no effect on a run."),
+        ("collector.max_restarts=3", "collector.max_restarts=3 has no effect with collector.on_worker_failure=raise."),
+        ("collector.max_restarts=3 collector.on_worker_failure=restart", None),
     ],
 )
 def test_a_note_says_what_probably_was_meant_otherwise(stub, capsys, words, note):

@@ -211,6 +211,9 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
     task.checked = prepared.points
     if not prepared.is_ours:  # another launcher starts the points elsewhere
         printing.print_notes()
+        task.names = dict(zip(prepared.points, sweep.names([*prepared.points]), strict=True))
+        if prepared.points and not prepared.is_halving:
+            print(f"sweep: {counted(len(prepared.points), 'run')}", flush=True)
     root, is_complete, is_interrupted, start_s = Path(prepared.folder), True, False, command_start_s()
     try:
         with (
@@ -245,11 +248,24 @@ def _sweep(composer: Composer, prepared: sweep.Sweep, task: Task) -> bool:
             statuses = {run.folder: run.status for run in task.outcomes}
             took_s = None if is_interrupted or task.is_interrupted else time.monotonic() - start_s
             printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective, took_s)
-        if (is_interrupted or task.is_interrupted) and prepared.points and root.exists():
-            kept = [word for word in task.argv if key_of(word) not in _NOT_REPEATED]
-            command = shlex.join([*kept, f"hydra.sweep.dir={printing.typed(root)}"])
-            printing.message(f"to go on with the sweep and its stopped point: {command}")
+        if (is_interrupted or task.is_interrupted) and root.exists():
+            _say_how_to_go_on(prepared, task, root)
     return is_complete
+
+
+def _say_how_to_go_on(prepared: sweep.Sweep, task: Task, root: Path) -> None:
+    """Prints the command that continues an interrupted sweep, or, if the sweep would choose other points, those that
+    continue the points that were stopped."""
+    from collectx.run.terminal import display
+
+    if prepared.points:
+        kept = [word for word in task.argv if key_of(word) not in _NOT_REPEATED]
+        command = shlex.join([*kept, f"hydra.sweep.dir={printing.typed(root)}"])
+        printing.message(f"to go on with the sweep and its stopped point: {command}")
+        return
+    for run in task.outcomes:
+        if run.status is Status.INTERRUPTED and (text := display.to_continue(RunFolder(run.folder))):
+            printing.message(text)
 
 
 def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:

@@ -384,7 +384,7 @@ class PointRunner:
         objective. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
         Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that are still
         running."""
-        from collectx.run.terminal.display import SweepBar
+        from collectx.run.terminal.display import Point
 
         task = self._task
         # The names must also differ from those of points that come later.
@@ -396,16 +396,19 @@ class PointRunner:
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
         skipped = f", {num_done} already done" if num_done else ""
-        print(f"sweep: {counted(len(points), 'run')}{skipped}")
+        if self._is_enumerated or num_done:
+            print(f"sweep: {counted(len(points), 'run')}{skipped}", flush=True)
         jobs: list[NamedRun] = []
+        width = max((len(point.name) for point in points), default=0)
+        # A sweeper that searches passes a few points at a time.
+        is_listed = self._is_enumerated or self._is_halving
+        first, count = (1, len(points)) if is_listed else (len(task.points) - len(points) + 1, None)
         begin_s, num_to_run = time.monotonic(), sum(point.job is None for point in points)
-        for number, point in enumerate(points, start=1):
+        for number, point in enumerate(points, start=first):
             if point.job is None:
-                if not place_of(point.composed.cfg).is_job:
-                    print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
-                if self._is_enumerated and len(points) > 1:
-                    num_left = sum(each.job is None for each in points)
-                    task.sweep = SweepBar(number, len(points), num_to_run - num_left, num_left, begin_s)
+                num_left = sum(each.job is None for each in points)
+                times = (num_to_run - num_left, num_left, begin_s) if self._is_enumerated and len(points) > 1 else ()
+                task.point = Point(point.name, number, count, width, True, *times)
                 point.job = self._start(point, jobs)
                 if task.is_interrupted:
                     raise SweepStopped

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from collectx.run.after import foreign_code
 from collectx.run.terminal import printing
 
 if TYPE_CHECKING:
-    from collectx.run.terminal.display import SweepBar
+    from collectx.run.terminal.display import Point
 
 _HINTS = {
     "mean_return": "no episode ended. Raise collector.total_frames.",
@@ -56,10 +56,13 @@ class Task:
         points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
         problems: mistakes in the configuration that only the run itself could find.
         is_detached: whether jobs keep running when the command ends.
-        sweep: the place of the next run in a sweep, for its display.
+        point: the next run as a point of a sweep; None: the only run of the command.
+        names: the names of the points that `checked` contains, by their overrides.
     """
 
-    def __init__(self, argv: Sequence[str], is_in_command: bool = True):
+    def __init__(
+        self, argv: Sequence[str], is_in_command: bool = True, names: Mapping[tuple[str, ...], str] | None = None
+    ):
         self.argv = list(argv)
         self.cfg: RunConfig | None = None
         self.checked: dict[tuple[str, ...], Composed] = {}
@@ -67,12 +70,13 @@ class Task:
         self.points: list[tuple[str, Path]] = []
         self.problems: list[str] = []
         self.is_detached = False
-        self.sweep: SweepBar | None = None
+        self.point: Point | None = None
         self.is_signalled = False
+        self.names = names or {}
         self._is_in_command = is_in_command
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Task, (self.argv, False)
+        return Task, (self.argv, False, self.names)
 
     @property
     def is_interrupted(self) -> bool:
@@ -91,8 +95,14 @@ class Task:
             PointFailed: the run failed, or lacks the objective by which the sweeper chooses points.
             SweepStopped: the run was interrupted, in the process of the command.
         """
+        from collectx.run.terminal.display import Point
+
         hydra: Any = HydraConfig.get()
-        run = run_of(node, hydra)
+        words = tuple(hydra.overrides.task)
+        name = self.names.get(words) or ",".join(word.lstrip("+") for word in words if word not in self.argv)
+        run = run_of(node, hydra, name)
+        count, width = len(self.names) or None, max(map(len, self.names.values()), default=0)
+        self.point = Point(run.name, hydra.job.num + 1, count, width, is_alone=self._is_in_command)
         if not run.cfg.run.trust:
             foreign_code.check_checkpoints(run.run_folder)
         self.execute([run])
@@ -129,7 +139,7 @@ class Task:
                     from collectx.jobs.worker_jobs import submitted_workers
 
                     open_launcher = partial(submitted_workers, run.cfg, run.run_folder)
-                result = execute(run.cfg, run.folder, self.argv, open_launcher, self.sweep, bool(self.checked))
+                result = execute(run.cfg, run.folder, self.argv, open_launcher, self.point)
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 

@@ -70,8 +70,7 @@ def execute(
     folder: Path,
     argv: list[str],
     open_launcher: OpenLauncher | None = None,
-    sweep: display.SweepBar | None = None,
-    is_point: bool = False,
+    point: display.Point | None = None,
 ) -> Result:
     """Runs `cfg`, blocks until the run has ended, and writes everything about it to `folder`.
 
@@ -81,8 +80,7 @@ def execute(
     Args:
         open_launcher: opens the launcher of workers that are SLURM jobs, or tasks of one job; called with a function
             that shows messages. None: the launcher of `cfg`.
-        sweep: see `display.Progress`.
-        is_point: whether the run belongs to a sweep, whose command says how to continue it.
+        point: the point of a sweep that the run is. The sweep's command says how to continue it.
 
     Raises:
         ConfigError: before any worker has started, for a mistake that no rule can find (an observation space that
@@ -96,23 +94,23 @@ def execute(
     resumes = cfg.run.resume == "auto" and run_folder.has_run
     with locked(run_folder, cfg.run.overwrite or resumes, force=is_job):
         if resumes and (done := saved_config.completed_result(run_folder, cfg)) is not None:
-            display.print_completed(done)
+            display.print_completed(done, point=point)
             return done
         if foreign := preflight.foreign_outputs(cfg, run_folder):
             raise ConfigError(*foreign)
-        point = resume_point(run_folder, cfg, printing.message) if resumes else None
+        resumed = resume_point(run_folder, cfg, printing.message) if resumes else None
         with Signals(printing.note) as signals:
             record = ResultBuilder(cfg, signals)
             try:
                 with signals.hold():
-                    _begin(run_folder, is_job, point is not None, record)
-                _Execution(RunContext(cfg, run_folder, signals, record), point).run(argv, open_launcher, sweep)
+                    _begin(run_folder, is_job, resumed is not None, record)
+                _Execution(RunContext(cfg, run_folder, signals, record), resumed).run(argv, open_launcher, point)
             except BaseException as error:
                 record.end(error)
             if record.config_error is not None and not is_job:
                 run_folder.restore()
                 raise record.config_error
-            result = _write_result(run_folder, record, signals, is_point)
+            result = _write_result(run_folder, record, signals, point)
         if record.config_error is not None:
             raise record.config_error
         return result
@@ -129,7 +127,9 @@ def _begin(run_folder: RunFolder, is_job: bool, keep_run: bool, record: ResultBu
         raise
 
 
-def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals, is_point: bool = False) -> Result:
+def _write_result(
+    run_folder: RunFolder, record: ResultBuilder, signals: Signals, point: display.Point | None = None
+) -> Result:
     """Writes and shows the result. If the run has ended before its workers started, restores the earlier one of the
     folder instead of writing."""
     # No worker needs the address any more.
@@ -149,7 +149,7 @@ def _write_result(run_folder: RunFolder, record: ResultBuilder, signals: Signals
         printing.note(f"the earlier run in {printing.typed(run_folder.path)} stays, because the new one did not begin")
     display.log_errors(record.errors, run_folder.log("trainer"))
     if record.config_error is None:
-        display.print_result(result, record.errors, run_folder.log("trainer"), is_point)
+        display.print_result(result, record.errors, run_folder.log("trainer"), point)
     return result
 
 
@@ -176,12 +176,11 @@ class _Execution:
         self._evaluator: Evaluator | None = None
         run.stage = self._place.first_stage
 
-    def run(self, argv: list[str], open_launcher: OpenLauncher | None, sweep: display.SweepBar | None) -> None:
+    def run(self, argv: list[str], open_launcher: OpenLauncher | None, point: display.Point | None) -> None:
         """Executes the run, from the snapshot to closing the collector; see `execute`."""
         cfg, record, run_folder = self._cfg, self._record, self._run_folder
         title = display.title_of(cfg, run_folder.path, argv)
-        is_alone = {"-m", "--multirun"}.isdisjoint(argv)
-        progress = display.Progress(record.statistics, title, None, record.start_s, is_alone, sweep)
+        progress = display.Progress(record.statistics, title, None, record.start_s, point)
         has_processes = self._place.is_local and not self._place.is_inline
         self._warm_up(progress, has_processes)
         if self._point is None:

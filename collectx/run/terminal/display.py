@@ -45,6 +45,8 @@ from collectx.run.terminal.printing import clock, number, print_line, scalar
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
+# A point of a sweep prints one line at its end, and others only if it takes long.
+POINT_S = 60.0
 # When the first plain line appears, if no batch was delivered before.
 FIRST_S = 1.0
 DRAWING_SHARE = 0.01
@@ -66,22 +68,41 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 
 @dataclass(frozen=True)
-class SweepBar:
-    """The bar of a sweep that runs one point after another.
+class Point:
+    """A run as a point of a sweep.
 
     Attributes:
-        number, count: the point's number, from 1, and how many points the sweep has.
-        num_run, num_left: how many points this command has run, and how many it has to run, with this one.
+        name: the overrides in which the point differs from the others.
+        number, count: the point's number, from 1, and how many points there are; None if the sweeper chooses them as it
+            goes.
+        width: the length of the longest name, to which lines are padded.
+        is_alone: whether no other point prints at the same time.
+        num_run, num_left: how many points this command has run, and how many it has to run, with this one; no bar shows
+            them if `num_left` is 0.
         begin_s: when the first of them started, by `time.monotonic`.
     """
 
+    name: str
     number: int
-    count: int
-    num_run: int
-    num_left: int
-    begin_s: float
+    count: int | None = None
+    width: int = 0
+    is_alone: bool = True
+    num_run: int = 0
+    num_left: int = 0
+    begin_s: float = 0.0
 
-    def row(self, view: View) -> tuple[RenderableType, str, str, str]:
+    @property
+    def label(self) -> str:
+        """The begin of each of the point's lines: `[ 3/12] seed=2`."""
+        of = "" if self.count is None else f"/{self.count}"
+        return f"[{self.number:>{max(0, len(of) - 1)}}{of}] {self.name:<{self.width}}"
+
+    def line(self, result: Result, status: str) -> str:
+        """Returns the line that tells how the point has ended."""
+        _, _, frames, speed, mean_return, wall_s = printing.cells("", "", result.as_json())
+        return f"{self.label}  {status:<9}  {frames} frames  {speed:>6}/s  return {mean_return:>5}  {wall_s} s"
+
+    def bar(self, view: View) -> tuple[RenderableType, str, str, str]:
         """Returns the bar of the sweep, the number of the point, the elapsed and the remaining time. That is known when
         part of a point has run, as if all points took equally long."""
         now = view.numbers
@@ -105,24 +126,23 @@ class Progress:
         title: str = "",
         console: Console | None = None,
         start_s: float | None = None,
-        stays: bool = True,
-        sweep: SweepBar | None = None,
+        point: Point | None = None,
     ):
         """
         Args:
             title: see `title_of`.
             console: by default, standard output.
             start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
-            stays: whether the last state stays on the screen. That of each point would fill it during a sweep.
-            sweep: the sweep that the run is a point of; None: of none, or of one whose length is not known.
+            point: the point of a sweep that the run is. Its display does not stay on the screen, which those of all
+                points would fill, and its plain lines are `POINT_S` apart.
         """
-        self._stays, self._sweep = stays, sweep
+        self._point = point
         self._console = console or Console()
-        self._printed_s = -math.inf
+        self._plain_s = PLAIN_S if point is None else POINT_S
         self._rates = RateWindow(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
         self._title = title
-        self._lines = Lines(self._console)
+        self._lines = Lines(self._console, "" if point is None else f"{point.label}  ")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self.count_stepping: Callable[[], tuple[int, int] | None] = lambda: None
@@ -137,9 +157,10 @@ class Progress:
 
             self._cell = display(_html(Text("")), display_id=True)
             self._foot = "Interrupt the kernel to save and stop"
-        elif self._console.is_terminal and not self._console.is_dumb_terminal:
+        elif self._console.is_terminal and not self._console.is_dumb_terminal and (point is None or point.is_alone):
             self._live = Live(console=self._console, auto_refresh=False)
             self._foot = "Ctrl-C saves and stops"
+        self._printed_s = self._rates.start_s if point is not None and self._live is None else -math.inf
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -155,7 +176,7 @@ class Progress:
         self._thread.join(timeout=2.0)
         if self._live is not None:
             # Removes the display of a run without a batch, too.
-            self._live.transient = not self._stays or self._statistics.started is None
+            self._live.transient = self._point is not None or self._statistics.started is None
             self._live.stop()
 
     def resume(self, start_s: float, curve: Curve) -> None:
@@ -163,11 +184,10 @@ class Progress:
         self._rates.start_s, self._statistics.curve = start_s, curve
 
     def imports(self, what: str) -> None:
-        """Prints what the run is importing, at most every `PLAIN_S` seconds, on a terminal every second. For
-        the imports before the `with` block, as the fork server cannot be forked from a process with a second
-        thread."""
+        """Prints what the run is importing, as often as other plain lines, on a terminal every second. For the imports
+        before the `with` block, as the fork server cannot be forked from a process with a second thread."""
         now_s = time.monotonic()
-        if now_s - self._printed_s >= (PLAIN_S if self._live is None else 1.0):
+        if now_s - self._printed_s >= (self._plain_s if self._live is None else 1.0):
             self._printed_s = now_s
             tell_briefly(f"[{clock(now_s - self._rates.start_s)}] importing {what}", self._console.file)
 
@@ -185,8 +205,8 @@ class Progress:
         return pdb.Pdb().set_trace(sys._getframe(1))
 
     def say(self, text: str) -> None:
-        """Prints a line above the display. Any thread may call it."""
-        print_line(self._console, f"collectx: {text}")
+        """Prints a line above the display, with the name of the point. Any thread may call it."""
+        print_line(self._console, f"collectx: {_named(self._point, text)}")
 
     def say_below(self, text: str) -> None:
         """Shows a text below the display, in place of how to stop. Without a display, prints it. Any thread may call
@@ -198,8 +218,11 @@ class Progress:
     def _run(self) -> None:
         try:
             is_live = self._live is not None or self._cell is not None
-            min_s = interval_s = REFRESH_S if is_live else PLAIN_S
-            if is_live or (not self._stop.wait(FIRST_S) and self._statistics.started is None and not is_debugging()):
+            min_s = interval_s = REFRESH_S if is_live else self._plain_s
+            is_run = self._point is None
+            if is_live or (
+                is_run and not self._stop.wait(FIRST_S) and self._statistics.started is None and not is_debugging()
+            ):
                 self._draw()
             while not self._stop.wait(interval_s):
                 if is_debugging():
@@ -207,7 +230,7 @@ class Progress:
                 started_s = time.thread_time()
                 self._draw()
                 interval_s = max(min_s, (time.thread_time() - started_s) / DRAWING_SHARE)
-            if self._statistics.started is not None:
+            if self._statistics.started is not None and (is_live or is_run):
                 self._draw(is_last=True)
         except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run
             text = f"the progress display stopped, but the run continues: {summary_of(error)}"
@@ -216,24 +239,24 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = (self._rates.summary if is_last else self._rates.view)(time.monotonic())
         stage = stage_of(self.count_stepping() if view.numbers.started is None else None, self.stage())
-        sweep, foot = self._sweep, self._foot
+        point, foot = self._point, self._foot
         if is_last:
-            stage, sweep, foot = "", None, ""
+            stage, point, foot = "", None, ""
         if (live := self._live) is not None:
             charts = charts_of(view.numbers.curve, self._console, view)
-            live.update(render_panel(view, self._title, charts, foot, stage, sweep), refresh=True)
+            live.update(render_panel(view, self._title, charts, foot, stage, point), refresh=True)
         elif self._cell is not None:
             charts = charts_of(view.numbers.curve, _notebook(), view)
-            self._cell.update(_html(render_panel(view, self._title, charts, foot, stage, sweep)))
+            self._cell.update(_html(render_panel(view, self._title, charts, foot, stage, point)))
         else:
             self._lines.print(view, is_last, stage)
 
 
 class Lines:
-    """Prints the progress as plain lines."""
+    """Prints the progress as plain lines, each after `head`."""
 
-    def __init__(self, console: Console):
-        self._console = console
+    def __init__(self, console: Console, head: str = ""):
+        self._console, self._head = console, head
         self._num_printed = 0
         self._last_frames = -1
 
@@ -243,7 +266,7 @@ class Lines:
         self._num_printed += 1
         has_details = is_last or self._num_printed % DETAILS_EVERY == 0
         if not is_last or view.numbers.frames != self._last_frames:
-            print_line(self._console, format_line(view, stage))
+            print_line(self._console, f"{self._head}{format_line(view, stage)}")
         self._last_frames = view.numbers.frames
         for detail in format_details(view) if has_details else ():
             print_line(self._console, detail)
@@ -337,11 +360,11 @@ def render_panel(
     charts: RenderableType | None = None,
     foot: str = "",
     stage: str = "",
-    sweep: SweepBar | None = None,
+    point: Point | None = None,
 ) -> RenderableType:
-    """Returns the live display: `title`, a bar, another one for the `sweep`, the sums, `charts`, a row for each worker
-    and one for the trainer, its scalars, and `foot`; before the first batch, `stage`, which otherwise replaces the
-    remaining time. Fits in 80 columns."""
+    """Returns the live display: `title`, a bar, another one for the sweep of the `point`, the sums, `charts`, a row for
+    each worker and one for the trainer, its scalars, and `foot`; before the first batch, `stage`, which otherwise
+    replaces the remaining time. Fits in 80 columns."""
     now = view.numbers
     rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
     dim_foot = [_one_line(foot, "dim")] if foot else []
@@ -351,7 +374,7 @@ def render_panel(
         head.add_column(ratio=1)
     for _ in range(3):
         head.add_column(no_wrap=True)
-    of_sweep = () if sweep is None else sweep.row(view)[0 if has_total else 1 :]
+    of_sweep = () if point is None or not point.num_left else point.bar(view)[0 if has_total else 1 :]
     if now.started is None:
         head.add_row(*of_sweep)
         waiting = Text(f"{stage or WAITING}, elapsed {clock(view.elapsed_s)}", style="dim")
@@ -470,22 +493,33 @@ def log_errors(errors: Sequence[BaseException], log: Path) -> None:
         printing.message(f"cannot write {log}: {error}")
 
 
-def print_result(result: Result, errors: Sequence[BaseException], log: Path, is_point: bool = False) -> None:
-    """Prints the errors to standard error, then the table and the run folder to standard output. See `execute`."""
+def print_result(result: Result, errors: Sequence[BaseException], log: Path, point: Point | None = None) -> None:
+    """Prints the errors to standard error, then the table and the run folder to standard output; of a point, one line,
+    and not which limit all points share. See `execute`."""
     for error in errors:
-        printing.message(format_error(error))
+        printing.message(_named(point, format_error(error)))
     if errors:
         printing.message(f"full traceback: {log}")
         if result.batches and not _stays_complete(result):
             printing.message(_how_to_continue(result))
-    elif result.exit_reason != ALL_DELIVERED:
+    elif point is not None and limit_of(result.exit_reason) is None:
+        printing.message(_named(point, result.exit_reason))
+    elif point is None and result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
-        if result.status is Status.INTERRUPTED and not is_point:
+        if result.status is Status.INTERRUPTED:
             again = "nothing was collected yet: the same command begins the run again"
             printing.message(_how_to_continue(result) if result.batches else again)
         elif (option := limit_of(result.exit_reason)) == "run.max_minutes":
             printing.message(_how_to_train_longer(result, option))
-    _print_table(result)
+    if point is not None:
+        printing.say(point.line(result, result.status))
+    else:
+        _print_table(result)
+
+
+def _named(point: Point | None, text: str) -> str:
+    """Returns what a run tells, in a sweep after the name of its point."""
+    return text if point is None else f"{point.name}: {text}"
 
 
 def _stays_complete(result: Result) -> bool:
@@ -507,8 +541,12 @@ def to_continue(run_folder: RunFolder) -> str | None:
     return f"to continue from the newest checkpoint: {command}" if run_folder.has_checkpoint else None
 
 
-def print_completed(result: Result, changed: Sequence[str] = ()) -> None:
-    """Prints that a run is already complete, how to continue it with the overrides `changed`, and its table."""
+def print_completed(result: Result, changed: Sequence[str] = (), point: Point | None = None) -> None:
+    """Prints that a run is already complete, how to continue it with the overrides `changed`, and its table; of a
+    point, one line."""
+    if point is not None:
+        printing.say(point.line(result, "already done"))
+        return
     option = limit_of(result.exit_reason)
     how = "To train longer, change the option that ended it."
     if option is not None:

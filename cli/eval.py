@@ -6,6 +6,7 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -19,7 +20,7 @@ from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.errors import ConfigError
 from collectx.run.folder import saved_config
-from collectx.run.folder.files import read_lines, write_json
+from collectx.run.folder.files import JsonLines, read_lines
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Status
 from collectx.run.preflight import argument_problems, env_limit
@@ -27,11 +28,12 @@ from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx eval RUN_DIR [episodes=10] [video=true] [weights=best] [exploration_type=random] [overrides] [--trust]:
-evaluate the newest policy of the run in RUN_DIR, in separate envs with separate seeds, and write RUN_DIR/eval.json.
+evaluate the newest policy of the run in RUN_DIR, in separate envs with separate seeds, and add a line with the results
+to RUN_DIR/evaluations.jsonl.
 
 episodes=10 is short for eval.episodes=10, and so on for every option of `eval` (to list them: collectx list eval). To
-evaluate in a different env, override it: eval.env.kwargs.gravity=5. video=true saves a video of each episode in
-RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
+evaluate in a different env, override it: eval.env.kwargs.gravity=5. video=true saves a video of each episode below
+RUN_DIR/videos (pip install 'collectx[video]'). weights=best evaluates the best checkpoint (checkpoint.keep_best).
 
 If RUN_DIR was written on another machine, the command first prints which code the configuration imports. If it belongs
 to another user, add --trust.
@@ -59,6 +61,8 @@ def _eval(arguments: Arguments) -> int:
     from collectx.policy.exploration import ExplorationType
     from collectx.run.after import evaluation, trained
 
+    time_s = time.time()
+    videos = run_folder.videos / time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(time_s))
     # Where the envs of the run were.
     with contextlib.chdir(run_folder.path) if working_directory(run_folder) else contextlib.nullcontext():
         changed = " ".join(word for word in overrides if word.lstrip("+~").startswith("env"))
@@ -69,8 +73,8 @@ def _eval(arguments: Arguments) -> int:
         if cfg.eval.env:
             printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
         if cfg.eval.video:
-            recording = evaluation.with_video(recording, run_folder.videos)
-        trained.load_weights(run_folder, policy, cfg.eval.weights)
+            recording = evaluation.with_video(recording, videos)
+        batches = trained.load_weights(run_folder, policy, cfg.eval.weights)
         result = run_folder.read_result() or {}
         # `any` ends at the first batch after an update.
         if result.get("status") == Status.FAILED and not any(
@@ -81,20 +85,19 @@ def _eval(arguments: Arguments) -> int:
             )
         if spec.normalizers:
             recording = _with_normalizers(recording, run_folder, spec.normalizers)
-        if cfg.eval.video:
-            # Not those of evaluations during the run, which have folders of their own.
-            for path in run_folder.videos.glob("*.mp4"):
-                path.unlink()
         evaluated = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
-    videos = [f"{path.parent.name}/{path.name}" for path in run_folder.videos.glob("*.mp4")] if cfg.eval.video else []
     how = {
+        "time": round(time_s, 6),
         "exploration_type": cfg.eval.exploration_type,
         "seed": cfg.eval.seed,
         "weights": cfg.eval.weights,
+        "batches": batches,
         "env": as_written(cfg, is_escaped=False)["eval"]["env"],
         "overrides": overrides,
     }
-    write_json(run_folder.evaluation, {**how, **evaluated.as_json(), "videos": sorted(videos)})
+    recorded = sorted(str(path.relative_to(run_folder.path)) for path in videos.glob("*.mp4"))
+    with contextlib.closing(JsonLines(run_folder.evaluations)) as lines:
+        lines.append({**how, **evaluated.as_json(), "videos": recorded})
     print("return  " + " ".join(f"{value:.6g}" for value in evaluated.returns))
     print("length  " + " ".join(map(str, evaluated.lengths)))
     interval = "" if evaluated.interval is None else " (95% CI {:.6g} to {:.6g})".format(*evaluated.interval)
@@ -105,9 +108,9 @@ def _eval(arguments: Arguments) -> int:
     loaded = trained.LoadedPolicy(policy, seen, ExplorationType(cfg.eval.exploration_type), torch.device("cpu"))
     for text in loaded.warnings():
         printing.note(text)
-    print(f"written to {printing.typed(run_folder.evaluation)}")
-    if videos:
-        print(f"videos in {printing.typed(run_folder.videos)}")
+    print(f"written to {printing.typed(run_folder.evaluations)}")
+    if recorded:
+        print(f"videos in {printing.typed(videos)}")
     return 0
 
 

@@ -30,7 +30,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli import sweep
-from collectx.cli.compose import Composed, as_written, overrides_of, parsed
+from collectx.cli.compose import Composed, as_written, parsed
 from collectx.cli.overrides import key_of, quoted
 from collectx.cli.task import PointFailed, objective, objectives
 from collectx.config.check import check_section
@@ -235,8 +235,7 @@ class Halving:
         self._objectives = objectives(master)
         self._folder = Path(str(master.hydra.sweep.dir))
         # Names do not depend on which values there are now: the sweep may get more.
-        (fixed,) = sweep.product([each for each in parsed(overrides_of(master.hydra)) if not each.is_sweep_override()])
-        shared = {word.lstrip("+") for word in fixed}
+        shared = sweep.fixed_words(master.hydra)
         self._points = [
             _Point(name, words, point.cfg.collector.frames_per_batch, _hash(point.cfg))
             for name, (words, point) in zip(sweep.names([*checked], shared), checked.items(), strict=True)

@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
@@ -314,6 +314,12 @@ def product(overrides: Sequence[Override]) -> list[list[str]]:
     return [[*point] for point in itertools.product(*values.values())]
 
 
+def fixed_words(hydra: DictConfig) -> set[str]:
+    """Returns the overrides of a sweep that have one value, as sweepers pass them to the points."""
+    (words,) = product([each for each in parsed(overrides_of(hydra)) if not each.is_sweep_override()])
+    return {word.lstrip("+") for word in words}
+
+
 def texts(override: Override) -> Iterable[str]:
     """Returns the values of an override, one for each point of the sweep."""
     return override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
@@ -388,7 +394,7 @@ class PointRunner:
 
         task = self._task
         # The names must also differ from those of points that come later.
-        fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
+        fixed = None if self._is_enumerated else fixed_words(self._master.hydra)
         if self._is_enumerated:
             overrides = list(dict.fromkeys(map(last_of_each_key, overrides)))
         done = completed(self._folder)
@@ -492,15 +498,14 @@ class PointRunner:
         return job
 
 
-def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
+def names(combinations: Sequence[Sequence[str]], fixed: set[str] | None = None) -> list[str]:
     """Returns the names of the points: the overrides in which they differ. With `fixed`, also those that are not in
     it: a sweeper that searches may later vary other keys."""
     points = [{key_of(word): word.lstrip("+") for word in words} for words in combinations]
-    shared = None if fixed is None else {word.lstrip("+") for word in fixed}
     varied = [
         key
         for key in dict.fromkeys(key for point in points for key in point)
-        if len(texts := {point.get(key) for point in points}) > 1 or (shared is not None and not texts <= shared)
+        if len(texts := {point.get(key) for point in points}) > 1 or (fixed is not None and not texts <= fixed)
     ]
     return [_folder_name(",".join(point[key] for key in varied if key in point)) or "0" for point in points]
 

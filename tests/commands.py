@@ -87,6 +87,10 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+
+
 def debian(command: str, package: str) -> str:
     """The path of a command that a package of Debian has, which is installed where this user may; otherwise the test is
     skipped."""

@@ -136,15 +136,15 @@ def _write_result(
     run_folder.rendezvous.unlink(missing_ok=True)
     run_folder.secret.unlink(missing_ok=True)
     signals.seal()
-    is_restored = run_folder.has_replaced
+    is_restored, result = run_folder.has_replaced, record.result(run_folder.path)
     try:
         if is_restored:
             run_folder.restore()
         else:
-            write_json(run_folder.result, record.result(run_folder.path).as_json())
+            write_json(run_folder.result, result.as_json())
     except OSError as error:
         record.end(error)
-    result = record.result(run_folder.path)
+        result = record.result(run_folder.path)
     if is_restored:
         printing.note(f"the earlier run in {printing.typed(run_folder.path)} stays, because the new one did not begin")
     display.log_errors(record.errors, run_folder.log("trainer"))

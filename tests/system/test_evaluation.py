@@ -7,7 +7,7 @@ import signal
 from importlib.util import find_spec
 
 import pytest
-from commands import collectx, forked, result, start
+from commands import collectx, evaluations, forked, result, start
 
 RUN = [
     "collector.frames_per_batch=128",
@@ -77,12 +77,15 @@ def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
     with open(folder / "progress.csv") as file:
         logged = [float(row["eval/mean_return"]) for row in csv.DictReader(file) if row.get("eval/mean_return")]
     assert logged == pytest.approx([each["mean_return"] for each in evaluated])
+    forked("eval", "run", cwd=tmp_path)
     forked("resume", "run", "collector.total_frames=1536", cwd=tmp_path)
     assert [each["batches"] for each in events(folder, "evaluated")] == [4, 8, 12]
     # The newest weights give the same returns after the run as in it.
     last = next(each for each in events(folder, "evaluated") if each["batches"] == 12)
     forked("eval", "run", cwd=tmp_path)
-    assert json.loads((folder / "eval.json").read_text())["mean_return"] == pytest.approx(last["mean_return"])
+    earlier, newest = evaluations(folder)
+    assert (earlier["batches"], newest["batches"]) == (8, 12)
+    assert newest["mean_return"] == pytest.approx(last["mean_return"])
 
 
 @pytest.mark.ci
@@ -207,11 +210,11 @@ def test_evaluations_in_another_env(tmp_path):
     assert "mean return 100 " in done.stdout
     assert "note: evaluates with eval.env={wrappers:[]}" in done.stderr
     forked("eval", "run", "eval.env.kwargs.length=30", cwd=tmp_path)
-    found = json.loads((folder / "eval.json").read_text())
+    found = evaluations(folder)[-1]
     assert (found["returns"], found["env"]) == ([150, 150], {"wrappers": [], "kwargs": {"length": 30}})
     done = forked("eval", "run", "eval.env.kwargs.token=${oc.env:USER_TOKEN,secret}", cwd=tmp_path)
     assert "kwargs:{token:${oc.env:USER_TOKEN,secret}}" in done.stderr
-    assert '"token": "${oc.env:USER_TOKEN,secret}"' in (folder / "eval.json").read_text()
+    assert '"token": "${oc.env:USER_TOKEN,secret}"' in (folder / "evaluations.jsonl").read_text()
     forked("resume", "run", "collector.total_frames=192", "eval.env.kwargs.length=4", cwd=tmp_path)
     assert events(folder, "evaluated")[-1]["mean_return"] == 20
     done = forked("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)

@@ -109,7 +109,7 @@ def test_a_sweep_that_was_interrupted_goes_on_at_its_rung(tmp_path, wait_until):
     words = [*HALVING, "trainer.gamma=0.9,0.99", "seed=0,1", "hydra.sweep.dir=sweep"]
     command = start("run", *words, cwd=tmp_path)
     said = tmp_path / "said.txt"
-    wait_until(lambda: command.poll() is not None or "point 2 of 4" in said.read_text(), 200, "it")
+    wait_until(lambda: command.poll() is not None or "[1/4] " in said.read_text(), 200, "it")
     command.send_signal(signal.SIGINT)
     assert command.wait(100) == 130
     assert "collectx resume" not in said.read_text()

@@ -6,7 +6,7 @@ import csv
 import json
 
 import pytest
-from commands import collectx, forked, result
+from commands import collectx, evaluations, forked, result
 
 pytestmark = pytest.mark.ci
 
@@ -95,12 +95,12 @@ def test_eval_takes_the_means_of_the_episodes_that_it_counts(arm):
     done = forked("eval", "run", "episodes=3", cwd=arm)
     # The first episodes of both envs fail, the second one of the first succeeds.
     assert "is_success 0.333333" in done.stdout.splitlines()
-    metrics = json.loads((arm / "run/eval.json").read_text())["metrics"]
+    metrics = evaluations(arm / "run")[-1]["metrics"]
     success = pytest.approx(1 / 3)
     assert metrics == {"is_success": success, "holds": success, "step_mean/holds": pytest.approx(1 / 21), "height": 1.0}
     # An episode that collectx cuts counts with its last frame.
     forked("eval", "run", "episodes=3", "collector.max_frames_per_traj=5", cwd=arm)
-    assert json.loads((arm / "run/eval.json").read_text())["metrics"]["holds"] == 0
+    assert evaluations(arm / "run")[-1]["metrics"]["holds"] == 0
 
 
 @pytest.mark.sample(1)
@@ -109,7 +109,7 @@ def test_eval_counts_the_same_episodes_where_one_call_makes_the_envs(arm, mode):
     env = ["env=gym_vector", "env.entry_point=arm:arms", "env.num_envs=2", f"env.kwargs.mode={mode}"]
     forked("run", *ARM, *env, "env.id=null", "env.metrics=[is_success,holds,force.x]", cwd=arm)
     forked("eval", "run", "episodes=3", cwd=arm)
-    metrics = json.loads((arm / "run/eval.json").read_text())["metrics"]
+    metrics = evaluations(arm / "run")[-1]["metrics"]
     assert metrics == {"is_success": pytest.approx(1 / 3), "holds": pytest.approx(1 / 3), "force.x": 7.0}
 
 

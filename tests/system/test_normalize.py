@@ -1,6 +1,5 @@
 """Statistics that normalise observations and rewards are wherever the policy of a run acts. As typed."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import collectx, environment, forked, result
+from commands import collectx, environment, evaluations, forked, result
 
 from collectx.run import RunFolder
 
@@ -134,7 +133,7 @@ def test_eval_takes_the_statistics_of_wrappers_from_the_checkpoint(tmp_path, way
     assert saved["wrapper"] == "NormalizeReward"
     assert saved["count"] > 10
     run("eval", "run", "episodes=3", cwd=tmp_path)
-    found = json.loads((tmp_path / "run/eval.json").read_text())
+    found = evaluations(tmp_path / "run")[-1]
     # Each reward is 1, divided by the same deviation.
     expected = [length / (saved["var"] + 1e-8) ** 0.5 for length in found["lengths"]]
     assert found["returns"] == pytest.approx(expected, rel=1e-5)

@@ -83,7 +83,7 @@ class Evaluation:
         return float(low), float(high)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the content of `eval.json`."""
+        """Returns the results, as `evaluations.jsonl` contains them."""
         facts: dict[str, Any] = {
             "mean_return": self.mean_return,
             "interval": self.interval,

@@ -308,8 +308,9 @@ def build(
     return policy, spec, seen
 
 
-def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") -> None:
-    """Copies weights of a run into its policy; does nothing for a policy without weights.
+def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") -> int | None:
+    """Copies weights of a run into its policy; does nothing for a policy without weights. Returns the number of batches
+    after which the run had them; None if that is unknown.
 
     Args:
         weights: "newest", or "best", see `checkpoint.keep_best`.
@@ -320,7 +321,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
     if weights not in ("newest", "best"):
         raise ConfigError(f"weights={weights!r} is unknown{did_you_mean(weights, ('newest', 'best'))}")
     if not isinstance(module, nn.Module):
-        return
+        return None
     checkpoints = Checkpoints(run_folder.checkpoints)
     if weights == "best":
         if (best := checkpoints.best()) is None:
@@ -335,7 +336,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
         except DamagedFileError as error:
             raise DamagedFileError(f"{error.problems[0]}. Restore it from a copy, or use weights=newest.") from error
         FlatWeights(module).read(weights_of_best)
-        return
+        return checkpoints.number(best)
     if run_folder.policy.is_file():
         try:
             weights_of_run = torch.load(run_folder.policy, map_location="cpu", weights_only=True)
@@ -347,7 +348,7 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             ) from error
         try:
             module.load_state_dict(weights_of_run)
-            return
+            return (run_folder.read_result() or {}).get("batches")
         except Exception as error:
             if isinstance(error, RuntimeError):
                 raise ConfigError(
@@ -357,12 +358,14 @@ def load_weights(run_folder: RunFolder, module: Any, weights: str = "newest") ->
             raise DamagedFileError(
                 f"{run_folder.policy} cannot be loaded: {summary_of(error)}. Restore it from a copy, or repeat the run."
             ) from error
-    flat, problems = checkpoints.newest(_weights, [STATE])
-    if flat is None:
+    found, problems = checkpoints.newest(lambda each: (_weights(each), checkpoints.number(each.path)), [STATE])
+    if found is None:
         advice = "A run saves them at its end, and in each checkpoint (checkpoint.every_batches, checkpoint.every_min)."
         missing = f"{run_folder.path} contains no policy weights. {advice}"
         raise ConfigError(checkpoints.no_intact(problems) if problems else missing)
+    flat, batches = found
     FlatWeights(module).read(flat)
+    return batches
 
 
 def statistics_of_normalizers(run_folder: RunFolder, weights: str) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ too.
     <run>/checkpoints/
     <run>/report/              what `collectx report` writes
     <run>/policy.pt            the state dict of the policy with the last published weights, at the end of the run
-    <run>/eval.json, videos/   the last `collectx eval`
+    <run>/evaluations.jsonl    one line per `collectx eval`; earlier versions wrote eval.json
+    <run>/videos/              a folder for each evaluation that recorded its episodes
     <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id lets them continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
@@ -86,7 +87,7 @@ class RunFolder(JobFiles):
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report"
         self.policy = self.path / "policy.pt"
-        self.evaluation = self.path / "eval.json"
+        self.evaluations = self.path / "evaluations.jsonl"
         self.videos = self.path / "videos"
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
@@ -185,11 +186,12 @@ class RunFolder(JobFiles):
                 _remove(path)
 
     def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
-        ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
+        ended = [self.result, self.final_checkpoint, self.policy, self.rendezvous, self.secret]
         notes = [] if keep_logs else [self.job_note, self.worker_jobs]
         if keep_run:
             return ended + notes
-        lines = [self.initial, self.metrics, self.events, self.progress, self.logger_id]
+        evaluations = [self.evaluations, self.path / "eval.json"]
+        lines = [self.initial, self.metrics, self.events, *evaluations, self.progress, self.logger_id]
         logs = [] if keep_logs else [*self.logs.glob("*.log")]
         resumed = [path for first in (self.config, self.meta, self.patch) for _, path in self.parts(first)[1:]]
         folders = [

@@ -502,8 +502,6 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path, poi
         printing.message(f"full traceback: {log}")
         if result.batches and not _stays_complete(result):
             printing.message(_how_to_continue(result))
-    elif point is not None and limit_of(result.exit_reason) is None:
-        printing.message(_named(point, result.exit_reason))
     elif point is None and result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
         if result.status is Status.INTERRUPTED:
@@ -512,7 +510,9 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path, poi
         elif (option := limit_of(result.exit_reason)) == "run.max_minutes":
             printing.message(_how_to_train_longer(result, option))
     if point is not None:
-        printing.say(point.line(result, result.status))
+        # Errors are told above; all points may share a limit.
+        is_told = bool(errors) or limit_of(result.exit_reason) is not None
+        printing.say(point.line(result, result.status) + ("" if is_told else f"  ({result.exit_reason})"))
     else:
         _print_table(result)
 

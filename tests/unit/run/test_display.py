@@ -21,8 +21,8 @@ from collectx.run.terminal import display
 from collectx.run.terminal.display import (
     DETAILS_EVERY,
     NUM_WORKERS_SHOWN,
+    Point,
     Progress,
-    SweepBar,
     charts_of,
     format_details,
     format_error,
@@ -38,6 +38,7 @@ SHOW_CURSOR, HIDE_CURSOR, ERASE_LINE = "\x1b[?25h", "\x1b[?25l", "\x1b[2K"
 def quick(monkeypatch):
     monkeypatch.setattr(display, "REFRESH_S", 0.01)
     monkeypatch.setattr(display, "PLAIN_S", 0.01)
+    monkeypatch.setattr(display, "POINT_S", 0.02)
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_panels_and_lines(expected, monkeypatch):
     for name in ("nothing yet", "endless", "the workers wait"):
         texts.append(f"--- {name}, in a sweep")
         console = Console(file=io.StringIO(), width=80)
-        console.print(render_panel(VIEWS[name], sweep=SweepBar(3, 5, 1, 3, 100.0)))
+        console.print(render_panel(VIEWS[name], point=Point("seed=2", 3, 5, 0, True, 1, 3, 100.0)))
         texts += map(str.rstrip, console.file.getvalue().splitlines())
     texts.append("--- a narrow terminal, no foot")
     console = Console(file=io.StringIO(), width=50)
@@ -357,14 +358,33 @@ def test_what_happens_after_a_signal_is_said_below_the_display(statistics, wait_
     assert "Ctrl-C" not in out.getvalue().partition("stopping")[2]
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_the_picture_of_a_point_does_not_stay(statistics, stays):
+@pytest.mark.parametrize("point", [None, Point("seed=2", 3)])
+def test_the_picture_of_a_point_does_not_stay(statistics, point):
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
-    with Progress(statistics, console=console, stays=stays):
+    with Progress(statistics, console=console, point=point):
         pass
     # Removed lines are erased from below.
-    assert (ERASE_LINE in out.getvalue().rpartition("frames/s")[2]) == (not stays)
+    assert (ERASE_LINE in out.getvalue().rpartition("frames/s")[2]) == (point is not None)
+
+
+def test_a_point_that_takes_long_prints_lines_with_its_name(statistics, wait_until):
+    out = io.StringIO()
+    point = Point("seed=2", 3, 12, width=8)
+    with Progress(statistics, console=Console(file=out), point=point) as progress:
+        wait_until(lambda: "\n" in out.getvalue())
+        progress.say("worker 1 was restarted")
+    first, *_, last = out.getvalue().splitlines()
+    assert re.fullmatch(r"\[ 3/12\] seed=2    \[0:00\] 100/1,000 frames .*", first)
+    assert last == "collectx: seed=2: worker 1 was restarted"
+
+
+def test_points_that_run_at_the_same_time_share_a_terminal(statistics, monkeypatch):
+    monkeypatch.setattr(display, "POINT_S", 60.0)
+    out = io.StringIO()
+    with Progress(statistics, console=Console(file=out, force_terminal=True), point=Point("0", 1, is_alone=False)):
+        pass
+    assert out.getvalue() == ""
 
 
 def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, capsys):
@@ -447,6 +467,18 @@ def test_what_is_printed_at_the_end_of_a_run(tmp_path, monkeypatch, capsys, expe
         display.print_result(result, errors, folder / "trainer.log")
         out, err = capsys.readouterr()
         texts += [f"--- {status}, {batches} batches: {reason}", err.strip("\n"), out.strip("\n")]
+    point = Point("seed=2", 3, 12, width=8)
+    for status, reason, errors in (
+        (Status.COMPLETED, "3 batches delivered (run.max_batches=3)", []),
+        (Status.COMPLETED, "enough", []),
+        (Status.INTERRUPTED, "interrupted by SIGINT", []),
+        (Status.FAILED, "DataError: 3 numbers", failures[:1]),
+    ):
+        display.print_result(ended(folder, status, reason, 3, errors), errors, folder / "trainer.log", point)
+        out, err = capsys.readouterr()
+        texts += [f"--- a point, {status}: {reason}", err + out.rstrip("\n")]
+    display.print_completed(ended(folder, Status.COMPLETED, ALL_DELIVERED), (), point)
+    texts += ["--- what was printed of completed runs", capsys.readouterr().out.rstrip("\n")]
     for reason in (ALL_DELIVERED, "3 batches delivered (run.max_batches=3)"):
         display.print_completed(ended(folder, Status.COMPLETED, reason))
         texts.append(capsys.readouterr().err.strip("\n"))

@@ -6,9 +6,9 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from datetime import datetime
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.overrides import with_section
@@ -61,8 +61,8 @@ def _eval(arguments: Arguments) -> int:
     from collectx.policy.exploration import ExplorationType
     from collectx.run.after import evaluation, trained
 
-    time_s = time.time()
-    videos = run_folder.videos / time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(time_s))
+    now = datetime.now()
+    videos = run_folder.videos / f"{now:%Y-%m-%d_%H-%M-%S-%f}"
     # Where the envs of the run were.
     with contextlib.chdir(run_folder.path) if working_directory(run_folder) else contextlib.nullcontext():
         changed = " ".join(word for word in overrides if word.lstrip("+~").startswith("env"))
@@ -87,7 +87,7 @@ def _eval(arguments: Arguments) -> int:
             recording = _with_normalizers(recording, run_folder, spec.normalizers)
         evaluated = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
     how = {
-        "time": round(time_s, 6),
+        "time": now.timestamp(),
         "exploration_type": cfg.eval.exploration_type,
         "seed": cfg.eval.seed,
         "weights": cfg.eval.weights,

@@ -157,10 +157,10 @@ def test_a_run_saves_videos_of_its_evaluations(tmp_path):
         f"frames-{frames}/eval-episode-{number}.mp4" for number in (0, 1)
     }
     assert "XDG_RUNTIME_DIR" not in (tmp_path / "run/logs/evaluator.log").read_text()
-    # A later evaluation keeps them, and replaces its own alone.
+    # Later evaluations keep them, and each other's.
     for _ in range(2):
         forked("eval", "run", "episodes=1", cwd=tmp_path)
-    assert len([*(tmp_path / "run/videos").rglob("*.mp4")]) == len(during) + 1
+    assert len([*(tmp_path / "run/videos").rglob("*.mp4")]) == len(during) + 2
     said = forked("run", *video, "eval.weights=best", "run.overwrite=true", cwd=tmp_path).stderr
     assert "eval.video=true saves no video in this run, which is not evaluated. Add eval.every_batches=N" in said
     assert "eval.weights=best has no effect, because this run keeps no best checkpoint." in said
@@ -214,7 +214,7 @@ def test_evaluations_in_another_env(tmp_path):
     assert (found["returns"], found["env"]) == ([150, 150], {"wrappers": [], "kwargs": {"length": 30}})
     done = forked("eval", "run", "eval.env.kwargs.token=${oc.env:USER_TOKEN,secret}", cwd=tmp_path)
     assert "kwargs:{token:${oc.env:USER_TOKEN,secret}}" in done.stderr
-    assert '"token": "${oc.env:USER_TOKEN,secret}"' in (folder / "evaluations.jsonl").read_text()
+    assert '"token":"${oc.env:USER_TOKEN,secret}"' in (folder / "evaluations.jsonl").read_text()
     forked("resume", "run", "collector.total_frames=192", "eval.env.kwargs.length=4", cwd=tmp_path)
     assert events(folder, "evaluated")[-1]["mean_return"] == 20
     done = forked("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)

@@ -90,10 +90,10 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     assert f"mean return {first['mean_return']:.6g} (95% CI {low:.6g} to {high:.6g}) of 4 episodes" in text
     assert (len(first["returns"]), first["returns"]) == (4, first["lengths"])
     again = evaluate(folder, "episodes=4")[2]
-    assert again | {"time": first["time"]} == first
-    assert again["time"] > first["time"]
+    assert again.pop("time") > first.pop("time")
+    assert again == first
     one = evaluate(folder, "exploration_type=random", "eval.episodes=4")[2]
-    assert evaluate(folder, "exploration_type=random", "episodes=4")[2] == one
+    assert evaluate(folder, "exploration_type=random", "episodes=4")[2] | {"time": one["time"]} == one
     assert one["returns"] != first["returns"]
     assert evaluate(folder, "episodes=4", "eval.seed=7")[2]["returns"] != first["returns"]
 

@@ -9,6 +9,7 @@ counts[IMPORTS] modules whose import began, and user code that was imported
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -113,7 +114,8 @@ def on_terminal(stream: IO[str]) -> bool:
 def tell_briefly(text: str, stream: IO[str]) -> None:
     """Prints a line; on a terminal, what is printed next replaces it. Call `erase` before."""
     if on_terminal(stream):
-        print(f"\x1b[K{text}", end="\r", file=stream, flush=True)
+        # In one line, as only that is erased.
+        print(f"\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="\r", file=stream, flush=True)
     else:
         print(text, file=stream, flush=True)
 

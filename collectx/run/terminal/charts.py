@@ -14,6 +14,8 @@ _DOTS = np.array([[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]])
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # Width of the numbers at a chart's left side.
 _LABELS = 7
+# In fewer columns, there is one chart.
+_TWO_CHARTS = 60
 
 
 def chart(
@@ -56,12 +58,13 @@ def chart(
 
 
 def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int, begin_s: float = 0.0) -> Table | None:
-    """Returns the drawing of the mean return over the frames, and beside it that of the speed over the time; None
-    before there is a curve. The zero of the curve is `begin_s` on the axis of time."""
+    """Returns the drawing of the mean return over the frames, and beside it, in a wide terminal, that of the speed over
+    the time; None before there is a curve. The zero of the curve is `begin_s` on the axis of time."""
+    is_wide = width >= _TWO_CHARTS
     returns = [(float(frames), value) for _, frames, value in curve if value == value]
-    size = width // 2 - 2, height
+    size = (width // 2 - 2 if is_wide else width), height
     drawn = [chart("return", returns, *size, "green", place=_short, unit=" frames")] if len(returns) > 1 else []
-    if len(speeds := [(begin_s + time, rate) for time, rate in rates(curve)]) > 1:
+    if (is_wide or not drawn) and len(speeds := [(begin_s + time, rate) for time, rate in rates(curve)]) > 1:
         drawn.append(chart("frames/s", speeds, *size, "cyan", low=0.0))
     grid = Table.grid(padding=(0, 2))
     grid.add_row(*drawn)

@@ -14,10 +14,9 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +25,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -52,13 +52,19 @@ FIRST_S = 1.0
 DRAWING_SHARE = 0.01
 # Every so many plain lines, details follow.
 DETAILS_EVERY = 10
-# Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel.
+# Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel, of
+# which there are more in less than 80 columns.
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
-_MOST_LINES = 12
+# A bar that would be shorter is above its texts instead of beside them.
+_LEAST_BAR = 10
+# The width in which the panel has its full shape, and one in which every table fits.
+_WIDTH, _WIDEST = 80, 200
+_MOST_LINES, _MOST_NARROW_LINES = 12, 20
 WAITING = "waiting for the first batch"
-# The columns of the shares of `TIMES`.
+# The columns of the shares of `TIMES`, and those that a narrow terminal leaves out, in this order.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
+_LEFT_OUT = ("send", "policy", "lag", "env")
 # If one side waits for this share of the time, the other is the bottleneck.
 _DOMINATES = 0.6
 # The first line of a frame in a traceback, and the folder of collectx's frames.
@@ -102,16 +108,16 @@ class Point:
         _, _, frames, speed, mean_return, wall_s = printing.cells("", "", result.as_json())
         return f"{self.label}  {status:<9}  {frames} frames  {speed:>6}/s  return {mean_return:>5}  {wall_s} s"
 
-    def bar(self, view: View) -> tuple[RenderableType, str, str, str]:
-        """Returns the bar of the sweep, the number of the point, the elapsed and the remaining time. That is known when
-        part of a point has run, as if all points took equally long."""
+    def bar(self, view: View) -> tuple[ProgressBar, tuple[str, ...]]:
+        """Returns the bar of the sweep, and the number of the point, the elapsed and the remaining time. That is known
+        when part of a point has run, as if all points took equally long."""
         now = view.numbers
         share = min(1.0, now.frames / now.expected_frames) if now.expected_frames > 0 else 0.0
         elapsed_s = max(view.elapsed_s, time.monotonic() - self.begin_s)  # the first point begins with the process
         done = self.num_run + share
         left = f"ETA {clock(elapsed_s / done * (self.num_left - share))}" if done else ""
         bar = ProgressBar(total=self.count, completed=self.number - 1 + share, complete_style="cyan")
-        return bar, f"sweep: point {self.number} of {self.count}", f"elapsed {clock(elapsed_s)}", left
+        return bar, (f"sweep: point {self.number} of {self.count}", f"elapsed {clock(elapsed_s)}", left)
 
 
 class Progress:
@@ -286,7 +292,8 @@ def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view:
     from collectx.run.terminal.charts import charts
 
     width, height = console.size
-    height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
+    others = (_MOST_LINES if width >= _WIDTH else _MOST_NARROW_LINES) + min(len(view.workers), NUM_WORKERS_SHOWN)
+    height = min(_CHART[1], height - others)
     if height < _LEAST_HEIGHT or not console.encoding.startswith("utf"):
         return None
     return charts(curve, min(width, _CHART[0]), height, view.begin_s)
@@ -364,61 +371,91 @@ def render_panel(
 ) -> RenderableType:
     """Returns the live display: `title`, a bar, another one for the sweep of the `point`, the sums, `charts`, a row for
     each worker and one for the trainer, its scalars, and `foot`; before the first batch, `stage`, which otherwise
-    replaces the remaining time. Fits in 80 columns."""
+    replaces the remaining time. Fits in 40 columns; where there are fewer than 80, it leaves out columns of the
+    table."""
     now = view.numbers
     rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
     dim_foot = [_one_line(foot, "dim")] if foot else []
     has_total = now.expected_frames >= 0
-    head = Table.grid(padding=(0, 2), expand=has_total)
-    if has_total:
-        head.add_column(ratio=1)
-    for _ in range(3):
-        head.add_column(no_wrap=True)
-    of_sweep = () if point is None or not point.num_left else point.bar(view)[0 if has_total else 1 :]
+    of_sweep = [] if point is None or not point.num_left else [point.bar(view)]
     if now.started is None:
-        head.add_row(*of_sweep)
         waiting = Text(f"{stage or WAITING}, elapsed {clock(view.elapsed_s)}", style="dim")
-        return Group(*rows, waiting, *([Constrain(head, _CHART[0])] if of_sweep else []), *dim_foot)
+        return Group(*rows, waiting, *([_Bars(of_sweep, has_total)] if of_sweep else []), *dim_foot)
     bar = ProgressBar(
         total=max(1, now.expected_frames), completed=now.frames, complete_style="green", finished_style="green"
     )
     left = stage or (_left(view) if view.left_s else "")
-    head.add_row(*([bar] if has_total else []), _frames(now, " / "), f"elapsed {clock(view.elapsed_s)}", left)
-    if of_sweep:
-        head.add_row(*of_sweep)
-    learning = Text.assemble(
-        "return ",
-        (number(now.mean_return), "bold green"),
-        f" ({now.num_episodes:,} episode{'s' * (now.num_episodes != 1)})   best ",
-        (number(now.best_return), "green"),
-        "" if now.target_return is None else f"   target {now.target_return:g}",
-    )
-    speed = Text.assemble(
-        (number(view.rate), "bold"),
-        " frames/s overall" if view.is_summary else f" frames/s now   {number(now.frames_per_s)} overall",
-        f"   version {now.version}   lag {now.lag:.1f}",
-        f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
-        f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
-    )
-    rows += [Constrain(head, _CHART[0]), learning, speed, *([] if charts is None else [charts])]
+    of_run = bar, (_frames(now, " / "), f"elapsed {clock(view.elapsed_s)}", left)
+    learning: list[str | Text] = [
+        Text.assemble(
+            *("return ", (number(now.mean_return), "bold green")),
+            f" ({now.num_episodes:,} episode{'s' * (now.num_episodes != 1)})",
+        ),
+        Text.assemble("best ", (number(now.best_return), "green")),
+        "" if now.target_return is None else f"target {now.target_return:g}",
+    ]
+    speed: list[str | Text] = [
+        Text.assemble((number(view.rate), "bold"), f" frames/s {'overall' if view.is_summary else 'now'}"),
+        "" if view.is_summary else f"{number(now.frames_per_s)} overall",
+        f"version {now.version}",
+        f"lag {now.lag:.1f}",
+        f"checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
+        _members(now.taking_part) if now.taking_part is not None else "",
+    ]
+    rows += [_Bars([of_run, *of_sweep], has_total), _Parts(learning), _Parts(speed)]
+    rows += [] if charts is None else [charts]
     if view.workers or view.trainer_share is not None:
-        rows.append(_table(view))
+        rows.append(_Workers(view))
     if (waits := _trainer(view)[1:]) and not view.is_summary:
         rows.append(Text(" ".join(waits), "yellow"))
     if now.scalars:
-        rows.append(_Scalars(now.scalars))
+        rows.append(_Parts([Text(f"{printable(name)} {scalar(value)}", "cyan") for name, value in now.scalars.items()]))
     return Group(*rows, *dim_foot)
 
 
 @dataclass(frozen=True)
-class _Scalars:
-    """Scalars in lines that do not end between a name and its value."""
+class _Parts:
+    """Texts in as few lines as possible, which end between two of them. Empty ones are left out."""
 
-    values: Mapping[str, float]
+    parts: Sequence[str | Text]
+    gap: str = "   "
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = "   ".join(f"{printable(name)}\0{scalar(value)}" for name, value in self.values.items())
-        yield Text(textwrap.fill(text, options.max_width).replace("\0", " "), "cyan")
+        line = Text()
+        for part in self.parts:
+            if line and line.cell_len + len(self.gap) + len(part) > options.max_width:
+                yield line
+                line = Text()
+            if part:
+                line = line + self.gap + part if line else line + part
+        yield line
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """Bars, each beside its texts, or above them where there is little room."""
+
+    bars: Sequence[tuple[ProgressBar, tuple[str, ...]]]
+    has_bars: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = zip(*(texts for _, texts in self.bars), strict=True)
+        widths = [max(map(len, column)) + 2 for column in columns]
+        width = min(options.max_width, _CHART[0])
+        if width < sum(widths) + (_LEAST_BAR if self.has_bars else -2):
+            for bar, texts in self.bars:
+                if self.has_bars:
+                    yield from (Constrain(bar, width), Segment.line())
+                yield _Parts(texts, "  ")
+            return
+        grid = Table.grid(padding=(0, 2), expand=self.has_bars)
+        if self.has_bars:
+            grid.add_column(ratio=1)
+        for _ in widths:
+            grid.add_column(no_wrap=True)
+        for bar, texts in self.bars:
+            grid.add_row(*([bar] if self.has_bars else []), *texts)
+        yield Constrain(grid, width)
 
 
 def _one_line(text: str, style: str) -> Text:
@@ -460,25 +497,44 @@ def _members(taking_part: tuple[int, int]) -> str:
     return f"{ready} of {started} workers"
 
 
-def _table(view: View) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", justify="right")
-    for name in ("frames/s", *_SHARES, "lag", "learn", *[""] * bool(view.learners)):
-        table.add_column(name, justify="right", min_width=4)
-    for worker in view.workers[:NUM_WORKERS_SHOWN]:
-        shares = (f"{share:.0%}" for share in worker.shares)
-        table.add_row(f"worker {worker.worker}", number(worker.frames_per_s), *shares, str(worker.lag))
-    if len(view.workers) > NUM_WORKERS_SHOWN:
-        table.add_row(f"+ {len(view.workers) - NUM_WORKERS_SHOWN} more", style="dim")
-    if view.trainer_share is not None:
-        columns = {"wait": f"{1 - view.trainer_share:.0%}", "lag": f"{view.numbers.lag:.1f}"}
-        cells = (columns.get(name, "") for name in (*_SHARES, "lag"))
-        table.add_row("trainer", number(view.rate), *cells, f"{view.trainer_share:.0%}")
-    for rank, (workers, others) in enumerate(view.learners):
-        cells = (f"{workers:.0%}" if name == "wait" else "" for name in (*_SHARES, "lag"))
-        learns = f"{max(0.0, 1 - workers - others):.0%}"
-        table.add_row(f"learner {rank}", "", *cells, learns, f"waits for others {others:.0%}")
-    return table
+@dataclass(frozen=True)
+class _Workers:
+    """The table of the workers, the trainer and the learners."""
+
+    view: View
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = ["frames/s", *_SHARES, "lag", "learn", *[""] * bool(self.view.learners)]
+        table = self._table(names)
+        for name in _LEFT_OUT:
+            if console.measure(table, options=options.update_width(_WIDEST)).maximum > options.max_width:
+                names.remove(name)
+                table = self._table(names)
+        yield table
+
+    def _table(self, names: Sequence[str]) -> Table:
+        view = self.view
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("", justify="right")
+        for name in names:
+            table.add_column(name, justify="right", min_width=4)
+
+        def add(head: str, rate: str, cells: dict[str, str]) -> None:
+            table.add_row(head, *(({"frames/s": rate} | cells).get(name, "") for name in names))
+
+        for worker in view.workers[:NUM_WORKERS_SHOWN]:
+            shares = {name: f"{share:.0%}" for name, share in zip(_SHARES, worker.shares, strict=True)}
+            add(f"worker {worker.worker}", number(worker.frames_per_s), shares | {"lag": str(worker.lag)})
+        if len(view.workers) > NUM_WORKERS_SHOWN:
+            table.add_row(f"+ {len(view.workers) - NUM_WORKERS_SHOWN} more", style="dim")
+        if (share := view.trainer_share) is not None:
+            cells = {"wait": f"{1 - share:.0%}", "lag": f"{view.numbers.lag:.1f}", "learn": f"{share:.0%}"}
+            add("trainer", number(view.rate), cells)
+        for rank, (workers, others) in enumerate(view.learners):
+            learns = f"{max(0.0, 1 - workers - others):.0%}"
+            cells = {"wait": f"{workers:.0%}", "learn": learns, "": f"waits for others {others:.0%}"}
+            add(f"learner {rank}", "", cells)
+        return table
 
 
 def log_errors(errors: Sequence[BaseException], log: Path) -> None:

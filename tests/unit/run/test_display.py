@@ -152,10 +152,13 @@ def test_panels_and_lines(expected, monkeypatch):
         console = Console(file=io.StringIO(), width=80)
         console.print(render_panel(VIEWS[name], point=Point("seed=2", 3, 5, 0, True, 1, 3, 100.0)))
         texts += map(str.rstrip, console.file.getvalue().splitlines())
-    texts.append("--- a narrow terminal, no foot")
-    console = Console(file=io.StringIO(), width=50)
-    console.print(render_panel(VIEWS["all frames"], "a title that is as long as that of a run in a deep folder"))
-    texts += map(str.rstrip, console.file.getvalue().splitlines())
+    title = "a title that is as long as that of a run in a deep folder"
+    for name, width in (("all frames", 50), ("the trainer waits", 40), ("the workers wait", 56)):
+        texts.append(f"--- {name}, {width} columns, no foot")
+        console = Console(file=io.StringIO(), width=width)
+        point = None if name == "all frames" else Point("seed=2", 3, 5, 0, True, 1, 3, 100.0)
+        console.print(render_panel(VIEWS[name], title, point=point))
+        texts += map(str.rstrip, console.file.getvalue().splitlines())
     expected("panels", "\n".join(texts))
 
 

@@ -422,12 +422,11 @@ class _Parts:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         line = Text()
-        for part in self.parts:
+        for part in [each for each in self.parts if each]:
             if line and line.cell_len + len(self.gap) + len(part) > options.max_width:
                 yield line
                 line = Text()
-            if part:
-                line = line + self.gap + part if line else line + part
+            line = line + self.gap + part if line else line + part
         yield line
 
 

@@ -245,8 +245,8 @@ def test_curves_are_drawn_where_there_is_room(statistics, batch_info):
     curve.add(statistics)
     assert curve == [(0.0, 100, 20.0), (1.0, 200, 20.0)]
     view = RateWindow(statistics, start_s=0.0).view(1.0)
-    for height, is_drawn in ((24, True), (12, False)):
-        console = Console(file=io.StringIO(), width=80, height=height)
+    for width, height, is_drawn in ((80, 24, True), (80, 12, False), (56, 24, False), (56, 30, True)):
+        console = Console(file=io.StringIO(), width=width, height=height)
         assert (charts_of(curve, console, view) is not None) == is_drawn
 
 

@@ -27,11 +27,28 @@ def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     text, _, folder = done.stdout.rstrip().rpartition("\nsweep folder: ")
     rows = [line.split()[:3] for line in text.splitlines() if line.startswith("seed=")]
     assert rows == [["seed=0", "completed", "128"], ["seed=1", "completed", "128"]]
+    if launcher != "submitit_local":  # its points have logs of their own
+        ended = re.findall(r"^\[(./2)\] (seed=.)  completed  128 frames ", text, re.MULTILINE)
+        assert sorted(ended) == [("1/2", "seed=0"), ("2/2", "seed=1")]
     for name in "01":
         files = RunFolder(tmp_path / folder / name)
         assert (files.hydra / "overrides.yaml").exists()
         assert result(files.path)["status"] == "completed"
     assert forked("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
+
+
+def test_a_sweep_prints_a_line_for_each_point_and_names_it_in_messages(tmp_path):
+    make = "def make(fail=False):\n    if fail:\n        raise OSError('no such device')\n"
+    (tmp_path / "own.py").write_text(f"import gymnasium\n\n{make}    return gymnasium.make('CartPole-v1')\n")
+    env = ["env.entry_point=own:make", "env.id=null", "env.kwargs.fail=false,true"]
+    done = forked("run", "-m", *env, *TINY, "launcher=inline", "hydra.sweep.dir=s", cwd=tmp_path, status=1)
+    head, *points = done.stdout.partition("\n\n")[0].splitlines()
+    assert head == "sweep: 2 runs"
+    assert [line.split()[:4] for line in points] == [
+        ["[1/2]", "env.kwargs.fail=false", "completed", "128"],
+        ["[2/2]", "env.kwargs.fail=true", "failed", "0"],
+    ]
+    assert "collectx: env.kwargs.fail=true: OSError: no such device" in done.stderr
 
 
 # Asks Hydra where the run is, and logs.

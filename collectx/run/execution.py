@@ -190,8 +190,10 @@ class _Execution:
             elapsed_s = time.monotonic() - record.start_s
             saved_config.write_snapshot(cfg, run_folder, argv, self._point.batches, elapsed_s)
             progress.resume(record.start_s, earlier_curve(run_folder.metrics, record.statistics.frames))
-        # With on_worker_failure=raise the failure is shown at the end, as the run's error.
-        hidden = ("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ()
+        # With on_worker_failure=raise the failure is shown at the end, as the run's error. In a sweep, results of
+        # evaluations would hide what differs between the points.
+        hidden = ["worker_failed"] * (cfg.collector.on_worker_failure == "raise")
+        hidden += ["evaluated"] * (point is not None)
         with closing(EventLog(run_folder, hidden=hidden)) as events:
             events.show = self._show = progress.say
             events.is_new = printing.is_new

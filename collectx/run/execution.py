@@ -196,7 +196,7 @@ class _Execution:
         hidden += ["evaluated"] * (point is not None)
         with closing(EventLog(run_folder, hidden=hidden)) as events:
             events.show = self._show = progress.say
-            events.is_new = printing.is_new
+            events.explain = progress.explain
             self._show_below = progress.say_below
             self._context.log = events
             progress.stage = lambda: self._context.stage

@@ -86,13 +86,13 @@ _EXPLAINED = ("infos_examined", "no_trajectories", "observations_outside", "stat
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. If there is
     a message about the event (`format_event`), it is also written to `logs/trainer.log` and, unless the name is in
-    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`), and what the configuration
-    explains only if `is_new`. Events that a full disk refuses are written with a later one."""
+    `hidden`, passed to `show`; if many workers report the same, only once (`Notices`). What the configuration explains
+    is passed to `explain` instead. Events that a full disk refuses are written with a later one."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
         self.show: Callable[[str], None] = lambda text: None
-        self.is_new: Callable[[str], bool] = lambda text: True
+        self.explain: Callable[[str], None] = lambda text: self.show(text)
         self._notices = Notices(lambda text: self.show(text))
         self._log = folder.log("trainer")
         self._path = folder.events
@@ -114,9 +114,11 @@ class EventLog:
             self._has_failed = failure is not None
         if failure is not None and not had_failed:
             self.show(f"events cannot be logged: {failure}. The run continues, and logs them when it can.")
-        if text is None or name in self._hidden or (name in _EXPLAINED and not self.is_new(text)):
+        if text is None or name in self._hidden:
             return
-        if "worker" in fields:
+        if name in _EXPLAINED:
+            self.explain(text)
+        elif "worker" in fields:
             self._notices(text, fields["worker"])
         else:
             self.show(text)

@@ -214,6 +214,11 @@ class Progress:
         """Prints a line above the display, with the name of the point. Any thread may call it."""
         print_line(self._console, f"collectx: {_named(self._point, text)}")
 
+    def explain(self, text: str) -> None:
+        """Prints what the configuration explains; in a sweep, once, as it is true of other points too."""
+        if printing.is_new(text):
+            print_line(self._console, f"collectx: {text}")
+
     def say_below(self, text: str) -> None:
         """Shows a text below the display, in place of how to stop. Without a display, prints it. Any thread may call
         it."""

@@ -17,7 +17,7 @@ from collectx.errors import DataError, WorkerDied, printable, text_of, worker_of
 from collectx.run import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Failure, Result, Status, type_name
 from collectx.run.statistics import Curve, PartRates, RateWindow, Statistics, View
-from collectx.run.terminal import display
+from collectx.run.terminal import display, printing
 from collectx.run.terminal.display import (
     DETAILS_EVERY,
     NUM_WORKERS_SHOWN,
@@ -377,9 +377,13 @@ def test_a_point_that_takes_long_prints_lines_with_its_name(statistics, wait_unt
     with Progress(statistics, console=Console(file=out), point=point) as progress:
         wait_until(lambda: "\n" in out.getvalue())
         progress.say("worker 1 was restarted")
-    first, *_, last = out.getvalue().splitlines()
-    assert re.fullmatch(r"\[ 3/12\] seed=2    \[0:00\] 100/1,000 frames .*", first)
-    assert last == "collectx: seed=2: worker 1 was restarted"
+        with printing.telling_once():
+            for _ in range(2):
+                progress.explain("all points share this")
+    lines = out.getvalue().splitlines()
+    assert re.fullmatch(r"\[ 3/12\] seed=2    \[0:00\] 100/1,000 frames .*", lines[0])
+    assert "collectx: seed=2: worker 1 was restarted" in lines
+    assert lines.count("collectx: all points share this") == 1
 
 
 def test_points_that_run_at_the_same_time_share_a_terminal(statistics, monkeypatch):

@@ -23,13 +23,13 @@ def test_events_are_lines_in_order_and_some_are_told(folder):
     assert [line.split(" ", 2)[2] for line in log] == ["worker 1 failed: WorkerDied: killed", *told]
 
 
-def test_what_the_configuration_explains_is_told_if_it_is_new(folder):
-    events, told = EventLog(folder), []
-    events.show, events.is_new = told.append, lambda text: text != "known"
+def test_what_the_configuration_explains_is_not_told_as_an_event_of_the_run(folder):
+    events, told, explained = EventLog(folder), [], []
+    events.show, events.explain = told.append, explained.append
     for name in ("observations_outside", "jobs"):
-        events(name, message="known")
+        events(name, message=f"told of {name}")
     events.close()
-    assert told == ["known"]
+    assert (told, explained) == (["told of jobs"], ["told of observations_outside"])
     assert len(folder.log("trainer").read_text().splitlines()) == 2
 
 

@@ -1,6 +1,7 @@
 """Runs the blocks of a page of the documentation, in their order, in one folder.
 
-    ```console             lines `$ COMMAND`, then what each prints; numbers may differ, `...` stands for any lines
+    ```console             lines `$ COMMAND`, then what each prints; numbers may differ, except for sizes such as
+                           `440 MB`, and `...` stands for any lines
     ```python title="F"    saved as F; without a title it is run
     ```yaml title="F"      saved as F, as every other language with a title is
 
@@ -151,8 +152,8 @@ def compare(expected: list[str], printed: list[str]) -> tuple[str | None, list[s
     """The first line of a run of expected lines that is not printed as such, or None; and what was printed for each of
     the expected lines, `...` for itself.
 
-    Numbers, dates and white space are not compared; a line `...` stands for any number of lines, and empty lines are
-    left out.
+    Numbers, dates and white space are not compared, but sizes are, which depend on the configuration alone; a line
+    `...` stands for any number of lines, and empty lines are left out.
     """
     if not expected:
         return None, []
@@ -177,7 +178,8 @@ def compare(expected: list[str], printed: list[str]) -> tuple[str | None, list[s
 
 
 def _form(line: str) -> str:
-    return re.sub(r"[-+]?\d+([.,:e+-]*\d+)*", "#", " ".join(line.split()))
+    number = r"[-+]?\d+([.,:e+-]*\d+)*"
+    return re.sub(rf"{number}(?![\d.,]* (bytes|[kMGT]B)\b)", "#", " ".join(line.split()))
 
 
 if __name__ == "__main__":

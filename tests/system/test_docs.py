@@ -29,6 +29,8 @@ def test_differences_of_what_is_printed():
     assert difference(["wall_s 1"]) == "wall_s 1"
     assert difference(["...", "a 1", "b 2"], ["a 1", "c", "a 3", "b 4"]) is None
     assert difference(["...", "a 1"], ["a 1", "c", "a 3"]) is None
+    assert difference(["2 runs, 1.4 GB, 3 s"], ["4 runs, 1.4 GB, 7 s"]) is None
+    assert difference(["2 runs, 1.4 GB, 3 s"], ["2 runs, 1.5 GB, 3 s"]) is not None
     assert difference(["...", "a 1", "c"], ["a 1", "b", "c"]) == "a 1"
 
 

@@ -158,6 +158,8 @@ _WORDS = re.compile(
     r"|[a-z_]+(?:\.[a-z_]+)+(?:=\w+)?|[a-z_]+=\w+)(?![\w(*])"
 )
 _COMBINATIONS = re.compile(r"^\| works with \|.*\n(?:\|.*\n)+", re.MULTILINE)
+# How much a match counts in the search, by the page's folder or file; elsewhere 1.
+_BOOSTS = {"tutorials": 2, "how-to": 2, "changelog.md": 0.5, "contributing.md": 0.5}
 _ROOT = Path(__file__).parents[1]
 _TYPES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
 _TYPES |= {"null": "`null`"}
@@ -185,8 +187,10 @@ def on_files(files: Files, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Adds what is generated. Removes the comment at the top, the page's tier: MkDocs takes the title from a heading in
-    the first line only. The home page has no columns beside it."""
+    """Adds what is generated, and the page's rank in the search. Removes the comment at the top, the page's tier: MkDocs
+    takes the title from a heading in the first line only. The home page has no columns beside it."""
+    if (boost := _BOOSTS.get(page.file.src_uri.split("/")[0])) is not None:
+        page.meta["search"] = {"boost": boost}
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]
     if "<!-- names -->" in markdown:  # a wide table

@@ -110,11 +110,21 @@ def test_the_search_finds_pages(address, tmp_path, word, page):
     assert f"{address}/{page}?h=" in dom or address.startswith("http")
 
 
-def test_pages_with_all_words_of_a_search_come_first(site, tmp_path):
-    dom, _ = browse(tmp_path, f"{site.as_uri()}/index.html?q=learning%20rate", "--window-size=1280,900")
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("learning%20rate", ["Configuration", "trainer.learning_rate"]),  # not "Learning curves"
+        # Pages that say what to do come before those that only have the words.
+        ("early%20stopping", ["Stop bad points early"]),
+        ("ctrl-c", ["Stop a run"]),
+        ("kill%20worker", ["Survive worker failures"]),
+    ],
+)
+def test_the_page_that_a_search_means_comes_first(site, tmp_path, words, first):
+    dom, _ = browse(tmp_path, f"{site.as_uri()}/index.html?q={words}", "--window-size=1280,900")
     headings = re.findall(r"<h([12])>(.*?)</h\1>.*?</article>", dom[dom.index('"md-search-result__item"') :], re.DOTALL)
     titles = [re.sub("<[^>]*>", "", heading) for _, heading in headings]
-    assert titles[:2] == ["Configuration", "trainer.learning_rate"]  # not "Learning curves"
+    assert titles[: len(first)] == first
 
 
 def test_pages_ask_no_other_host_and_lead_to_pages(site):

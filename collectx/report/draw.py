@@ -304,8 +304,8 @@ def _spans_decades(axes: Axes) -> bool:
 
 
 def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> list[str]:
-    """Draws the mean of each group with its interval, where all of its runs are that did not end early; over frames,
-    also each run beyond it; and each run that ended early. Returns the words that explain the lines."""
+    """Draws the mean of each group with its interval, where all of its runs are that did not end early; over time,
+    finished ones keep their return; over frames, also each run beyond it; and each run that ended early. Returns the words that explain the lines."""
     curves = [group.curves(value, over) for group in groups]
     counts = {len(going) for going, _ in curves if going}
     is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
@@ -321,14 +321,15 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
         rests = going
-        if len(going) > 1 and (together := common(going)) is not None:
+        keeps = value == RETURN and over == "elapsed_s"
+        if len(going) > 1 and (together := common(group.kept(value, over) if keeps else going)) is not None:
             places, values = together
             axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
             if is_sparse:
                 axes.vlines(places, *interval(values), alpha=0.4, lw=1.6, **part)
             else:
                 axes.fill_between(places, *interval(values), alpha=0.2, lw=0, **part)
-            # Over time, all runs but the fastest go on.
+            # Over time, runs end at different places.
             rests = [] if over == "elapsed_s" else [_beyond(each, places[-1]) for each in going]
             rests, has_mean = [rest for rest in rests if len(rest[0]) > 1], True
         for curve in rests:
@@ -344,7 +345,9 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     if is_alone:
         words.append("A dot is the mean return of the episodes that ended in one batch.")
     if has_mean and over == "elapsed_s":
-        words.append("Over time, a line ends with the fastest of its seeds.")
+        words.append(
+            "Over time, a finished seed keeps its return until the slowest one ends; other lines end with the fastest seed."
+        )
     if has_rest:
         words.append("Thin lines are single seeds, where not all have values.")
     if any(early for _, early in curves):
@@ -385,6 +388,8 @@ def by_seed(groups: Sequence[Group], styles: _Styles, number: str) -> Iterator[P
                 axes.plot(interval(values), [row, row], color=colour, lw=2.2, gid=part)
                 axes.plot(centre(values), row, "|", color=colour, ms=13, mew=2.2, gid=curve)
         axes.set_yticks(range(len(known)), names)
+        for label, (group, _) in zip(axes.get_yticklabels(), known, strict=True):
+            label.set_gid(f"part {group.name}")
         axes.set_ylim(len(known) - 0.4, -0.6)
         if "success" in number:
             axes.set_xlim(-0.03, 1.03)

@@ -2,7 +2,7 @@
 // or shows it in all figures. For `data-axes`, `data-of` and the classes, see `Plot.svg`.
 const shown = (value, decimals) => value.toLocaleString("en", decimals === null
   ? { maximumSignificantDigits: 4 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
-const tip = Object.assign(document.createElement("div"), { id: "tip", role: "status", hidden: true });
+const tip = Object.assign(document.createElement("div"), { id: "tip", role: "status", ariaLive: "polite", hidden: true });
 document.body.append(tip);
 // A finger leaves what it has touched; then the values stay until the next touch.
 document.addEventListener("pointerdown", () => (tip.hidden = true), true);
@@ -12,7 +12,8 @@ function points(curve) {
   for (const path of curve.querySelectorAll(":scope > path"))
     for (const [, x, y] of path.getAttribute("d").matchAll(/(-?[\d.]+) (-?[\d.]+)/g)) places.push([+x, +y]);
   const marks = places.length ? [] : [...curve.querySelectorAll("use")];
-  return [...places, ...marks.map((each) => [+each.getAttribute("x"), +each.getAttribute("y")])];
+  places.push(...marks.map((each) => [+each.getAttribute("x"), +each.getAttribute("y")]));
+  return places.sort(([x], [other]) => x - other);
 }
 
 for (const svg of document.querySelectorAll("svg[data-axes]")) {
@@ -48,19 +49,25 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
   svg.addEventListener("pointerdown", point);
   svg.addEventListener("pointerleave", (event) => (tip.hidden ||= event.pointerType === "mouse"));
   if (curves.length) svg.tabIndex = 0;
-  let line = 0, at = -1;
-  // Up and down scroll until a key has shown a point.
+  let line = 0, at = -Infinity; // the shown point's x
+  const leave = () => [at, tip.hidden] = [-Infinity, true];
   svg.addEventListener("keydown", (event) => {
-    const [along, across] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
+    if (event.key === "Escape") leave();
+    const [begin, end] = axes[0][2], step = event.shiftKey ? 1e-3 : (end - begin) / 50;
+    const goal = { ArrowLeft: at - step, ArrowRight: at + step, ArrowUp: at, ArrowDown: at, Home: -Infinity, End: Infinity }[event.key];
+    const across = { ArrowUp: -1, ArrowDown: 1 }[event.key] ?? 0;
     const known = curves.filter(([curve]) => !curve.classList.contains("off"));
-    if (!known.length || !(at + along >= 0)) return;
+    // Up and down scroll until a key has shown a point.
+    if (!known.length || goal === undefined || (across && at === -Infinity)) return;
     event.preventDefault();
     line = (line + across + known.length) % known.length;
     const [curve, places] = known[line];
-    at = Math.min(at + along, places.length - 1);
-    tell(curve.dataset.of, places[at]);
+    const place = event.key === "ArrowLeft"
+      ? places.findLast(([x]) => x <= goal) ?? places[0] : places.find(([x]) => x >= goal) ?? places.at(-1);
+    at = place[0];
+    tell(curve.dataset.of, place);
   });
-  svg.addEventListener("blur", () => [at, tip.hidden] = [-1, true]);
+  svg.addEventListener("blur", leave);
 }
 
 // The mean of each point and its neighbours, as many on either side: up to 6, and fewer near the ends.
@@ -74,10 +81,10 @@ function smoothed(d) {
   return line.join(" ");
 }
 
-const losses = document.querySelector("#losses h3");
-if (losses) {
-  losses.insertAdjacentHTML("beforeend", '<label class="hint"><input type="checkbox"> smooth</label>');
-  losses.querySelector("input").addEventListener("change", (event) => {
+if (document.querySelector("[data-smooth]")) {
+  const row = document.querySelector(".entries") ?? document.querySelector(".legend");
+  row.insertAdjacentHTML("beforeend", ' <label class="hint"><input type="checkbox"> Smooth the losses</label>');
+  row.querySelector("input").addEventListener("change", (event) => {
     for (const path of document.querySelectorAll("[data-smooth] .curve > path:not(.faint)")) {
       if (!event.target.checked) {
         path.setAttribute("d", path.previousSibling.getAttribute("d"));
@@ -100,4 +107,4 @@ for (const entry of document.querySelectorAll(".entry"))
   });
 const hide = document.querySelector(".entry") ? " Click on a name to hide its lines in all figures." : "";
 document.querySelector(".legend").insertAdjacentHTML(
-  "beforeend", ` <span class="hint">Point at a line for its values, or move along it with the arrow keys.${hide}</span>`);
+  "beforeend", ` <span class="hint">Point at a line for its values, or move along it with the arrow keys (with Shift, point by point).${hide}</span>`);

@@ -213,6 +213,16 @@ class Group:
                 curves[run.ended_early].append(curve)
         return curves
 
+    def kept(self, value: str, over: str) -> list[Curve]:
+        """Returns the curves of the runs that did not end early. Those of runs that count keep their last value until
+        the last curve ends."""
+        curves = {run: curve for run in self.runs if not run.ended_early and (curve := run.curve(value, over))}
+        end = max(places[-1] for places, _ in curves.values())
+        return [
+            (np.append(places, end), np.append(values, values[-1])) if run in self.counted else (places, values)
+            for run, (places, values) in curves.items()
+        ]
+
     def values(self, number: str) -> np.ndarray:
         """Returns a number of `result.json`, `[runs]` float64, for the runs that count and have it."""
         return np.array([value for run in self.counted if (value := run.number(number)) is not None], float)

@@ -96,12 +96,16 @@ for (const name of ["Return against frames", "actor_loss"]) {
   root.dataset[name.split(/[ _]/)[0].toLowerCase()] = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
 }
 const loss = root.querySelector("[data-smooth] svg");
-for (const key of ["ArrowDown", "ArrowRight", "ArrowRight", "ArrowDown"])
-  loss.dispatchEvent(new KeyboardEvent("keydown", {key}));
-root.dataset.keys = document.querySelector("#tip").innerText.replaceAll("\\n", "; ");
+const press = (...keys) => {
+  for (const key of keys) loss.dispatchEvent(new KeyboardEvent("keydown", {key}));
+  return tip.hidden ? "hidden" : tip.innerText.replaceAll("\\n", "; ");
+};
+root.dataset.keys = press("ArrowDown", "ArrowRight", "ArrowRight", "ArrowDown");
 loss.dispatchEvent(new FocusEvent("blur"));
-root.dataset.keys += `; ${document.querySelector("#tip").hidden}`;
-const [box] = root.querySelectorAll("input"), path = box.closest("figure").querySelector(".curve > path");
+root.dataset.keys += `; ${press()}`;
+const frames = (...keys) => press(...keys).match(/frames: ([\\d,]+)/)[1];
+root.dataset.ends = [frames("End"), frames("Home"), frames(...Array(50).fill("ArrowRight")), press("Escape")].join("; ");
+const box = root.querySelector("input"), path = root.querySelector("[data-smooth] .curve > path");
 const roughness = () => {
   const heights = [...path.getAttribute("d").matchAll(/[ML] \\S+ (\\S+)/g)].map(([, y]) => +y);
   return heights.slice(1).reduce((sum, y, i) => sum + Math.abs(y - heights[i]), 0);
@@ -117,6 +121,8 @@ root.dataset.pressed = entries.map(each => each.dataset.of + " " + each.ariaPres
 const hidden = [...document.querySelectorAll(".curve")].filter(each => getComputedStyle(each).display === "none");
 root.dataset.hidden = [...new Set(hidden.map(each => each.dataset.of))].join("; ");
 root.dataset.figures = new Set(hidden.map(each => each.closest("svg"))).size;
+const texts = [...document.querySelectorAll(".part > text")].filter(each => !each.getClientRects().length);
+root.dataset.labels = texts.map(each => each.textContent).join("; ");
 </script>"""
 
 
@@ -124,15 +130,16 @@ root.dataset.figures = new Set(hidden.map(each => each.closest("svg"))).size;
 def test_a_curve_tells_its_values_and_its_name_hides_it_in_all_figures(page, browse, tmp_path):
     (tmp_path / "page.html").write_text(page.read_text().replace("</body>", f"{PRESS}</body>"))
     dom = browse(tmp_path / "page.html", "--dump-dom", "--window-size=1280,900").stdout
-    data = dict(re.findall(r'data-(return|actor|keys|pressed|hidden|figures|smoothed)="([^"]*)"', dom))
+    data = dict(re.findall(r'data-(return|actor|keys|ends|pressed|hidden|figures|labels|smoothed)="([^"]*)"', dom))
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; mean return: \d\d\.\d+", data["return"])
     assert re.fullmatch(r"num_workers=[12]; frames: [1-3],?\d{3}; actor_loss: -?0\.0\d{4,}", data["actor"])
     # The second point of the second line.
-    assert re.fullmatch(r"num_workers=2; frames: 1,024; actor_loss: -?0\.0\d{4,}; true", data["keys"])
+    assert re.fullmatch(r"num_workers=2; frames: 1,024; actor_loss: -?0\.0\d{4,}; hidden", data["keys"])
+    assert data["ends"] == "4,096; 512; 4,096; hidden"
     # Smoothed over a faint line with all values, and back.
     assert data["smoothed"] == "true true true 0"
     assert data["pressed"] == "num_workers=1 true; num_workers=2 false"
-    assert (data["hidden"], data["figures"]) == ("num_workers=2", "11")
+    assert (data["hidden"], data["figures"], data["labels"]) == ("num_workers=2", "11", "num_workers=2")
 
 
 # Removes figures one by one; says how many figures a row has, and which rows do not end at the right edge.

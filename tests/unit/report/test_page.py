@@ -438,12 +438,14 @@ def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_pat
         run.columns = columns([10 * n for n in range(1, count + 1)], [slope * n for n in range(1, count + 1)])
     plot, over_time = sections_of(groups_of(runs), "mean_return")["Learning"]
     assert plot.name == "return_frames"
-    # Over time: the mean, the failed run and its cross.
-    assert [line[0] for line in lines_of(over_time)] == [0.8, 1.5, 1.6]
-    assert "Over time, a line ends with the fastest of its seeds." in over_time.legend
-    thin = [(0.8, [10, 20, 30], [9, 18, 27]), (0.8, [20, 30, 40], [2, 3, 4])]
-    cross = (1.5, [30], [27])
-    assert lines_of(plot) == sorted([*thin, cross, (1.6, [10, 20], [2, 4])])
+    failed, cross = (0.8, [10, 20, 30], [9, 18, 27]), (1.5, [30], [27])
+    assert lines_of(plot) == [failed, (0.8, [20, 30, 40], [2, 3, 4]), cross, (1.6, [10, 20], [2, 4])]
+    # Over time, the shorter seed keeps its return.
+    assert lines_of(over_time) == [failed, cross, (1.6, [10, 20, 40], [2, 4, 5])]
+    assert over_time.legend[1].startswith("Over time, a finished seed keeps its return")
+    runs[1].status = RunStatus(Status.RUNNING)
+    _, over_time = sections_of(groups_of(runs), "mean_return")["Learning"]
+    assert lines_of(over_time)[-1] == (1.6, [10, 20], [2, 4])
     for text, words in zip(plot.legend, ("Of two or three", "Thin lines are", "A cross is the end"), strict=True):
         assert text.startswith(words)
 

@@ -187,8 +187,8 @@ def on_files(files: Files, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Adds what is generated, and the page's rank in the search. Removes the comment at the top, the page's tier: MkDocs
-    takes the title from a heading in the first line only. The home page has no columns beside it."""
+    """Adds what is generated, and the page's weight in the search. Removes the comment at the top, the page's tier:
+    MkDocs takes the title from a heading in the first line only. The home page has no columns beside it."""
     if (boost := _BOOSTS.get(page.file.src_uri.split("/")[0])) is not None:
         page.meta["search"] = {"boost": boost}
     if page.is_homepage:

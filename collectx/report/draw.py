@@ -305,7 +305,8 @@ def _spans_decades(axes: Axes) -> bool:
 
 def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over: str) -> list[str]:
     """Draws the mean of each group with its interval, where all of its runs are that did not end early; over time,
-    finished ones keep their return; over frames, also each run beyond it; and each run that ended early. Returns the words that explain the lines."""
+    finished ones keep their return; over frames, also each run beyond it; and each run that ended early. Returns the
+    words that explain the lines."""
     curves = [group.curves(value, over) for group in groups]
     counts = {len(going) for going, _ in curves if going}
     is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
@@ -345,9 +346,8 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     if is_alone:
         words.append("A dot is the mean return of the episodes that ended in one batch.")
     if has_mean and over == "elapsed_s":
-        words.append(
-            "Over time, a finished seed keeps its return until the slowest one ends; other lines end with the fastest seed."
-        )
+        held = "Over time, a finished seed keeps its return until the slowest one ends"
+        words.append(f"{held}; other lines end with the fastest seed.")
     if has_rest:
         words.append("Thin lines are single seeds, where not all have values.")
     if any(early for _, early in curves):

@@ -81,6 +81,10 @@ function smoothed(d) {
   return line.join(" ");
 }
 
+const hide = document.querySelector(".entry") ? " Click on a name to hide its lines in all figures." : "";
+document.querySelector(".legend").insertAdjacentHTML(
+  "beforeend", ` <span class="hint">Point at a line for its values, or move along it with the arrow keys (with Shift, point by point).${hide}</span>`);
+
 if (document.querySelector("[data-smooth]")) {
   const row = document.querySelector(".entries") ?? document.querySelector(".legend");
   row.insertAdjacentHTML("beforeend", ' <label class="hint"><input type="checkbox"> Smooth the losses</label>');
@@ -105,6 +109,3 @@ for (const entry of document.querySelectorAll(".entry"))
     for (const each of document.querySelectorAll("[data-of]"))
       if (each.dataset.of === entry.dataset.of) each.classList.toggle("off", isOff);
   });
-const hide = document.querySelector(".entry") ? " Click on a name to hide its lines in all figures." : "";
-document.querySelector(".legend").insertAdjacentHTML(
-  "beforeend", ` <span class="hint">Point at a line for its values, or move along it with the arrow keys (with Shift, point by point).${hide}</span>`);

@@ -104,7 +104,8 @@ root.dataset.keys = press("ArrowDown", "ArrowRight", "ArrowRight", "ArrowDown");
 loss.dispatchEvent(new FocusEvent("blur"));
 root.dataset.keys += `; ${press()}`;
 const frames = (...keys) => press(...keys).match(/frames: ([\\d,]+)/)[1];
-root.dataset.ends = [frames("End"), frames("Home"), frames(...Array(50).fill("ArrowRight")), press("Escape")].join("; ");
+const ends = [frames("End"), frames("Home"), frames(...Array(50).fill("ArrowRight")), press("Escape")];
+root.dataset.ends = ends.join("; ");
 const box = root.querySelector("input"), path = root.querySelector("[data-smooth] .curve > path");
 const roughness = () => {
   const heights = [...path.getAttribute("d").matchAll(/[ML] \\S+ (\\S+)/g)].map(([, y]) => +y);

@@ -7,7 +7,7 @@
 
 `<!-- exit status: 2 -->` above a block: its last command ends with this status instead of 0. So does a comment behind
 any command, which readers see: `$ collectx run seed=x  # exit status 2`.
-`python tests/pages.py PAGE...` replaces the numbers in what the page prints by those of a new run.
+`python tests/pages.py PAGE...` replaces the numbers in what the page prints, except for sizes, by those of a new run.
 
 `<!-- not run: REASON -->` above a block leaves it out; `<!-- hidden` above a block and `-->` below it run it, but the
 site does not show it. The first line of a page may be its tier, `<!-- tier: ci -->`, or what it needs, `<!-- needs:

@@ -58,6 +58,10 @@ def misfit_of(error: Exception) -> str:
     return next((line for line in lines if "size mismatch" in line), lines[0]).strip().rstrip(".")
 
 
+TRACEBACK = "\nTraceback (most recent call last):\n"
+"""How a traceback begins."""
+
+
 def traceback_of(error: BaseException) -> str:
     """Returns the formatted traceback of `error`, shortened and escaped like `text_of`."""
     return _shorten("".join(traceback.format_exception(error)), _MAX_TRACEBACK)

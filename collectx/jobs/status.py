@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 from collectx.config.problem import counted
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import DamagedFileError, LauncherError
+from collectx.errors import TRACEBACK, DamagedFileError, LauncherError
 from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
@@ -38,6 +39,8 @@ _NUM_LOG_LINES = 40
 _EXIT_S = 5.0
 # How long a process that locked a folder may take to write its snapshot.
 _SNAPSHOT_S = 10.0
+# The begin of an event's line in `logs/trainer.log`.
+_EVENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 # States of a started job that neither runs nor has ended.
 _TRANSITIONS = {
     "COMPLETING": "SLURM is ending its processes",
@@ -324,7 +327,7 @@ def _failed(run_folder: RunFolder, reason: str) -> RunStatus:
 
 
 def _log_tail(run_folder: RunFolder) -> str:
-    """Returns the end of the trainer's or the job's log, or why there is none."""
+    """Returns the end of the trainer's or the job's log; if it contains no error, why."""
     job, trainer = run_folder.log("job"), run_folder.log("trainer")
     # The log of a job also contains why SLURM ended the trainer.
     for log in (job, trainer) if run_folder.job_note.exists() else (trainer, job):
@@ -332,12 +335,14 @@ def _log_tail(run_folder: RunFolder) -> str:
             lines = log.read_text(errors="replace").rstrip().splitlines()
         except OSError:
             continue
-        if lines:
+        # A trainer's error stands after the events, or its process was killed.
+        events = [] if log == job else [index for index, line in enumerate(lines) if _EVENT.match(line)]
+        if lines and (not events or TRACEBACK.strip() in lines[events[-1] :]):
             return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
     if not run_folder.job_note.exists() or job.exists():
         return (
-            f"It left no output in {run_folder.logs}, so it was probably killed: by kill -9, or by the kernel when "
-            "memory ran out."
+            f"The trainer left no error in {run_folder.logs}, so it was probably killed: by kill -9, or by the kernel "
+            "when memory ran out."
         )
     return (
         f"{job} does not exist, perhaps because not all nodes share its file system. Choose another folder with "

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from collectx.config.derived import expected_frames
-from collectx.errors import DamagedFileError, LauncherError
+from collectx.errors import TRACEBACK, DamagedFileError, LauncherError
 from collectx.jobs.cancel import end_jobs
 from collectx.jobs.status import JobStates, NamedRun, Outcome, RunStatus, numbers_of, query_slurm, status_of
 from collectx.place.slurm import commands
@@ -37,7 +37,6 @@ from collectx.run.terminal.charts import sparkline
 from collectx.run.terminal.display import (
     PLAIN_S,
     REFRESH_S,
-    TRACEBACK,
     WAITING,
     Lines,
     charts_of,

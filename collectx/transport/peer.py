@@ -15,7 +15,7 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeAlias
 
-from collectx.config.problem import counted, opt
+from collectx.config.problem import counted, current_names, opt
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 from collectx.fork_server import descendants
 from collectx.progress import LEAST_CPU, STEPS, Counts, cpu_s
@@ -126,7 +126,7 @@ def death_error(
             causes = f"native code of the env crashed, or {causes}"
     if code is not None and code >= 0:
         causes = "a call of os._exit, or an exit in native code of the env"
-    if code == 1:  # Python's exit code after a traceback
+    if code == 1 and current_names() is not None:  # Python's exit code after a traceback, in a worker of a script
         script = 'a script that makes a collector outside of its `if __name__ == "__main__":`'
         causes = f"{script}, a call of os._exit, or an exit in native code of the env"
     who = f"{name[:-1]}; pid {handle.pid})" if name.endswith(")") else f"{name} (pid {handle.pid})"

@@ -31,7 +31,7 @@ from rich.text import Text
 
 from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, frames_of_user, printable, summary_of, text_of, traceback_of
+from collectx.errors import TRACEBACK, CollectxError, frames_of_user, printable, summary_of, text_of, traceback_of
 from collectx.imports import is_installed
 from collectx.process import is_debugging
 from collectx.progress import erase, tell_briefly
@@ -69,7 +69,6 @@ _LEFT_OUT = ("send", "policy", "lag", "env")
 _DOMINATES = 0.6
 # The first line of a frame in a traceback, and the folder of collectx's frames.
 _FRAME = re.compile(r'  File "(?P<file>.+?)", line \d+')
-TRACEBACK = "\nTraceback (most recent call last):\n"
 _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 

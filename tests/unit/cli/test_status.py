@@ -4,14 +4,17 @@ import json
 import os
 import shutil
 import socket
+from contextlib import closing, suppress
 
 import pytest
 
 from collectx.cli import status
 from collectx.jobs import status as jobs_status
 from collectx.run import RunFolder
+from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import locked
+from collectx.run.terminal.display import log_errors
 
 
 @pytest.fixture
@@ -57,6 +60,25 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys):
     assert (word, "it was probably killed" in text, "all nodes" in text) == ("failed", True, False)
     files.meta.write_text(json.dumps({"host": "elsewhere"}))
     assert said(capsys, files)[0] == "unknown"
+
+
+def test_a_killed_trainer_is_not_blamed_on_an_earlier_failure_of_a_worker(tmp_path, capsys):
+    files = RunFolder(tmp_path)
+    files.begin()
+    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    files.lock.touch()
+    with closing(EventLog(files)) as events:
+        events("worker_failed", worker=1, type="WorkerDied", message="memory ran out")
+        events("worker_restarted", worker=1, restarts=1, after="WorkerDied")
+    text = said(capsys, files)[1]
+    assert "The trainer left no error in " in text
+    assert "was restarted" not in text
+    with suppress(ValueError):
+        raise (error := ValueError("of the trainer"))
+    log_errors([error], files.log("trainer"))
+    text = said(capsys, files)[1]
+    assert "trainer.log ends with:" in text
+    assert "ValueError: of the trainer" in text
 
 
 def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, capsys, monkeypatch):

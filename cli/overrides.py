@@ -42,6 +42,8 @@ class Checked:
 
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+# What says where a command runs, and what happens to a run there.
+_OF_FOLDERS = (*_FOLDERS, "run.overwrite", "run.resume", "resume")
 # What a primary file of the user needs, so that it changes options of collectx's own.
 BASED = "defaults: [config, _self_]"
 # What Hydra computes in a value.
@@ -66,6 +68,13 @@ def quoted(value: object) -> str:
 def key_of(override: str) -> str:
     """Returns the key or group of an override, such as `env` of `env=gym` and of `++env=gym`."""
     return override.lstrip("+").partition("=")[0]
+
+
+def repeated(argv: Sequence[str], option: str, folder: str, *words: str) -> str:
+    """Returns the command line `argv`, as the shell reads it, for this `folder`; `words` follow in place of those about
+    an earlier run there."""
+    kept = [word for word in argv if key_of(word) not in _OF_FOLDERS]
+    return shlex.join([*kept, f"{option}={folder if re.fullmatch('[^=, ]+', folder) else quoted(folder)}", *words])
 
 
 def with_section(words: Sequence[str], section: str, names: Collection[str]) -> list[str]:

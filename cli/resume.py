@@ -5,17 +5,21 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import replace
 
 from collectx.checkpoints import Checkpoints
 from collectx.cli.arguments import Arguments, UsageError, subcommand
-from collectx.cli.overrides import key_of, quoted
+from collectx.cli.overrides import key_of, quoted, repeated
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, find_run_folder, working_directory
 from collectx.jobs.status import where_running
+from collectx.run import RunFolder
 from collectx.run.folder import saved_config
 from collectx.run.folder.result import ALL_DELIVERED
 from collectx.run.resume import check_ends, no_checkpoint, starts_over
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -38,7 +42,7 @@ def _resume(arguments: Arguments) -> int:
     run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         if not run_folder.has_checkpoint:
-            raise UsageError(no_checkpoint(run_folder))
+            raise UsageError(f"{no_checkpoint(run_folder)} {_to_start_over(run_folder)}")
         raise UsageError(
             f"resume continues the run in {run_folder.path}. Leave out {' and '.join(wrong)}, or use collectx run."
         )
@@ -48,7 +52,7 @@ def _resume(arguments: Arguments) -> int:
         )
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):
-        raise UsageError(no_checkpoint(run_folder))
+        raise UsageError(f"{no_checkpoint(run_folder)} {_to_start_over(run_folder)}")
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     result = run_folder.read_result() or {}
     is_over = result.get("exit_reason") == ALL_DELIVERED and "collector.total_frames" not in map(key_of, overrides)
@@ -62,6 +66,22 @@ def _resume(arguments: Arguments) -> int:
     place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"
     overrides = (*working_directory(run_folder), *overrides, *place)
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
+
+
+def _to_start_over(run_folder: RunFolder) -> str:
+    """Returns the command that starts a run again, in its folder."""
+    meta, overwrite = run_folder.read_meta(), ("run.overwrite=true",) * run_folder.has_run
+    argv = meta.get("argv", [])
+    if argv[:2] != ["collectx", "run"]:
+        return f"To start over, repeat what started it{', with run.overwrite=true' * len(overwrite)}."
+    is_here = meta["cwd"] == os.getcwd()
+    there = "" if is_here else f"cd {shlex.quote(meta['cwd'])} && "
+    typed = printing.typed if is_here else str
+    # A sweep begins such a point again.
+    root = next((each for each in run_folder.path.parents if (each / "multirun.yaml").is_file()), None)
+    if root is not None:
+        return f"To start over: {there}{repeated(argv, 'hydra.sweep.dir', typed(root))}"
+    return f"To start over: {there}{repeated(argv, 'hydra.run.dir', typed(run_folder.path), *overwrite)}"
 
 
 def _contradicts(override: str) -> bool:

@@ -27,7 +27,7 @@ from collectx.cli import halving, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
-from collectx.cli.overrides import Checked, key_of, unused_folder
+from collectx.cli.overrides import Checked, key_of, repeated, unused_folder
 from collectx.cli.task import PointFailed, SweepStopped, Task
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig
@@ -46,8 +46,6 @@ from collectx.run.terminal import printing
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "resolve")
-# Options that would keep a repeated sweep from going on in its folder.
-_NOT_REPEATED = ("hydra.sweep.dir", "run.overwrite", "run.resume", "resume")
 
 
 def _run_or_show(arguments: Arguments) -> int:
@@ -259,8 +257,7 @@ def _say_how_to_go_on(prepared: sweep.Sweep, task: Task, root: Path) -> None:
     from collectx.run.terminal import display
 
     if prepared.points:
-        kept = [word for word in task.argv if key_of(word) not in _NOT_REPEATED]
-        command = shlex.join([*kept, f"hydra.sweep.dir={printing.typed(root)}"])
+        command = repeated(task.argv, "hydra.sweep.dir", printing.typed(root))
         printing.message(f"to go on with the sweep and its stopped point: {command}")
         return
     for run in task.outcomes:

@@ -41,8 +41,7 @@ def starts_over(run_folder: RunFolder) -> bool:
 
 
 def no_checkpoint(run_folder: RunFolder) -> str:
-    advice = f"repeat the command that started it{', and add run.overwrite=true' * run_folder.has_run}."
-    return f"{run_folder.path} contains no checkpoint to continue from. To start over, {advice}"
+    return f"{run_folder.path} contains no checkpoint to continue from."
 
 
 def check_ends(checkpoint: Checkpoint, cfg: RunConfig, minutes: float = 0.0) -> None:

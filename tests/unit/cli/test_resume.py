@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 from pathlib import Path
@@ -156,7 +157,19 @@ def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys
     files = old("failed")
     Checkpoints(files.checkpoints).remove_after(0)
     assert resume.main([str(files.path)]) == 2
-    assert "repeat the command that started it, and add run.overwrite=true" in capsys.readouterr().err
+    assert "To start over, repeat what started it, with run.overwrite=true." in capsys.readouterr().err
+    meta = json.loads(files.meta.read_text())
+    typed = ["collectx", "run", "seed=7", "logger=[csv, wandb]", "resume=auto"]
+    files.meta.write_text(json.dumps({**meta, "argv": typed, "cwd": os.getcwd()}))
+    assert resume.main([str(files.path)]) == 2
+    again = shlex.split(capsys.readouterr().err.partition(" To start over: ")[2])
+    assert again == [*typed[:-1], f"hydra.run.dir='{files.path.name}'", "run.overwrite=true"]
+    files.meta.write_text(json.dumps({**meta, "argv": [*typed, "-m"], "cwd": "/there"}))
+    (files.path.parent / "multirun.yaml").touch()
+    assert resume.main([str(files.path)]) == 2
+    assert f"cd /there && collectx run seed=7 'logger=[csv, wandb]' -m hydra.sweep.dir={files.path.parent}\n" in (
+        capsys.readouterr().err
+    )
     assert run.main([f"hydra.run.dir='{files.path}'", "seed=7", "resume=auto"]) == 1
     assert stub.calls[0][0].seed == 7
 

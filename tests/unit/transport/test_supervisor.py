@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from user_code.toyworker import batch_spec
 
+from collectx.config.problem import Names, naming
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
 from collectx.transport.connections import MessageReader
@@ -463,12 +464,7 @@ def test_the_others_wait_a_second_at_most_for_a_process_that_closed_its_connecti
             "WorkerDied: w (pid 7) is still running but closed its connection without",
         ),
         ({"pid": 7, "exitcode": 0}, True, None, "w (pid 7) ended with exit code 0 without"),
-        (
-            {"pid": 7, "exitcode": 1},
-            True,
-            None,
-            'causes: a script that makes a collector outside of its `if __name__ == "__',
-        ),
+        ({"pid": 7, "exitcode": 1}, True, None, "causes: a call of os._exit, or an exit in native code of the env."),
         ({"pid": 7, "exitcode": 2}, True, None, "a call of os._exit, or an exit in native code of the env."),
         ({"pid": 7, "exitcode": -9}, True, None, "w (pid 7) was killed by signal 9 (SIGKILL) without reporting"),
         ({"pid": 7, "exitcode": -9}, True, None, "causes: memory ran out, or another process sent the signal."),
@@ -488,3 +484,10 @@ def test_how_a_worker_ended(handle, has_joined, error, text):
     found = death_error("w", has_joined, handle, 5.0, error)
     assert text in f"{type(found).__name__}: {found}"
     assert joined == ([5.0] if handle and handle.pid else [])
+
+
+def test_a_script_may_have_ended_a_worker_only_in_python():
+    handle = SimpleNamespace(pid=7, exitcode=1, join=lambda timeout_s: None)
+    with naming(Names({})):
+        error = death_error("w", True, handle, 5.0, None)
+    assert 'causes: a script that makes a collector outside of its `if __name__ == "__' in str(error)

@@ -432,8 +432,7 @@ class RateWindow:
         workers = tuple(_part_rates(now, since, now_per_s))
         learners = _learner_shares(now, since, 0.0 if since.last_s is None else (now.last_s or 0.0) - since.last_s)
         evaluation_share = min(1.0, (now.evaluation_s - since.evaluation_s) / passed_s) if passed_s > 0 else 0.0
-        if share is not None:
-            share *= 1 - evaluation_share
+        share = _learning_share(now, share, evaluation_share, learners)
         return View(now, elapsed_s, now_per_s, share, workers, learners, begin_s, evaluation_share)
 
     def summary(self, now_s: float, elapsed_s: float | None = None) -> View:
@@ -444,10 +443,9 @@ class RateWindow:
         share, passed_s = _trainer_share(now, now), (now.last_s or 0.0) - (now.first_s or 0.0)
         # The trainer also waits after the last delivery.
         evaluation_share = now.evaluation_s / (now.active_s - (now.first_s or 0.0) + now.evaluation_s or 1.0)
-        if share is not None:
-            share *= 1 - evaluation_share
         workers = tuple(_part_rates(now, nothing, now.frames_per_s))
         learners = _learner_shares(now, nothing, passed_s)
+        share = _learning_share(now, share, evaluation_share, learners)
         elapsed_s = view.elapsed_s if elapsed_s is None else elapsed_s
         return View(now, elapsed_s, None, share, workers, learners, view.begin_s, evaluation_share, is_summary=True)
 
@@ -462,6 +460,16 @@ def _trainer_share(now: Statistics, since: Statistics) -> float | None:
         begin_s, waited_s = since.active_s, since.waited_s
     passed_s = now.active_s - begin_s
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
+
+
+def _learning_share(
+    now: Statistics, share: float | None, evaluation_share: float, learners: Sequence[tuple[float, float]]
+) -> float | None:
+    """Returns the share of all the time in which the trainer waited for nothing. `share` leaves waits for evaluations
+    out, and counts those for other learners, whose shares are in `learners`."""
+    if share is None or len(learners) < len(now.learners):
+        return None
+    return max(0.0, share * (1 - evaluation_share) - (learners[0][1] if learners else 0.0))
 
 
 def _learner_shares(now: Statistics, since: Statistics, passed_s: float) -> tuple[tuple[float, float], ...]:

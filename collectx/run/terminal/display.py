@@ -484,10 +484,13 @@ def _trainer(view: View) -> list[str]:
     if view.trainer_share is None:
         return []
     parts = [f"trainer: learn {view.trainer_share:.0%}"]
-    idle = 1 - view.trainer_share - view.evaluation_share
+    for_others = sum(others for _, others in view.learners) / max(1, len(view.learners))
+    idle = 1 - view.trainer_share - view.evaluation_share - for_others
     waits = [worker.shares[_SHARES.index("wait")] for worker in view.workers]
     if view.evaluation_share >= _DOMINATES:
         parts.append(f"bottleneck: evaluations (trainer waits {view.evaluation_share:.0%})")
+    elif for_others >= _DOMINATES:
+        parts.append(f"bottleneck: learners wait for each other ({for_others:.0%})")
     elif waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
         parts.append(f"bottleneck: trainer (workers idle {sum(waits) / len(waits):.0%})")
     elif idle >= _DOMINATES:

@@ -298,6 +298,20 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(batch_info, waited_
         assert (words or "") in text
 
 
+def test_waits_for_other_learners_are_neither_learning_nor_waits_for_workers(batch_info):
+    statistics = Statistics(1000)
+    window = RateWindow(statistics, 0.0)
+    for index in range(3):
+        # Of 10 s, the first learner waits 1 for its workers and 6 for the other one.
+        batch = batch_info(index, {"timings": WAITING}, {"worker": 1, "timings": WAITING})
+        learners = ((1.0, 6.0), (2.0, 7.0)) if index else ((0.0, 0.0), (0.0, 0.0))
+        statistics.add(replace(batch, waited_s=1.0, learners=learners), 10.0 * index)
+        view = window.view(10.0 * index)
+    for seen in (view, window.summary(20.0)):
+        (line,) = [line for line in format_details(seen) if "trainer: " in line]
+        assert "trainer: learn 30% | bottleneck: learners wait for each other (65%)" in line
+
+
 def test_waits_for_evaluations_are_not_waits_for_workers(batch_info):
     statistics = Statistics(1000)
     window = RateWindow(statistics, 0.0)

@@ -38,6 +38,7 @@ from collectx.config.problem import counted
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig, SweepConfig
 from collectx.errors import ConfigError, text_of
+from collectx.jobs.status import statuses
 from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
 from collectx.run.folder.result import ALL_DELIVERED
@@ -277,13 +278,22 @@ class Halving:
         """Runs the points that have not reached a rung yet to it; returns how many."""
         points = [point for candidate in alive for point in candidate.points]
         for point in points:
-            self._take_longer(point, rung)
+            if longer := self._take(point, rung, point.batches(rung) + 1):
+                printing.note(
+                    f"{point.name} is ranked by {longer['frames']:,} frames, as it went on without the sweep."
+                )
         waiting = [point for point in points if rung not in point.values]
         if waiting:
             which = f"rung {number} of {len(self._rungs)}"
             runs = f" ({counted(len(points), 'run')})" if len(points) > len(alive) else ""
-            print(f"\nsweep: {which}: {counted(len(alive), 'point')}{runs} to {rung:,} frames")
-            jobs = self._launch([point.at(rung) for point in waiting], num_started)
+            done = f", {len(points) - len(waiting)} already done" if len(waiting) < len(points) else ""
+            print(f"\nsweep: {which}: {counted(len(alive), 'point')}{runs} to {rung:,} frames{done}")
+            try:
+                jobs = self._launch([point.at(rung) for point in waiting], num_started)
+            except BaseException:
+                for point in waiting:
+                    self._take(point, rung, point.batches(rung))
+                raise
             for point, job in zip(waiting, jobs, strict=True):
                 if job.status is JobStatus.COMPLETED:
                     point.values[rung] = _numbers(job.return_value)
@@ -292,13 +302,15 @@ class Halving:
             self._write()
         return len(waiting)
 
-    def _take_longer(self, point: _Point, rung: int) -> None:
-        """Takes the result of a point that has gone on beyond a rung on its own, as there is no other value."""
+    def _take(self, point: _Point, rung: int, num_batches: int) -> dict[str, Any]:
+        """Takes the result of a point that has no value at a rung, if it has completed at least `num_batches`. Returns
+        this result, otherwise nothing."""
         run_folder = RunFolder(self._folder / point.name)
         result = {} if rung in point.values else run_folder.read_result() or {}
-        if result.get("status") == Status.COMPLETED and result["batches"] > point.batches(rung):
-            printing.note(f"{point.name} is ranked by {result['frames']:,} frames, as it went on without the sweep.")
-            point.values[rung] = _numbers(objective(run_folder, point.name, self._objectives, self._master.hydra))
+        if result.get("status") != Status.COMPLETED or result["batches"] < num_batches:
+            return {}
+        point.values[rung] = _numbers(objective(run_folder, point.name, self._objectives, self._master.hydra))
+        return result
 
     def _ranked(self, alive: Sequence[_Candidate], rung: int) -> list[_Candidate]:
         """Returns the candidates that have reached a rung, the best first."""
@@ -392,8 +404,15 @@ class Halving:
             values = [each.values(rung) or () for rung in self._rungs]
             numbers = [", ".join(map(printing.number_cell, means)) for means in values]
             seeds = [str(len(each.points))] * has_seeds
-            rows.append((each.name, "failed" if is_lost else each.end or "unfinished", *seeds, *numbers))
+            rows.append((each.name, "failed" if is_lost else each.end or self._state(each), *seeds, *numbers))
         return ("point", "status", *["seeds"] * has_seeds, *(f"{rung:,}" for rung in self._rungs)), rows
+
+    def _state(self, candidate: _Candidate) -> str:
+        """Returns the status of a candidate that has not ended."""
+        runs = [RunFolder(self._folder / point.name) for point in candidate.points]
+        begun = [run for run in runs if run.path.exists()]
+        words = [str(each.status) for each in statuses(begun)] + ["not started"] * (len(runs) - len(begun))
+        return next((word for word in (Status.INTERRUPTED, Status.WAITING) if word in words), words[0])
 
     def _print(self, ranked: Sequence[_Candidate]) -> None:
         """Prints and writes the table, and prints why points failed."""

@@ -113,9 +113,12 @@ def test_a_sweep_that_was_interrupted_goes_on_at_its_rung(tmp_path, wait_until):
     command.send_signal(signal.SIGINT)
     assert command.wait(100) == 130
     assert "collectx resume" not in said.read_text()
+    # The second seed of the first candidate may have begun.
+    (table,) = re.findall(r"\npoint .*\n(?:.*\n){2}", said.read_text())
+    assert re.search(r" (waiting|interrupted) +2\n.* not started +2\n", table)
     (line,) = re.findall("to go on with the sweep and its stopped point: collectx (.+)", said.read_text())
     again = collectx(*shlex.split(line), cwd=tmp_path)
-    assert "sweep: 4 runs, " in again.stdout
+    assert "sweep: rung 1 of 2: 2 points (4 runs) to 2,048 frames, 1 already done" in again.stdout
     # The seeds of a configuration go on together.
     best, stopped = rows(again)
     assert yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())["best_params"] == {

@@ -175,7 +175,7 @@ def test_points_run_at_the_same_time_with_hydras_launchers(tmp_path):
         (["trainer.gamma=interval(0.9,0.99)", "sweep.rungs=[64]"], "is an interval. Say how many points to draw"),
         (["seed=0,1"], "sweep.rungs is missing. Name the numbers of frames"),
         (["seed=0,1", "sweep.rungs=[500,200]"], "sweep.rungs=[500, 200] must be positive and ascending"),
-        (["seed=0,1", "sweep.rungs=[500_000]"], "sweep.rungs ends at 500000 frames, but collector.total_frames="),
+        (["seed=0,1", "sweep.rungs=[500_000]"], "sweep.rungs ends at 500,000 frames, but collector.total_frames="),
         (["seed=0,1", "sweep.rungs=[64]", "run.max_batches=3"], "run.max_batches cannot be used with"),
         (["seed=0,1", "sweep.rungs=[64]", "run.max_minutes=3"], "run.max_minutes cannot be used with"),
         (["seed=0,1", "sweep.rungs=[64]", "run.overwrite=true"], "run.overwrite=true cannot be used with"),
@@ -213,7 +213,7 @@ def test_a_file_chooses_the_sweeper_and_is_checked_before_anything_starts(tmp_pa
     path.write_text(_SEARCH.replace("GAMMA", "0.99"))
     planned = forked("plan", *words, cwd=tmp_path)
     assert "sweep.draws=4 gives only 2 points: the values allow no others." in planned.stderr
-    assert "sweep.rungs ends at 2048 frames, so no point reaches collector.total_frames=4096." in planned.stderr
+    assert "sweep.rungs ends at 2,048 frames, so no point reaches collector.total_frames=4096." in planned.stderr
     assert "runs               4" in planned.stdout
     ignored = forked("plan", *words, "hydra/sweeper=basic", cwd=tmp_path).stderr
     assert "sweep.rungs has no effect without hydra/sweeper=halving." in ignored

@@ -131,7 +131,7 @@ def test_an_async_run_is_reproduced_in_its_order(tmp_path):
     ("fault", "kind", "words"),
     [
         ("raises", "user_code.faulty.BrokenLever", ["BrokenLever: ('left', 3)", "faulty.py", "raise error"]),
-        pytest.param("killed", "collectx.errors.WorkerDied", ["WorkerDied"], marks=pytest.mark.nightly),
+        pytest.param("killed", "WorkerDied", ["WorkerDied"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, monkeypatch, fault, kind, words):

@@ -15,7 +15,7 @@ from typing import Any
 from collectx.config.derived import expected_frames
 from collectx.config.problem import counted
 from collectx.config.schema.run import OF_EVALUATION, RunConfig
-from collectx.errors import ConfigError, text_of, worker_of
+from collectx.errors import CollectxError, ConfigError, text_of, worker_of
 from collectx.run.digest import Digest
 from collectx.run.signals import Signals
 from collectx.run.statistics import Statistics
@@ -296,9 +296,10 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def type_name(error: BaseException) -> str:
-    """Returns the exception's type as a traceback names it."""
+    """Returns the exception's type as a traceback names it; one of collectx without its module."""
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module = "" if kind.__module__ in ("builtins", CollectxError.__module__) else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
 
 
 _has_started_a_run = False

@@ -42,7 +42,7 @@ def _watch(arguments: Arguments) -> int:
         seen.update(run.path for run in new)
         return [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in new]
 
-    watcher = Watcher(begun(), is_owner=False, begun=begun, awaits=lambda: is_sweep and bool(not_started(root)))
+    watcher = Watcher(begun(), is_owner=False, begun=begun, awaits=lambda: not_started(root) if is_sweep else ())
     with sigterm_raises():
         outcomes = watcher.watch()
     points = [(RunFolder(each.folder).name_below(root), each.folder) for each in outcomes]

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -81,8 +81,8 @@ class Watcher:
         may_leave: whether the jobs may outlive this process.
         is_owner: whether this command started the jobs, so Ctrl-C may end them.
         begun: returns the runs that have begun since the last call.
-        awaits: whether further runs will begin. It is asked when all runs have ended, and five seconds after that
-            the watcher stops waiting for them.
+        awaits: returns the names of the runs that have not begun. Five seconds after the others have ended, the watcher
+            stops waiting for them.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Watcher:
         may_leave: bool = True,
         is_owner: bool = True,
         begun: Callable[[], Sequence[tuple[NamedRun, str | None]]] = tuple,
-        awaits: Callable[[], bool] = bool,
+        awaits: Callable[[], Sequence[str]] = tuple,
     ):
         self.is_detached = False
         self._runs = [WatchedRun(run, job) for run, job in runs]
@@ -105,6 +105,7 @@ class Watcher:
         self._may_leave = may_leave
         self._is_owner = is_owner
         self._begun, self._awaits = begun, awaits
+        self._awaited = list(awaits())
         self._idle_s: float | None = None
         self._interrupted_s: float | None = None
         self._is_cancelled = False
@@ -161,7 +162,7 @@ class Watcher:
         return self._idle_s is not None and time.monotonic() < self._idle_s + _SETTLE_S
 
     def _watch(self) -> None:
-        with RunsDisplay(self._runs, self._foot()) as display:
+        with RunsDisplay(self._runs, self._foot(), self._awaited) as display:
             while self._goes_on():
                 self._update(display)
                 self._limit_end()
@@ -210,7 +211,9 @@ class Watcher:
                     show(text, event.get("worker"))
 
     def _query(self, display: RunsDisplay, now_s: float) -> None:
-        self._runs += [WatchedRun(run, job) for run, job in self._begun()]
+        if begun := [WatchedRun(run, job) for run, job in self._begun()]:
+            self._runs += begun
+            self._awaited[:] = self._awaits()
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:
@@ -420,9 +423,10 @@ class RunsDisplay:
     """Shows runs within a `with` block. One run: its progress, whose last state remains. Several runs: a table on a
     terminal, elsewhere a line of totals every few seconds."""
 
-    def __init__(self, runs: Sequence[WatchedRun], foot: str = ""):
-        """`foot` says what Ctrl-C does."""
-        self._runs = runs
+    def __init__(self, runs: Sequence[WatchedRun], foot: str = "", awaited: Sequence[str] = ()):
+        """`foot` says what Ctrl-C does, `awaited` are the names of the runs that have not begun. Both sequences may
+        change."""
+        self._runs, self._awaited = runs, awaited
         self._foot = foot
         self._last_s = time.monotonic()
         self._console = Console()
@@ -437,16 +441,20 @@ class RunsDisplay:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        has_progress = len(self._runs) == 1 and self._runs[0].statistics.batches > 0
+        has_progress = self._num_runs == 1 and self._runs[0].statistics.batches > 0
         if self._live is not None:
             self._live.transient = not has_progress
             self._live.stop()
         elif has_progress:
             self._print_line(is_last=True)
 
+    @property
+    def _num_runs(self) -> int:
+        return len(self._runs) + len(self._awaited)
+
     def draw(self) -> None:
         if self._live is not None:
-            panel = self._panel(self._runs[0]) if len(self._runs) == 1 else self._table()
+            panel = self._panel(self._runs[0]) if self._num_runs == 1 else Group(Text(self._sum()), self._table())
             self._live.update(panel, refresh=True)
         elif time.monotonic() > self._last_s + PLAIN_S:
             self._last_s = time.monotonic()
@@ -465,30 +473,42 @@ class RunsDisplay:
         return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot, run.stage())
 
     def _print_line(self, is_last: bool = False) -> None:
-        statuses = [run.status.status for run in self._runs]
-        if len(self._runs) > 1:
-            counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-            frames = sum(run.statistics.frames for run in self._runs)
-            print_line(self._console, f"{counts}; {frames:,} frames")
-        elif statuses[0] is not Status.QUEUED:
-            run = self._runs[0]
+        run = self._runs[0]
+        if self._num_runs > 1:
+            print_line(self._console, f"{self._sum()}; {sum(run.statistics.frames for run in self._runs):,} frames")
+        elif run.status.status is not Status.QUEUED:
             self._lines.print(run.view(time.monotonic()), is_last, run.stage())
+
+    def _sum(self) -> str:
+        """Returns how many of several runs are in which state and, if they run one after another, the remaining time,
+        as if all took equally long."""
+        statuses = [*(str(run.status.status) for run in self._runs), *["not started"] * len(self._awaited)]
+        text = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
+        if any(run.job for run in self._runs) or statuses.count(Status.RUNNING) != 1:
+            return text
+        views = [run.view(time.monotonic()) for run in self._runs]
+        (share,) = (view.share for run, view in zip(self._runs, views, strict=True) if not run.status.has_ended)
+        done = len(self._runs) - 1 + share
+        left_s = sum(view.elapsed_s for view in views) * (self._num_runs - done) / (done or 1)
+        return f"{text}, ETA {clock(left_s)}" if done else text
 
     def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()
         jobs = ["job"] * any(run.job for run in self._runs)
         for run in self._runs:
-            state = str(run.status.status)
+            status = str(run.status.status)
             if run.status.status is Status.QUEUED and run.status.detail:
-                state += f" ({run.status.detail.partition(':')[0]})"
+                status += f" ({run.status.detail.partition(':')[0]})"
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
-            rate = None if run.status.has_ended else run.window.view(now_s).now_per_s
+            rate = run.statistics.frames_per_s if run.status.has_ended else run.window.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
-            rows.append((run.name, *[run.job or ""] * len(jobs), state, elapsed, *numbers))
-        head = ["point", *jobs, "state", "for", "frames", "frames/s", "return"]
+            rows.append((run.name, *[run.job or ""] * len(jobs), status, elapsed, *numbers))
+        rows += [(name, *[""] * len(jobs), "not started", *[""] * 4) for name in self._awaited]
+        head = ["point", *jobs, "status", "for", "frames", "frames/s", "return"]
         # A curve takes no room from the names.
         width = self._console.width - sum(max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)) - 2
         if width >= _MIN_CURVE:
             curves = [sparkline(run.statistics.curve, min(width, _MAX_CURVE)) for run in self._runs]
+            curves += [""] * len(self._awaited)
             rows, head = [(*row, curve) for row, curve in zip(rows, curves, strict=True)], [*head, ""]
         return table(rows, head, 2 + len(jobs), box=None, header_style="dim")

@@ -382,6 +382,12 @@ class View:
         return self.numbers.frames_per_s if self.is_summary else self.now_per_s
 
     @property
+    def share(self) -> float:
+        """The delivered frames divided by the expected ones, at most 1; 0 for an endless run."""
+        now = self.numbers
+        return min(1.0, now.frames / now.expected_frames) if now.expected_frames > 0 else 0.0
+
+    @property
     def left_s(self) -> float | None:
         """The remaining seconds at the current rate; None while unknown."""
         rate = self.now_per_s or self.numbers.frames_per_s

@@ -110,8 +110,7 @@ class Point:
     def bar(self, view: View) -> tuple[ProgressBar, tuple[str, ...]]:
         """Returns the bar of the sweep, and the number of the point, the elapsed and the remaining time. That is known
         when part of a point has run, as if all points took equally long."""
-        now = view.numbers
-        share = min(1.0, now.frames / now.expected_frames) if now.expected_frames > 0 else 0.0
+        share = view.share
         elapsed_s = max(view.elapsed_s, time.monotonic() - self.begin_s)  # the first point begins with the process
         done = self.num_run + share
         left = f"ETA {clock(elapsed_s / done * (self.num_left - share))}" if done else ""
@@ -630,7 +629,7 @@ def format_error(error: BaseException) -> str:
     was raised, and the frames of a worker's error that are not collectx's; of an error that collectx raised, which says
     the cause, only the user's. The trainer's log contains the full traceback."""
     is_ours = isinstance(error, CollectxError)
-    text = f"{type(error).__name__ if is_ours else type_name(error)}: {text_of(error)}"
+    text = f"{type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not any(TRACEBACK in note for note in notes) and not is_ours:
         frames = frames_of_user(error)

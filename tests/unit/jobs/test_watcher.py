@@ -20,6 +20,7 @@ from collectx.jobs import watcher
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.jobs.watcher import RunsDisplay, WatchedRun
 from collectx.run import Status, statistics
+from collectx.run.folder.files import write_json
 from collectx.run.statistics import RateWindow
 
 
@@ -407,14 +408,28 @@ def begin_terminal(monkeypatch):
 
 def test_a_table_has_a_row_for_each_run(runs, capsys, monkeypatch):
     begin_terminal(monkeypatch)
-    with RunsDisplay(runs) as display:
+    with RunsDisplay(runs, "", ["point3"]) as display:
         display.draw()
         text = re.sub(r"\x1b\[[?\d;]*\w", "", capsys.readouterr().out)
-    head, *rows = [line.split() for line in text.splitlines() if line.strip()]
-    assert head[:7] == ["point", "job", "state", "for", "frames", "frames/s", "return"]
+    states, head, *rows = [line.split() for line in text.splitlines() if line.strip()]
+    assert " ".join(states) == "1 running, 1 queued, 1 completed, 1 not started"
+    assert head[:7] == ["point", "job", "status", "for", "frames", "frames/s", "return"]
     assert rows[0][:4] == ["point0", "running", "1:05", "0"]
     assert rows[1][:6] == ["point1", "7", "queued", "(Resources)", "1:05", "1,500"]
     assert rows[2][:4] == ["point2", "8", "completed", "3,000"]
+    assert rows[3] == ["point3", "not", "started"]
+
+
+def test_a_sweep_that_runs_one_point_after_another_has_a_remaining_time(runs, capsys):
+    (done, now) = runs = runs[2], runs[0]
+    done.job = None
+    done.run_folder.begin()
+    write_json(done.run_folder.result, {"status": "completed", "wall_s": 35.0})
+    now.window.start_s = 935.0
+    now.statistics.frames = now.statistics.expected_frames // 2
+    RunsDisplay(runs, "", ["point3"]).draw()
+    # One and a half points took 100 s, and as many are left.
+    assert capsys.readouterr().out.startswith("1 completed, 1 running, 1 not started, ETA 1:40; ")
 
 
 def test_elsewhere_a_line_counts_the_runs(runs, capsys):

@@ -14,6 +14,7 @@ from collectx.jobs.status import (
     JobStates,
     RunStatus,
     numbers_of,
+    processes,
     query_slurm,
     read_job,
     status_of,
@@ -106,6 +107,8 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             stopped.append((-rung["number"], rung["rank"], run.path))
         if status.status is Status.RUNNING:
             details += [f"{name}: {line}" for line in waiting_workers(run)]
+            if is_root and (pids := processes(run)):
+                details.append(f"{name}: process ids: {', '.join(f'{each} {pid}' for each, pid in pids.items())}")
             if (taking_part := (numbers or {}).get("taking_part")) is not None:
                 details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
             if learners := (numbers or {}).get("learners"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
@@ -278,6 +279,20 @@ def where_running(run_folder: RunFolder) -> str:
         return f"{status.status} as job {job}"
     pid, host = holder(run_folder)
     return f"{status.status} on {host}" if pid is None else f"{status.status} as process {pid} on {host}"
+
+
+def processes(run_folder: RunFolder) -> dict[str, int]:
+    """Returns the ids of a run's processes on this host, of the trainer and of those with a log, by their names. An
+    env's processes share the log of their worker, which is older."""
+    trainer, logs = holder(run_folder)[0], run_folder.logs.resolve()
+    found = {} if trainer is None else {"trainer": trainer}
+    with suppress(OSError):  # only Linux lists them
+        for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
+            with suppress(OSError):
+                log = Path(os.readlink(f"/proc/{pid}/fd/2"))
+                if log.parent == logs:
+                    found.setdefault(log.stem, pid)
+    return found
 
 
 def waiting_workers(run_folder: RunFolder) -> list[str]:

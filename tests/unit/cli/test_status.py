@@ -62,6 +62,21 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys):
     assert said(capsys, files)[0] == "unknown"
 
 
+def test_a_run_here_has_the_ids_of_its_processes(tmp_path, capsys):
+    files = RunFolder(tmp_path)
+    files.begin()
+    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    pid, stderr = os.getpid(), os.dup(2)
+    with open(files.log("worker-0"), "w") as log, locked(files, replace=True):
+        assert "worker-0" not in said(capsys, files)[1]
+        os.dup2(log.fileno(), 2)  # this process stands in for a worker
+        try:
+            assert f"process ids: trainer {pid}, worker-0 {pid}\n" in said(capsys, files)[1]
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
 def test_a_killed_trainer_is_not_blamed_on_an_earlier_failure_of_a_worker(tmp_path, capsys):
     files = RunFolder(tmp_path)
     files.begin()

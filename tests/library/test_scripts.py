@@ -155,7 +155,7 @@ def test_what_a_guarded_script_registers_is_known_in_the_workers(guard, script):
 def test_the_error_of_a_collector_outside_of_the_guard_says_so(script):
     run = script(GUARDED + 'if __name__ == "__main__":\n    pass\nmain()\n')
     assert run.returncode == 1
-    assert 'or a script that makes a collector outside of its `if __name__ == "__main__":`' in run.stderr
+    assert 'a script that makes a collector outside of its `if __name__ == "__main__":`' in run.stderr
 
 
 DEEP = """

@@ -159,7 +159,17 @@ class Watcher:
             return True
         if self._idle_s is None and self._awaits():
             self._idle_s = time.monotonic()
-        return self._idle_s is not None and time.monotonic() < self._idle_s + _SETTLE_S
+        if self._idle_s is None:
+            return self._add_begun()  # the last one may have begun since the last query
+        return time.monotonic() < self._idle_s + _SETTLE_S
+
+    def _add_begun(self) -> bool:
+        """Adds the runs that have begun since the last call; returns whether there are any."""
+        begun = [WatchedRun(run, job) for run, job in self._begun()]
+        if begun:
+            self._runs += begun
+            self._awaited[:] = self._awaits()
+        return bool(begun)
 
     def _watch(self) -> None:
         with RunsDisplay(self._runs, self._foot(), self._awaited) as display:
@@ -211,9 +221,7 @@ class Watcher:
                     show(text, event.get("worker"))
 
     def _query(self, display: RunsDisplay, now_s: float) -> None:
-        if begun := [WatchedRun(run, job) for run, job in self._begun()]:
-            self._runs += begun
-            self._awaited[:] = self._awaits()
+        self._add_begun()
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:

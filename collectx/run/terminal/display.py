@@ -357,7 +357,7 @@ def format_details(view: View) -> list[str]:
     parts += _trainer(view)
     if view.learners:
         waits = ", ".join(f"{others:.0%}" for _, others in view.learners)
-        parts.append(f"learners wait for each other: {waits}")
+        parts.append(f"waits of learners: {waits}")
     if now.checkpoint_s:
         parts.append(f"checkpoints: {now.checkpoint_s / view.elapsed_s:.2%} of the time")
     scalars = [f"{name} {scalar(value)}" for name, value in now.scalars.items()]

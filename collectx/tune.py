@@ -243,6 +243,10 @@ def search(
         racing = ranked[: (len(ranked) + 1) // 2]
         for point in ranked[len(racing) :]:
             point.status = "dropped"
+        # No final comparison is needed yet, so its time serves the others.
+        rest = [point for point in others if not point.rates and point.status == "kept"]
+        if racing == [yours] and rest and left_s(2 * _MIN_TURNS) > 0:
+            racing = [*rest, yours]
     best = racing[0] if racing else yours
     if not yours.failed:
         yours.status = "kept"

@@ -39,6 +39,7 @@ _PATHS = {
     **dict.fromkeys(("WANDB_MODE", "wandb_mode"), "logger.wandb.mode"),
     "logger.project": "logger.wandb.project",
     "sweep.dir": "hydra.sweep.dir",
+    "run.time_limit": "run.max_minutes",
 }
 
 

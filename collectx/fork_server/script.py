@@ -112,12 +112,14 @@ _replacing = threading.Lock()
 
 @functools.cache
 def is_guarded() -> bool:
-    """Whether the script compares `__name__` with anything. True if there is no script, or its source cannot be
-    read."""
+    """Whether the script compares `__name__` with anything. True if there is no script, or its source is not Python's;
+    False if it is no file, but comes from standard input: no process can import it."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     try:
         nodes = list(ast.walk(ast.parse(Path(path).read_bytes()))) if path else []
-    except (OSError, SyntaxError, ValueError):
+    except OSError:
+        return False
+    except (SyntaxError, ValueError):
         return True
     compared = [each for node in nodes if isinstance(node, ast.Compare) for each in ast.walk(node)]
     return not nodes or "__name__" in [each.id for each in compared if isinstance(each, ast.Name)]

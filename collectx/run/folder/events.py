@@ -169,7 +169,7 @@ _MESSAGES = {
     "logger_slow": "{logger} logging is slower than the run: {waiting} lines are waiting, so further lines are skipped",
     "one_step_episodes": (
         "every episode ended after its first step, as in a bandit. In another env, check what step() returns as "
-        "terminated."
+        "terminated and truncated."
     ),
     "not_finite": "the trainer logged {scalar}={value} in batch {batch}. Further such values are not reported.",
     "requeued": "the job was requeued: {reason}",

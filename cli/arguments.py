@@ -225,8 +225,11 @@ def unknown_key(key: str, value: str, options: Collection[str], values: Mapping[
     """Returns the message about an option `key=value` that a subcommand with these `options` does not have. `values`
     are those of options that have few."""
     meant = [each for each in options if key in _CALLED.get(each, ()) or value in values.get(each, ())]
-    near = f". Did you mean {meant[0]}={value}?" if meant else did_you_mean(key, options)
-    return f"{key} is not an option{near}"
+    if not meant:
+        return f"{key} is not an option{did_you_mean(key, options)}"
+    allowed = values.get(meant[0], (value,))
+    valid = "" if (near := nearest(value, allowed)) else f" Valid names: {', '.join(allowed)}."
+    return f"{key} is not an option. Did you mean {meant[0]}={near or 'NAME'}?{valid}"
 
 
 def refuse_empty(options: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from collectx.cli.arguments import Arguments, ask_which, refuse_empty, subcommand, unknown_key
 from collectx.cli.sweep import not_started
 from collectx.config.problem import did_you_mean
-from collectx.config.schema.run import OBJECTIVES, OBJECTIVES_CALLED, OF_EVALUATION
+from collectx.config.schema.run import OBJECTIVES, OF_EVALUATION
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 from collectx.run.folder.saved_config import check_not_within, objective_of
@@ -38,7 +38,7 @@ def _report(arguments: Arguments) -> int:
     refuse_empty(options)
     if unknown := [each for each in folders if re.match(r"\w+=", str(each)) and not each.exists()]:
         name, _, value = str(unknown[0]).partition("=")
-        raise ConfigError(unknown_key(name, OBJECTIVES_CALLED.get(value, value), _OPTIONS, {"objective": OBJECTIVES}))
+        raise ConfigError(unknown_key(name, value, _OPTIONS, {"objective": OBJECTIVES}))
     if not folders or not all(arguments.words):
         raise ConfigError(ask_which(_USAGE, "runs"))
     try:
@@ -56,9 +56,7 @@ def _report(arguments: Arguments) -> int:
     evaluated = dict.fromkeys(f"{OF_EVALUATION}{name}" for run in runs for name in run.evaluations)
     known = (*OBJECTIVES, *metrics, *evaluated)
     if objective not in known:
-        raise ConfigError(
-            f"objective={objective} is unknown{did_you_mean(OBJECTIVES_CALLED.get(objective, objective), known)}"
-        )
+        raise ConfigError(f"objective={objective} is unknown{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     missing = [f"{folder}/{name}" if folders[1:] else name for folder in folders for name in not_started(folder)]

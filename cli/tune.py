@@ -23,7 +23,7 @@ from collectx import tune
 from collectx.cli import run
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.compose import Composed, Composer, parsed
-from collectx.cli.overrides import with_section
+from collectx.cli.overrides import key_of, with_section
 from collectx.config.check import check_section
 from collectx.config.problem import counted
 from collectx.config.schema.run import RunConfig, TuneConfig
@@ -52,6 +52,11 @@ _WRITTEN_BY = "# Written by collectx tune"
 
 
 def _tune(arguments: Arguments) -> int:
+    if ranked := [word for word in arguments.words if key_of(word) in ("objective", "metric", "sweep.objective")]:
+        raise UsageError(
+            f"tune looks for the most frames/s, and for nothing else. Leave {ranked[0]} out. To search for the best "
+            "return: collectx run -m hydra/sweeper=halving"
+        )
     file = _output(arguments)
     composer = Composer(arguments.config_dir, arguments.config_name)
     checked = composer.check(with_section(arguments.words, "tune", {field.name for field in fields(TuneConfig)}))

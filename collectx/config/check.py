@@ -34,7 +34,6 @@ from collectx.config.schema.fields import BITS, default_of, incomplete, section_
 from collectx.config.schema.run import (
     COMMAND_SECTIONS,
     OBJECTIVES,
-    OBJECTIVES_CALLED,
     OF_EVALUATION,
     SECTIONS,
     RunConfig,
@@ -174,7 +173,7 @@ def _not_a_choice(value: Any, wrong: Sequence[Any], choices: Sequence[Any], lang
         if isinstance(value, list) and len(value) > 1
         else "is unknown"
     )
-    near = nearest(OBJECTIVES_CALLED.get(word := str(wrong[0]), word), choices)
+    near = nearest(str(wrong[0]), choices)
     question = f"Did you mean {language.show(near)}? " if near else ""
     return f"{has}. {question}Valid values: {', '.join(map(language.show, choices))}."
 

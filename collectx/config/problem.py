@@ -219,14 +219,25 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
     return f". {' '.join(filter(None, [question, more]))}".rstrip()
 
 
+# What others call values of options.
+_CALLED = {
+    **dict.fromkeys(("return", "reward", "score", "episode_reward", "episodic_return", "ep_rew_mean"), "mean_return"),
+    **dict.fromkeys(("fps", "sps", "speed"), "frames_per_s"),
+    "time": "wall_s",
+    **dict.fromkeys(("latest", "last", "final", "current"), "newest"),
+}
+
+
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the name that is the most similar to `name`; None if no similarity is at least `cutoff`, from 0 to 1. A
-    short name is similar to names with the same first letter only: a2c does not mean sac."""
+    """Returns the name that means the same as `name`, or is the most similar to it; None if no similarity is at least
+    `cutoff`, from 0 to 1. A short name is similar to names with the same first letter only: a2c does not mean sac."""
     names = [*names]
+    if (same := _CALLED.get(str(name).lower())) in names:
+        return same
     if len(name) < 5:
         names = [each for each in names if str(each)[:1].lower() == name[:1].lower()]
-    same = (each for each in names if str(each).lower() == name.lower())
-    return next(same, None) or next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
+    equal = (each for each in names if str(each).lower() == name.lower())
+    return next(equal, None) or next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 
 
 def _is_as_near(other: str, near: str, name: str, cutoff: float) -> bool:

@@ -256,12 +256,6 @@ SECTIONS: dict[str, type] = {
 
 OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches", "wall_s", "start_s")
 """Entries of `result.json` by which runs are ranked."""
-OBJECTIVES_CALLED = {
-    **dict.fromkeys(("return", "reward", "score", "episode_reward", "episodic_return", "ep_rew_mean"), "mean_return"),
-    **dict.fromkeys(("fps", "sps", "speed"), "frames_per_s"),
-    "time": "wall_s",
-}
-"""What others call these entries."""
 
 
 @dataclass(kw_only=True)

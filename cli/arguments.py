@@ -135,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
         if wrong := re.fullmatch(r"argument .*--cfg: invalid choice: '(.*\.ya?ml)' .*", message):
             from collectx.cli.overrides import of_file
 
-            raise UsageError(f"-c is --cfg of Hydra, which shows the configuration, and {of_file(wrong[1])}")
+            raise UsageError(f"-c is --cfg of Hydra, which shows the configuration. {of_file(wrong[1])}")
         if (wrong := re.fullmatch(r"argument .*--cfg: invalid choice: '(.*)' .*", message)) and os.path.isdir(wrong[1]):
             raise UsageError(f"-c is --cfg of Hydra. To take choices from a folder: --config-dir {wrong[1]}")
         if wrong := re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):

@@ -71,7 +71,7 @@ def _eval(arguments: Arguments) -> int:
             printing.note(f"evaluates in another env than the run's: {changed}")
         recording, spec = evaluation.in_envs(cfg, spec, env_limit(cfg))
         if cfg.eval.env:
-            printing.note(f"evaluates with eval.env={evaluation.shown_changes(cfg)}")
+            printing.note(f"this evaluation uses eval.env={evaluation.shown_changes(cfg)}")
         if cfg.eval.video:
             recording = evaluation.with_video(recording, videos)
         batches = trained.load_weights(run_folder, policy, cfg.eval.weights)

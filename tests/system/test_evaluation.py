@@ -208,7 +208,7 @@ def test_evaluations_in_another_env(tmp_path):
     assert set(scores) == {100}
     done = forked("eval", "run", "weights=best", cwd=tmp_path)
     assert "mean return 100 " in done.stdout
-    assert "note: evaluates with eval.env={wrappers:[]}" in done.stderr
+    assert "note: this evaluation uses eval.env={wrappers:[]}" in done.stderr
     forked("eval", "run", "eval.env.kwargs.length=30", cwd=tmp_path)
     found = evaluations(folder)[-1]
     assert (found["returns"], found["env"]) == ([150, 150], {"wrappers": [], "kwargs": {"length": 30}})

@@ -202,6 +202,8 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
             use = f"Use env=pong {path}.id=ALE/{game[1]}-v5 (pip install 'collectx[atari]')."
             return [f"{path}.id={env_id} is unknown. {use}"]
         if is_unknown:
+            if env_id.startswith(("MiniGrid-", "BabyAI-")):
+                return [f"{path}.id={env_id} is unknown. Did you mean {path}.id=minigrid:{env_id}?"]
             question = f" Did you mean {path}.id={near}?" if near else ""
             advice = f"If a module registers it, name the module too: {path}.id=MODULE:{env_id}"
             return [f"{path}.id={env_id} is unknown.{question} {advice}"]

@@ -203,7 +203,7 @@ def env_problems(cfg: RunConfig, path: str = "env") -> list[str]:
             return [f"{path}.id={env_id} is unknown. {use}"]
         if is_unknown:
             if env_id.startswith(("MiniGrid-", "BabyAI-")):
-                return [f"{path}.id={env_id} is unknown. Did you mean {path}.id=minigrid:{env_id}?"]
+                return [f"{path}.id={env_id} is unknown. Use env=minigrid {path}.id=minigrid:{env_id}"]
             question = f" Did you mean {path}.id={near}?" if near else ""
             advice = f"If a module registers it, name the module too: {path}.id=MODULE:{env_id}"
             return [f"{path}.id={env_id} is unknown.{question} {advice}"]

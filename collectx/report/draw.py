@@ -255,7 +255,7 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
             ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
             ("Metrics", _of_metrics(others), ()),
             ("Throughput", _SPEED, ()),
-            ("Losses", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
+            ("Training", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
             for number in numbers:

@@ -71,7 +71,7 @@ def test_the_page_loads_nothing(written):
         "learning",
         "seeds",
         "throughput",
-        "losses",
+        "training",
         "timelines",
         "runs",
         "events",
@@ -400,7 +400,7 @@ def test_a_page_of_many_runs(tmp_path, monkeypatch, expected):
 
     def drawing(groups, objective):
         drawn.append([objective, *(group.name for group in groups)])
-        return {"Learning": [Plot("curve")], "Losses": []}
+        return {"Learning": [Plot("curve")], "Training": []}
 
     def timeline(run, name):
         drawn.append([run.name, name])

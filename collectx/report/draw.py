@@ -75,7 +75,7 @@ _OPTION = re.compile(r", ?(?=[\w.]+=)")  # where the name of a group may be brok
 # The characters that fit in one line of a legend.
 _MAX_LABEL = 45
 _MAX_WORKERS = 16
-# Fewer points are drawn without a line, which would promise more than they tell.
+# Fewer points are marked on their line.
 _FEW_POINTS = 5
 # An axis is logarithmic if 90% of the values differ by this factor.
 _LOGARITHMIC = 100
@@ -316,9 +316,7 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
         style: dict[str, Any] = {**styles[group.name], "ms": 3, "gid": f"curve {name}"}
         part = {"color": style["color"], "gid": f"part {name}"}
         is_sparse = all(len(places) < _FEW_POINTS for places, _ in going + early)
-        is_evaluated = value.startswith(OF_EVALUATION)
-        style["marker"] = "o" if is_evaluated or is_sparse else ""
-        style["ls"] = "" if is_sparse and not is_evaluated else style["ls"]
+        style["marker"] = "o" if is_sparse or value.startswith(OF_EVALUATION) else ""
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
         rests = going
@@ -326,7 +324,7 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
         if len(going) > 1 and (together := common(group.kept(value, over) if keeps else going)) is not None:
             places, values = together
             axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
-            if is_sparse:
+            if len(places) == 1:
                 axes.vlines(places, *interval(values), alpha=0.4, lw=1.6, **part)
             else:
                 axes.fill_between(places, *interval(values), alpha=0.2, lw=0, **part)

@@ -458,14 +458,14 @@ def test_long_names_of_points_leave_room_for_their_seeds(tmp_path):
     assert plot.figure.axes[0].get_position().width > 0.4
 
 
-@pytest.mark.parametrize(("count", "line"), [(4, "None"), (5, "-")])
-def test_a_few_points_have_no_line(tmp_path, count, line):
+@pytest.mark.parametrize(("count", "marker"), [(1, "o"), (4, "o"), (5, "")])
+def test_a_few_points_are_marked_on_their_line(tmp_path, count, marker):
     runs = [made_run(tmp_path, 0, Status.COMPLETED, 1.0, seed=seed) for seed in range(2)]
     for run in runs:
         run.columns = columns(range(count), range(count))
     plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
     (mean,) = plot.figure.axes[0].lines
-    assert (mean.get_linestyle(), mean.get_marker()) == (line, "o" if line == "None" else "")
+    assert (mean.get_linestyle(), mean.get_marker()) == ("-", marker)
 
 
 def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):

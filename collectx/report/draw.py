@@ -310,6 +310,7 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     curves = [group.curves(value, over) for group in groups]
     counts = {len(going) for going, _ in curves if going}
     is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
+    keeps = value == RETURN and over == "elapsed_s"
     has_mean = has_rest = False
     for group, (going, early) in zip(groups, curves, strict=True):
         name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
@@ -320,7 +321,6 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
         rests = going
-        keeps = value == RETURN and over == "elapsed_s"
         if len(going) > 1 and (together := common(group.kept(value, over) if keeps else going)) is not None:
             places, values = together
             axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
@@ -343,13 +343,14 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     words = _statistics(counts) if has_mean else []
     if is_alone:
         words.append("A dot is the mean return of the episodes that ended in one batch.")
-    if has_mean and over == "elapsed_s":
-        held = "Over time, a finished seed keeps its return until the slowest one ends"
-        words.append(f"{held}; other lines end with the fastest seed.")
+    if has_mean and keeps:
+        words.append("Against time, a seed that has finished keeps its last return until the slowest seed ends.")
+    elif has_mean and over == "elapsed_s":
+        words.append("The line of frames per second ends when the fastest seed ends.")
     if has_rest:
-        words.append("Thin lines are single seeds, where not all have values.")
+        words.append("A thin line is one seed, where not all seeds have values.")
     if any(early for _, early in curves):
-        words.append("A cross is the end of a run that failed or was interrupted, which no mean contains.")
+        words.append("A cross is the end of a run that failed or was interrupted. No mean contains that run.")
     return words
 
 
@@ -358,9 +359,9 @@ def _statistics(counts: Iterable[int]) -> list[str]:
     several = [count for count in counts if count > 1]
     words = []
     if min(several) < FEW:
-        words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
+        words.append("Of two or three seeds, a line is the mean. A band goes from the lowest seed to the highest.")
     if max(several) >= FEW:
-        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95% bootstrap interval.")
+        words.append("Of four or more seeds, a line is the interquartile mean. A band is its 95% bootstrap interval.")
     return words
 
 

@@ -101,7 +101,7 @@ def test_the_page_and_the_pngs_have_all_figures(written):
         "Frames per second against workers",
         "100%",
         "critic_loss",
-        "Of two or three seeds, the line is the mean, and the band goes from",
+        "Of two or three seeds, a line is the mean. A band goes from",
     ):
         assert text in page.text
     assert page.text.count(" completed ") == 4 + 1  # in a sentence
@@ -442,11 +442,11 @@ def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_pat
     assert lines_of(plot) == [failed, (0.8, [20, 30, 40], [2, 3, 4]), cross, (1.6, [10, 20], [2, 4])]
     # Over time, the shorter seed keeps its return.
     assert lines_of(over_time) == [failed, cross, (1.6, [10, 20, 40], [2, 4, 5])]
-    assert over_time.legend[1].startswith("Over time, a finished seed keeps its return")
+    assert over_time.legend[1].startswith("Against time, a seed that has finished keeps its last return")
     runs[1].status = RunStatus(Status.RUNNING)
     _, over_time = sections_of(groups_of(runs), "mean_return")["Learning"]
     assert lines_of(over_time)[-1] == (1.6, [10, 20], [2, 4])
-    for text, words in zip(plot.legend, ("Of two or three", "Thin lines are", "A cross is the end"), strict=True):
+    for text, words in zip(plot.legend, ("Of two or three", "A thin line is", "A cross is the end"), strict=True):
         assert text.startswith(words)
 
 
@@ -478,7 +478,7 @@ def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
     # The page tells the names once, and the title is the label of y.
     svg = plot.svg()
     assert [text for text in ("seeds)", ">mean return<", ">frames<") if text in svg] == [">frames<"]
-    assert plot.legend[0].startswith("Of two or three seeds, the line is the mean")
+    assert plot.legend[0].startswith("Of two or three seeds, a line is the mean")
 
 
 @pytest.mark.parametrize(("number", "where"), [("mean_return", "above"), ("wall_s", "below")])

@@ -75,7 +75,8 @@ class Report:
         if not_started:
             points = counted(len(not_started), "point")
             self.notes.append(f"{points} of the sweep did not start. Repeat its command if it has ended.")
-        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if "frames" in table.head):
+        columns = [column for table in self.tables for column in table.columns]
+        if any(column.head == "frames" and len({*column.texts} - {"-"}) > 1 for column in columns):
             self.notes.append("The rows differ in frames: compare their curves.")
         if any(0 < len(group.counted) < FEW for group in self._groups) and len(self._groups) < len(runs):
             self.notes.append(f"Fewer than {FEW} seeds allow no confidence interval: their rank may be chance.")

@@ -344,10 +344,11 @@ def test_of_four_seeds_or_more_the_first_row_is_compared_with_each_other(tmp_pat
     if chances is None:
         assert "P(first is better)" not in table.head
     else:
-        assert table.head[-1] == "P(first is better)"
-        assert {row[0]: row[-1] for row in table.rows} == chances
+        assert table.head[3:5] == ("95% CI", "P(first is better)")
+        assert {row[0]: row[4] for row in table.rows} == chances
         # A terminal does not show it.
-        assert table.num_hidden == 4
+        hidden = ["P(first is better)", "mean ± std", "min", "max"]
+        assert [column.head for column in table.columns if column.is_hidden] == hidden
 
 
 def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_path):

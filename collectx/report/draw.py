@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -283,6 +284,7 @@ def _curves(
         if axes.lines and (value != "lag" or axes.dataLim.y1 > 0):
             axes.set_xlabel(_AXES[over])
             axes.set_ylabel(label)
+            _dash_equal(axes)
             if value in ("frames_per_s", "lag"):
                 axes.set_ylim(bottom=0)
             if "success" in value:
@@ -293,6 +295,16 @@ def _curves(
                 what = f"{what} Logarithmic axis.".lstrip()
             _legend(figure, axes)
             yield Plot(name, title, what, figure, words, True, len(groups) > 1)
+
+
+def _dash_equal(axes: Axes) -> None:
+    """Dashes each line that would hide one with the same points, so that all of them are visible."""
+    counts: Counter[bytes] = Counter()
+    for line in axes.lines:
+        points = np.asarray(line.get_xydata()).tobytes()
+        if count := counts[points]:
+            line.set_linestyle((0, (4, 4 * 2**count - 4)))
+        counts[points] += 1
 
 
 def _spans_decades(axes: Axes) -> bool:

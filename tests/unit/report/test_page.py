@@ -482,6 +482,14 @@ def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
     assert plot.legend[0].startswith("Of two or three seeds, a line is the mean")
 
 
+def test_a_line_on_another_has_gaps(tmp_path):
+    runs = [made_run(tmp_path, 2 * size, Status.COMPLETED, 1.0) for size in range(3)]
+    for run, slope in zip(runs, (1, 2, 1), strict=True):
+        run.columns = columns([10, 20], [slope, 2 * slope])
+    plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
+    assert [line.is_dashed() for line in plot.figure.axes[0].lines] == [False, False, True]
+
+
 @pytest.mark.parametrize(("number", "where"), [("mean_return", "above"), ("wall_s", "below")])
 def test_a_performance_profile_needs_five_seeds(tmp_path, number, where):
     runs = [made_run(tmp_path, 0, Status.COMPLETED, 1.0, seed=seed) for seed in range(5)]

@@ -516,6 +516,15 @@ def test_a_configuration_has_one_colour_with_all_envs(tmp_path):
     assert {*colours[0]} == {"size=0", "size=1"}
 
 
+def test_the_points_of_a_sweep_by_halving_are_in_the_order_of_its_rungs(tmp_path):
+    """Also if one has run on since, and is the best by now."""
+    runs = [made_run(tmp_path, 2 * size, Status.COMPLETED, float(size)) for size in range(3)]
+    rows = [[run.name, "", ""] for run in (runs[1], runs[2], runs[0])]
+    write_json(tmp_path / "halving.json", {"head": ["point", "status", "512"], "rows": rows})
+    text = Page(Report(runs, "mean_return").write(tmp_path / "report")).text
+    assert re.findall(r"(run\d\d) completed", text) == ["run02", "run04", "run00"]
+
+
 def test_what_ended_early_is_noted_with_the_results(tmp_path):
     runs = [made_run(tmp_path, n, Status.FAILED if n < 7 else Status.COMPLETED, None) for n in range(8)]
     assert Report(runs, "mean_return").notes == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, ask_which, refuse_empty, subcommand, unknown_key
@@ -67,8 +68,8 @@ def _report(arguments: Arguments) -> int:
     written = made.write(out)
     for table in made.tables:
         printing.say(f"\n{table.title}" if table.title else "")
-        shown = slice(len(table.head) - table.num_hidden)
-        printing.print_table([row[shown] for row in table.rows], table.head[shown])
+        shown = replace(table, columns=[column for column in table.columns if not column.is_hidden])
+        printing.print_table(shown.rows, shown.head)
     for note in made.notes:
         printing.say(note)
     if len(runs) > 1 and "objective" not in options and f"{OF_EVALUATION}{objective}" in evaluated:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -75,7 +76,7 @@ _OPTION = re.compile(r", ?(?=[\w.]+=)")  # where the name of a group may be brok
 # The characters that fit in one line of a legend.
 _MAX_LABEL = 45
 _MAX_WORKERS = 16
-# Fewer points are drawn without a line, which would promise more than they tell.
+# Fewer points are marked on their line.
 _FEW_POINTS = 5
 # An axis is logarithmic if 90% of the values differ by this factor.
 _LOGARITHMIC = 100
@@ -255,7 +256,7 @@ def sections_of(groups: Sequence[Group], objective: str) -> dict[str, list[Plot]
             ("Success rate", _of_metrics(rates), [name for name in rates if name != objective]),
             ("Metrics", _of_metrics(others), ()),
             ("Throughput", _SPEED, ()),
-            ("Losses", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
+            ("Training", [(f"scalars/{name}", "frames", name, f"`{name}`", name, "") for name in scalars], ()),
         ):
             plots = [plot for each in curves for plot in _curves(of_env, styles, *each)]
             for number in numbers:
@@ -283,6 +284,7 @@ def _curves(
         if axes.lines and (value != "lag" or axes.dataLim.y1 > 0):
             axes.set_xlabel(_AXES[over])
             axes.set_ylabel(label)
+            _dash_equal(axes)
             if value in ("frames_per_s", "lag"):
                 axes.set_ylim(bottom=0)
             if "success" in value:
@@ -293,6 +295,16 @@ def _curves(
                 what = f"{what} Logarithmic axis.".lstrip()
             _legend(figure, axes)
             yield Plot(name, title, what, figure, words, True, len(groups) > 1)
+
+
+def _dash_equal(axes: Axes) -> None:
+    """Dashes each line that would hide one with the same points, so that all of them are visible."""
+    counts: Counter[bytes] = Counter()
+    for line in axes.lines:
+        points = np.asarray(line.get_xydata()).tobytes()
+        if count := counts[points]:
+            line.set_linestyle((0, (4, 4 * 2**count - 4)))
+        counts[points] += 1
 
 
 def _spans_decades(axes: Axes) -> bool:
@@ -310,23 +322,21 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     curves = [group.curves(value, over) for group in groups]
     counts = {len(going) for going, _ in curves if going}
     is_alone = value == RETURN and len(groups) == len(groups[0].runs) == 1
+    keeps = value == RETURN and over == "elapsed_s"
     has_mean = has_rest = False
     for group, (going, early) in zip(groups, curves, strict=True):
         name = f"last {RETURN_WINDOW} episodes" if is_alone else group.name
         style: dict[str, Any] = {**styles[group.name], "ms": 3, "gid": f"curve {name}"}
         part = {"color": style["color"], "gid": f"part {name}"}
         is_sparse = all(len(places) < _FEW_POINTS for places, _ in going + early)
-        is_evaluated = value.startswith(OF_EVALUATION)
-        style["marker"] = "o" if is_evaluated or is_sparse else ""
-        style["ls"] = "" if is_sparse and not is_evaluated else style["ls"]
+        style["marker"] = "o" if is_sparse or value.startswith(OF_EVALUATION) else ""
         num_seeds = f" ({counted(len(going), 'seed')})" if len(counts) > 1 else ""
         labels = chain([f"{name}{num_seeds}"], repeat(None))
         rests = going
-        keeps = value == RETURN and over == "elapsed_s"
         if len(going) > 1 and (together := common(group.kept(value, over) if keeps else going)) is not None:
             places, values = together
             axes.plot(places, centre(values), lw=1.6, label=next(labels), **style)
-            if is_sparse:
+            if len(places) == 1:
                 axes.vlines(places, *interval(values), alpha=0.4, lw=1.6, **part)
             else:
                 axes.fill_between(places, *interval(values), alpha=0.2, lw=0, **part)
@@ -345,13 +355,14 @@ def _draw(axes: Axes, groups: Sequence[Group], styles: _Styles, value: str, over
     words = _statistics(counts) if has_mean else []
     if is_alone:
         words.append("A dot is the mean return of the episodes that ended in one batch.")
-    if has_mean and over == "elapsed_s":
-        held = "Over time, a finished seed keeps its return until the slowest one ends"
-        words.append(f"{held}; other lines end with the fastest seed.")
+    if has_mean and keeps:
+        words.append("Against time, a seed that has finished keeps its last return until the slowest seed ends.")
+    elif has_mean and over == "elapsed_s":
+        words.append("The line of frames per second ends when the fastest seed ends.")
     if has_rest:
-        words.append("Thin lines are single seeds, where not all have values.")
+        words.append("A thin line is one seed, where not all seeds have values.")
     if any(early for _, early in curves):
-        words.append("A cross is the end of a run that failed or was interrupted, which no mean contains.")
+        words.append("A cross is the end of a run that failed or was interrupted. No mean contains that run.")
     return words
 
 
@@ -360,9 +371,9 @@ def _statistics(counts: Iterable[int]) -> list[str]:
     several = [count for count in counts if count > 1]
     words = []
     if min(several) < FEW:
-        words.append("Of two or three seeds, the line is the mean, and the band goes from the lowest to the highest.")
+        words.append("Of two or three seeds, a line is the mean. A band goes from the lowest seed to the highest.")
     if max(several) >= FEW:
-        words.append("Of four or more seeds, the line is the interquartile mean, the band its 95% bootstrap interval.")
+        words.append("Of four or more seeds, a line is the interquartile mean. A band is its 95% bootstrap interval.")
     return words
 
 

@@ -87,7 +87,7 @@ document.querySelector(".legend").insertAdjacentHTML(
 
 if (document.querySelector("[data-smooth]")) {
   const row = document.querySelector(".entries") ?? document.querySelector(".legend");
-  row.insertAdjacentHTML("beforeend", ' <label class="hint"><input type="checkbox"> Smooth the losses</label>');
+  row.insertAdjacentHTML("beforeend", ' <label class="hint"><input type="checkbox"> Smooth the figures of Training</label>');
   row.querySelector("input").addEventListener("change", (event) => {
     for (const path of document.querySelectorAll("[data-smooth] .curve > path:not(.faint)")) {
       if (!event.target.checked) {

@@ -52,9 +52,14 @@ class Report:
             return rank(run.number(objective), objective)
 
         def key(group: Group) -> tuple[float, ...]:
-            return -group.limit, rank(centre_of(group, objective), objective), min(map(run_rank, group.runs))
+            row = min(places.get(run.run_folder.path.name, len(places)) for run in group.runs)
+            return row, -group.limit, rank(centre_of(group, objective), objective), min(map(run_rank, group.runs))
 
         self._objective, self._groups = objective, groups_of(runs)
+        rungs, has_groups = read_rungs(runs), len(self._groups) < len(runs)
+        # Without a table of groups, the points of a sweep by halving are in the order of its rungs.
+        names = dict.fromkeys(row[0] for _, rows in rungs.values() for row in rows if not has_groups)
+        places = {name: place for place, name in enumerate(names)}
         self._not_started = not_started
         self._title = title
         self._envs = [*dict.fromkeys(group.env for group in self._groups)]
@@ -62,10 +67,9 @@ class Report:
         ranked = (group for groups in self._best.values() for group in groups)
         self._ranked = [run for group in ranked for run in sorted((*group.runs, *group.repeats), key=run_rank)]
         self.tables = [
-            text_table(file_name(f"rungs-{name}"), f"Rungs of {name}, in frames", *each)
-            for name, each in read_rungs(runs).items()
+            text_table(file_name(f"rungs-{name}"), f"Rungs of {name}, in frames", *each) for name, each in rungs.items()
         ]
-        if len(self._groups) < len(runs):
+        if has_groups:
             for env, groups in self._best.items():
                 names = (file_name(f"results-{env}"), env) if len(self._envs) > 1 else ("results", "")
                 self.tables.append(group_table(groups, objective, *names))
@@ -75,9 +79,10 @@ class Report:
         if not_started:
             points = counted(len(not_started), "point")
             self.notes.append(f"{points} of the sweep did not start. Repeat its command if it has ended.")
-        if any(len({row[4] for row in table.rows} - {"-"}) > 1 for table in self.tables if "frames" in table.head):
+        columns = [column for table in self.tables for column in table.columns]
+        if any(column.head == "frames" and len({*column.texts} - {"-"}) > 1 for column in columns):
             self.notes.append("The rows differ in frames: compare their curves.")
-        if any(0 < len(group.counted) < FEW for group in self._groups) and len(self._groups) < len(runs):
+        if any(0 < len(group.counted) < FEW for group in self._groups) and has_groups:
             self.notes.append(f"Fewer than {FEW} seeds allow no confidence interval: their rank may be chance.")
         self._has_summary = bool(self.tables)
         if not self._has_summary:

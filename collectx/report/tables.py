@@ -26,22 +26,22 @@ _WAITS = ("learners wait for workers (s)", "for each other (s)")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: what people read, and by names what a CSV has in its place, by default the same."""
+    """A column of a table: what people read, and by names what a CSV has in its place, by default the same. `is_hidden`
+    says whether a terminal has no room for it."""
 
     head: str
     texts: Sequence[str]
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    is_hidden: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, in files called `name`. The first two columns are left-aligned, the last `num_hidden` too many for a
-    terminal."""
+    """A table, in files called `name`. The first two columns are left-aligned."""
 
     name: str
     title: str
     columns: Sequence[Column]
-    num_hidden: int = 0
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -72,8 +72,8 @@ class Table:
 
 def group_table(groups: Sequence[Group], objective: str, name: str, title: str) -> Table:
     """Returns the table of some groups: how many seeds count, the interquartile mean of the objective, its interval,
-    the frames of the seeds, mean and standard deviation, the lowest and the highest value, and the chance of the first
-    group against each other. Of groups that are all too small for an interval: mean and standard deviation, the lowest
+    the chance of the first group against each other, the frames of the seeds, mean and standard deviation, the lowest
+    and the highest value. Of groups that are all too small for an interval: mean and standard deviation, the lowest
     and the highest value, and the frames."""
     values, frames = ([group.values(number) for group in groups] for number in (objective, "frames"))
     are_few = all(len(each) < FEW for each in values)
@@ -101,11 +101,12 @@ def group_table(groups: Sequence[Group], objective: str, name: str, title: str) 
     centres = [centre_of(group, objective) for group in groups]
     columns.append(Column(f"{words} (IQM)", number_cells(centres, form), {**what, "iqm": centres}))
     columns.append(Column("95% CI", ranges, {"ci_low": begins, "ci_high": ends}))
-    more = [Column("mean ± std", spreads, {"mean": means, "std": stds})]
-    more += [Column(head, number_cells(each, form), {head: each}) for head, each in (("min", lows), ("max", highs))]
     if any(chances := _chances(groups, objective)):
-        more.append(Column("P(first is better)", number_cells(chances, ".0%"), {"p_first_is_better": chances}))
-    return Table(name, title, [*columns, of_frames, *more], len(more))
+        columns.append(Column("P(first is better)", number_cells(chances, ".0%"), {"p_first_is_better": chances}, True))
+    columns += [of_frames, Column("mean ± std", spreads, {"mean": means, "std": stds}, True)]
+    for head, each in (("min", lows), ("max", highs)):
+        columns.append(Column(head, number_cells(each, form), {head: each}, True))
+    return Table(name, title, columns)
 
 
 def run_table(runs: Sequence[Run], objective: str, name: str, options: Mapping[str, Sequence[Any]]) -> Table:

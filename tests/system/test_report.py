@@ -290,8 +290,8 @@ def test_each_env_and_each_metric_has_figures_of_its_own(mixed):
         *(f"{name}, pushing:Env" for name in learning),
         *(f"{name}, CartPole-v1" for name in learning[::2]),
     ]
-    losses = "actor_loss approx_kl clip_fraction critic_loss entropy explained_variance learning_rate"
-    assert titles["Losses"] == [f"<code>{name}</code>, {env}" for env in envs for name in losses.split()]
+    names = "actor_loss approx_kl clip_fraction critic_loss entropy explained_variance learning_rate"
+    assert titles["Training"] == [f"<code>{name}</code>, {env}" for env in envs for name in names.split()]
     assert titles["Throughput"] == [
         *("Frames per second, pushing:Env", "Frames per second against workers, pushing:Env"),
         "Frames per second, CartPole-v1",

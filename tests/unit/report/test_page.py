@@ -63,7 +63,7 @@ def test_the_page_loads_nothing(written):
     assert page.loads
     assert [each for each in page.loads if not each.startswith(("#", "data:"))] == []
     text = (written / "index.html").read_text()
-    assert re.findall(r"url\((?!#)|@import", text) == []
+    assert re.findall(r"url\((?!#|'data:)|@import", text) == []
     sections = re.findall('href="#([a-z]*)">', text)
     assert sections == [
         "results",
@@ -71,7 +71,7 @@ def test_the_page_loads_nothing(written):
         "learning",
         "seeds",
         "throughput",
-        "losses",
+        "training",
         "timelines",
         "runs",
         "events",
@@ -101,7 +101,7 @@ def test_the_page_and_the_pngs_have_all_figures(written):
         "Frames per second against workers",
         "100%",
         "critic_loss",
-        "Of two or three seeds, the line is the mean, and the band goes from",
+        "Of two or three seeds, a line is the mean. A band goes from",
     ):
         assert text in page.text
     assert page.text.count(" completed ") == 4 + 1  # in a sentence
@@ -344,10 +344,11 @@ def test_of_four_seeds_or_more_the_first_row_is_compared_with_each_other(tmp_pat
     if chances is None:
         assert "P(first is better)" not in table.head
     else:
-        assert table.head[-1] == "P(first is better)"
-        assert {row[0]: row[-1] for row in table.rows} == chances
+        assert table.head[3:5] == ("95% CI", "P(first is better)")
+        assert {row[0]: row[4] for row in table.rows} == chances
         # A terminal does not show it.
-        assert table.num_hidden == 4
+        hidden = ["P(first is better)", "mean ± std", "min", "max"]
+        assert [column.head for column in table.columns if column.is_hidden] == hidden
 
 
 def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_path):
@@ -400,7 +401,7 @@ def test_a_page_of_many_runs(tmp_path, monkeypatch, expected):
 
     def drawing(groups, objective):
         drawn.append([objective, *(group.name for group in groups)])
-        return {"Learning": [Plot("curve")], "Losses": []}
+        return {"Learning": [Plot("curve")], "Training": []}
 
     def timeline(run, name):
         drawn.append([run.name, name])
@@ -442,11 +443,11 @@ def test_a_mean_is_drawn_where_all_seeds_are_and_each_run_to_its_own_end(tmp_pat
     assert lines_of(plot) == [failed, (0.8, [20, 30, 40], [2, 3, 4]), cross, (1.6, [10, 20], [2, 4])]
     # Over time, the shorter seed keeps its return.
     assert lines_of(over_time) == [failed, cross, (1.6, [10, 20, 40], [2, 4, 5])]
-    assert over_time.legend[1].startswith("Over time, a finished seed keeps its return")
+    assert over_time.legend[1].startswith("Against time, a seed that has finished keeps its last return")
     runs[1].status = RunStatus(Status.RUNNING)
     _, over_time = sections_of(groups_of(runs), "mean_return")["Learning"]
     assert lines_of(over_time)[-1] == (1.6, [10, 20], [2, 4])
-    for text, words in zip(plot.legend, ("Of two or three", "Thin lines are", "A cross is the end"), strict=True):
+    for text, words in zip(plot.legend, ("Of two or three", "A thin line is", "A cross is the end"), strict=True):
         assert text.startswith(words)
 
 
@@ -458,14 +459,14 @@ def test_long_names_of_points_leave_room_for_their_seeds(tmp_path):
     assert plot.figure.axes[0].get_position().width > 0.4
 
 
-@pytest.mark.parametrize(("count", "line"), [(4, "None"), (5, "-")])
-def test_a_few_points_have_no_line(tmp_path, count, line):
+@pytest.mark.parametrize(("count", "marker"), [(1, "o"), (4, "o"), (5, "")])
+def test_a_few_points_are_marked_on_their_line(tmp_path, count, marker):
     runs = [made_run(tmp_path, 0, Status.COMPLETED, 1.0, seed=seed) for seed in range(2)]
     for run in runs:
         run.columns = columns(range(count), range(count))
     plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
     (mean,) = plot.figure.axes[0].lines
-    assert (mean.get_linestyle(), mean.get_marker()) == (line, "o" if line == "None" else "")
+    assert (mean.get_linestyle(), mean.get_marker()) == ("-", marker)
 
 
 def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
@@ -478,7 +479,15 @@ def test_groups_of_unequal_numbers_of_seeds_say_how_many(tmp_path):
     # The page tells the names once, and the title is the label of y.
     svg = plot.svg()
     assert [text for text in ("seeds)", ">mean return<", ">frames<") if text in svg] == [">frames<"]
-    assert plot.legend[0].startswith("Of two or three seeds, the line is the mean")
+    assert plot.legend[0].startswith("Of two or three seeds, a line is the mean")
+
+
+def test_a_line_on_another_has_gaps(tmp_path):
+    runs = [made_run(tmp_path, 2 * size, Status.COMPLETED, 1.0) for size in range(3)]
+    for run, slope in zip(runs, (1, 2, 1), strict=True):
+        run.columns = columns([10, 20], [slope, 2 * slope])
+    plot, _ = sections_of(groups_of(runs), "mean_return")["Learning"]
+    assert [line.is_dashed() for line in plot.figure.axes[0].lines] == [False, False, True]
 
 
 @pytest.mark.parametrize(("number", "where"), [("mean_return", "above"), ("wall_s", "below")])
@@ -505,6 +514,15 @@ def test_a_configuration_has_one_colour_with_all_envs(tmp_path):
     assert [plot.title for plot in plots] == ["Return against frames, Env0", "Return against frames, Env1"]
     assert colours[0] == colours[1]
     assert {*colours[0]} == {"size=0", "size=1"}
+
+
+def test_the_points_of_a_sweep_by_halving_are_in_the_order_of_its_rungs(tmp_path):
+    """Also if one has run on since, and is the best by now."""
+    runs = [made_run(tmp_path, 2 * size, Status.COMPLETED, float(size)) for size in range(3)]
+    rows = [[run.name, "", ""] for run in (runs[1], runs[2], runs[0])]
+    write_json(tmp_path / "halving.json", {"head": ["point", "status", "512"], "rows": rows})
+    text = Page(Report(runs, "mean_return").write(tmp_path / "report")).text
+    assert re.findall(r"(run\d\d) completed", text) == ["run02", "run04", "run00"]
 
 
 def test_what_ended_early_is_noted_with_the_results(tmp_path):

@@ -318,7 +318,7 @@ class Watcher:
                 text, where = _failure_text(run)
                 if text and text not in printed:
                     printed.add(text)
-                    printing.message(f"{text}{where}" if len(self._runs) == 1 else f"{run.name}: {text}{where}")
+                    printing.error(f"{text}{where}" if len(self._runs) == 1 else f"{run.name}: {text}{where}")
 
 
 def _failure_text(run: WatchedRun) -> tuple[str, str]:

@@ -558,7 +558,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path, poi
     """Prints the errors to standard error, then the table and the run folder to standard output; of a point, one line,
     and not which limit all points share. See `execute`."""
     for error in errors:
-        printing.message(_named(point, format_error(error)))
+        printing.error(_named(point, format_error(error)))
     if errors:
         printing.message(f"full traceback: {log}")
         if result.batches and not _stays_complete(result):

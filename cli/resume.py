@@ -20,6 +20,7 @@ from collectx.run.folder import saved_config
 from collectx.run.folder.result import ALL_DELIVERED
 from collectx.run.resume import check_ends, no_checkpoint, starts_over
 from collectx.run.terminal import printing
+from collectx.run.terminal.display import to_continue
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -42,7 +43,7 @@ def _resume(arguments: Arguments) -> int:
     run_folder, overrides = find_run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         if not run_folder.has_checkpoint:
-            raise UsageError(f"{no_checkpoint(run_folder)} {_to_start_over(run_folder)}")
+            raise UsageError(to_go_on(run_folder))
         raise UsageError(
             f"resume continues the run in {run_folder.path}. Leave out {' and '.join(wrong)}, or use collectx run."
         )
@@ -52,7 +53,7 @@ def _resume(arguments: Arguments) -> int:
         )
     saved = saved_config.read_config(run_folder.newest_config)
     if starts_over(run_folder):
-        raise UsageError(f"{no_checkpoint(run_folder)} {_to_start_over(run_folder)}")
+        raise UsageError(to_go_on(run_folder))
     overrides += ("run.moved=true",) * ("moved" in arguments.flags)
     result = run_folder.read_result() or {}
     is_over = result.get("exit_reason") == ALL_DELIVERED and "collector.total_frames" not in map(key_of, overrides)
@@ -66,6 +67,11 @@ def _resume(arguments: Arguments) -> int:
     place = f"hydra.run.dir={quoted(run_folder.path)}", "run.resume=auto"
     overrides = (*working_directory(run_folder), *overrides, *place)
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
+
+
+def to_go_on(run_folder: RunFolder) -> str:
+    """Returns the command that continues a run, or without a checkpoint the one that starts it over."""
+    return to_continue(run_folder) or f"{no_checkpoint(run_folder)} {_to_start_over(run_folder)}"
 
 
 def _to_start_over(run_folder: RunFolder) -> str:

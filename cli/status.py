@@ -102,6 +102,10 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
         lines = status.detail.splitlines()
         if lines:
             details += [f"{name}: {lines[0]}", *([] if is_brief else lines[1:])]
+        if is_root and status.status in (Status.FAILED, Status.INTERRUPTED):
+            from collectx.cli.resume import to_go_on  # imports Hydra
+
+            details.append(to_go_on(run))
         if status.status is Status.STOPPED:
             rung = (numbers or {})["rung"]
             stopped.append((-rung["number"], rung["rank"], run.path))

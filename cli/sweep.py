@@ -15,7 +15,6 @@ import itertools
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +53,7 @@ from collectx.place import place_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder.layout import absolute, runs_below
+from collectx.run.folder.result import command_start_s
 from collectx.run.folder.saved_config import completed, config_text, saved_text
 from collectx.run.preflight import SHARED_PATHS, argument_problems
 from collectx.run.terminal import printing
@@ -409,13 +409,19 @@ class PointRunner:
         # A sweeper that searches passes a few points at a time.
         is_listed = self._is_enumerated or self._is_halving
         first, count = (1, len(points)) if is_listed else (len(task.points) - len(points) + 1, None)
-        begin_s, num_to_run = time.monotonic(), sum(point.job is None for point in points)
+        begin_s, start_s, num_to_run = command_start_s(), 0.0, sum(point.job is None for point in points)
         for number, point in enumerate(points, start=first):
             if point.job is None:
                 num_left = sum(each.job is None for each in points)
-                times = (num_to_run - num_left, num_left, begin_s) if self._is_enumerated and len(points) > 1 else ()
+                times = (
+                    (num_to_run - num_left, num_left, begin_s, start_s)
+                    if self._is_enumerated and len(points) > 1
+                    else ()
+                )
                 task.point = Point(point.name, number, count, width, True, *times)
                 point.job = self._start(point, jobs)
+                if num_left == num_to_run:
+                    start_s = (RunFolder(point.folder).read_result() or {}).get("start_s") or 0.0
                 if task.is_interrupted:
                     raise SweepStopped
         task.execute(jobs, self._folder)

@@ -21,6 +21,9 @@ from typing import Any
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Limits of an exception's text and traceback, in characters, and of its pickle, in bytes.
 _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
+_NO_TERMINAL = (
+    "breakpoint() in a worker has no terminal. Add debug=inline; in a script, use a Collector, which has no workers."
+)
 
 
 def text_of(error: BaseException) -> str:
@@ -218,6 +221,16 @@ def _lookup(name: str) -> object:
     return None
 
 
+def _cut_debugger(error: BaseException) -> None:
+    """Removes the frames of Python's debugger from the end of the traceback."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        if last.tb_next.tb_frame.f_globals.get("__name__") in ("bdb", "pdb"):
+            last.tb_next = None
+        else:
+            last = last.tb_next
+
+
 def _pickled(error: object) -> bytes | None:
     """Returns a pickle of `error`; None if it cannot be loaded, or is too long. Tries to pickle classes by reference,
     then by value: the worker may have got the class by value, from the trainer's main module."""
@@ -256,7 +269,12 @@ class RemoteFailure:
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
         """Returns `error` in the first form that can be pickled: as it is; its type, arguments and plain attributes; or
-        only its text."""
+        only its text. A `BdbQuit` says what to do, as `breakpoint()` raises it where there is no terminal."""
+        import bdb
+
+        if isinstance(error, bdb.BdbQuit):
+            error.args = (_NO_TERMINAL,)
+            _cut_debugger(error)
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         kind, message = type(error), text_of(error)
         # The second form is for exceptions with an unusual constructor or with a lock; the third for long ones.

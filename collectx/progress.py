@@ -28,6 +28,11 @@ counts = memoryview(array("q", [0, 0, 0]))
 LEAST_CPU = 0.01
 # After how long, and then how often, `telling_imports` prints.
 _SILENT_S, _TELL_S = 1.0, 5.0
+# Packages that are imported at once, or within a larger one, so that their names would tell nothing.
+_SMALL = sys.stdlib_module_names | {
+    *("collectx", "antlr4", "attr", "attrs", "cloudpickle", "markdown_it", "mdurl", "mpmath", "omegaconf", "orjson"),
+    *("packaging", "psutil", "pygments", "pyvers", "rich", "typing_extensions", "yaml"),
+}
 _has_told = False
 _notify: Callable[[], object] | None = None
 
@@ -102,8 +107,9 @@ def telling_imports(repeats: bool = False) -> Iterator[None]:
 
 
 def packages(module: str) -> str:
-    """Returns what is being imported, from the name of the current module."""
-    return f"Python packages, now {module.partition('.')[0]}"
+    """Returns what is being imported, from the name of the current module; names no small one."""
+    package = module.partition(".")[0]
+    return "Python packages" + f", now {package}" * (package not in _SMALL)
 
 
 def on_terminal(stream: IO[str]) -> bool:

@@ -318,7 +318,7 @@ class Watcher:
                 text, where = _failure_text(run)
                 if text and text not in printed:
                     printed.add(text)
-                    printing.message(f"{text}{where}" if len(self._runs) == 1 else f"{run.name}: {text}{where}")
+                    printing.error(f"{text}{where}" if len(self._runs) == 1 else f"{run.name}: {text}{where}")
 
 
 def _failure_text(run: WatchedRun) -> tuple[str, str]:
@@ -489,7 +489,7 @@ class RunsDisplay:
 
     def _sum(self) -> str:
         """Returns how many of several runs are in which state and, if they run one after another, the remaining time,
-        as if all took equally long."""
+        as if all took equally long after their first batch."""
         statuses = [*(str(run.status.status) for run in self._runs), *["not started"] * len(self._awaited)]
         text = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
         if any(run.job for run in self._runs) or statuses.count(Status.RUNNING) != 1:
@@ -497,7 +497,7 @@ class RunsDisplay:
         views = [run.view(time.monotonic()) for run in self._runs]
         (share,) = (view.share for run, view in zip(self._runs, views, strict=True) if not run.status.has_ended)
         done = len(self._runs) - 1 + share
-        left_s = sum(view.elapsed_s for view in views) * (self._num_runs - done) / (done or 1)
+        left_s = sum(view.elapsed_s - view.begin_s for view in views) * (self._num_runs - done) / (done or 1)
         return f"{text}, ETA {clock(left_s)}" if done else text
 
     def _table(self) -> RenderableType:

@@ -1,7 +1,11 @@
 """An exception keeps its type, its contents and where it was raised on its way from a worker to the trainer."""
 
+import bdb
+import io
 import json
+import pdb
 import pickle
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -237,3 +241,24 @@ def test_the_worker_of_an_error_is_kept_if_its_type_allows_it():
 )
 def test_several_problems_are_a_list(problems, text):
     assert str(ConfigError(*problems)) == text
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_breakpoint_in_a_worker_says_what_to_do_and_where_it_is(is_json):
+    def looked_into():
+        pdb.Pdb(stdin=io.StringIO(), stdout=io.StringIO()).set_trace()
+        return "the next line"
+
+    trace = sys.gettrace()
+    try:
+        looked_into()
+    except bdb.BdbQuit as error:
+        failure = RemoteFailure.of(error)
+    finally:
+        sys.settrace(trace)
+    arrived = RemoteFailure.from_json(failure.to_json()) if is_json else failure
+    error = arrived.rebuild("worker 0")
+    assert type(error) is bdb.BdbQuit
+    assert str(error).startswith("breakpoint() in a worker has no terminal. Add debug=inline;")
+    assert 'return "the next line"' in error.__notes__[-1]
+    assert "bdb.py" not in error.__notes__[-1]

@@ -41,6 +41,13 @@ def test_what_is_imported_is_said_once_where_nothing_replaces_it(monkeypatch, ca
     assert lines[0] == "collectx: starting (importing Python packages, now first_0)"
 
 
+@pytest.mark.parametrize(
+    ("module", "text"), [("torch._dynamo", ", now torch"), ("my_env", ", now my_env"), ("pwd", "")]
+)
+def test_only_modules_that_tell_something_are_named(module, text):
+    assert progress.packages(module) == f"Python packages{text}"
+
+
 @pytest.mark.parametrize(("timeout_s", "is_said"), [(60.0, True), (0.1, False)])
 def test_what_takes_long_is_said_unless_it_is_over_by_then(monkeypatch, timeout_s, is_said):
     monkeypatch.setattr(process, "_PATIENCE_S", 0.1)

@@ -85,6 +85,7 @@ class Point:
         num_run, num_left: how many points this command has run, and how many it has to run, with this one; no bar shows
             them if `num_left` is 0.
         begin_s: when the first of them started, by `time.monotonic`.
+        start_s: how long that one took to its first batch: it imported packages for all.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Point:
     num_run: int = 0
     num_left: int = 0
     begin_s: float = 0.0
+    start_s: float = 0.0
 
     @property
     def label(self) -> str:
@@ -109,11 +111,14 @@ class Point:
 
     def bar(self, view: View) -> tuple[ProgressBar, tuple[str, ...]]:
         """Returns the bar of the sweep, and the number of the point, the elapsed and the remaining time. That is known
-        when part of a point has run, as if all points took equally long."""
-        share = view.share
-        elapsed_s = max(view.elapsed_s, time.monotonic() - self.begin_s)  # the first point begins with the process
-        done = self.num_run + share
-        left = f"ETA {clock(elapsed_s / done * (self.num_left - share))}" if done else ""
+        when part of a point has run, as if all points took equally long, without the start of the first one."""
+        share, left_s, num_known = view.share, 0.0, self.num_run
+        elapsed_s = time.monotonic() - self.begin_s
+        work_s = elapsed_s - self.start_s if self.num_run else view.elapsed_s - view.begin_s
+        if share and view.left_s is not None:
+            left_s, num_known = view.left_s, num_known + 1
+        others_s = (self.num_run + self.num_left - num_known) * (work_s + left_s) / (num_known or 1)
+        left = f"ETA {clock(left_s + others_s)}" if num_known else ""
         bar = ProgressBar(total=self.count, completed=self.number - 1 + share, complete_style="cyan")
         return bar, (f"sweep: point {self.number} of {self.count}", f"elapsed {clock(elapsed_s)}", left)
 
@@ -558,7 +563,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path, poi
     """Prints the errors to standard error, then the table and the run folder to standard output; of a point, one line,
     and not which limit all points share. See `execute`."""
     for error in errors:
-        printing.message(_named(point, format_error(error)))
+        printing.error(_named(point, format_error(error)))
     if errors:
         printing.message(f"full traceback: {log}")
         if result.batches and not _stays_complete(result):

@@ -51,8 +51,11 @@ _STYLES: dict[str, str] = {
 
 
 def error(text: str) -> None:
-    """Prints an error to standard error."""
-    print_message(f"collectx: {text}", "bold red")
+    """Prints an error to standard error, on a terminal with its first line in red."""
+    head, *rest = f"collectx: {text}".split("\n", 1)
+    print_message(head, "bold red")
+    for lines in rest:
+        print_message(lines)
 
 
 # The notes that wait for the start of a run; None: notes are printed at once.

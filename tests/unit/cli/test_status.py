@@ -188,6 +188,19 @@ def test_a_run_that_ended_before_its_last_frame_says_why(tmp_path, capsys, reaso
     assert (f"{tmp_path.name}: {reason}\n" in capsys.readouterr().out) == said
 
 
+@pytest.mark.parametrize("ended", ["failed", "interrupted", "killed"])
+def test_a_run_that_ended_early_says_how_to_go_on(tmp_path, capsys, ended):
+    files = RunFolder(tmp_path)
+    files.begin()
+    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    files.lock.touch()
+    if ended != "killed":
+        write_json(files.result, {"status": ended, "exit_reason": "the reason"})
+    assert "contains no checkpoint to continue from. To start over, repeat what" in said(capsys, files)[1]
+    (files.checkpoints / "000000003").mkdir(parents=True)
+    assert f"to continue from the newest checkpoint: collectx resume {tmp_path}\n" in said(capsys, files)[1]
+
+
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2

@@ -162,6 +162,17 @@ def test_panels_and_lines(expected, monkeypatch):
     expected("panels", "\n".join(texts))
 
 
+def test_the_first_point_of_a_sweep_is_not_taken_for_one_that_imports_again(monkeypatch):
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: 20.0))
+    view = View(numbers(frames=500), 10.0, 100.0, begin_s=5.0)
+    _, (_, elapsed, left) = Point("seed=0", 1, 3, 0, True, 0, 3, 10.0).bar(view)
+    # 5 s for this point, and 10 s for each of the others.
+    assert (elapsed, left) == ("elapsed 0:10", "ETA 0:25")
+    _, (*_, left) = Point("seed=1", 2, 3, 0, True, 1, 2, 0.0, 5.0).bar(view)
+    # Two points take 15 s until now, and 5 s from now.
+    assert left == "ETA 0:15"
+
+
 def test_the_lines_and_the_panel_have_all_of_it(statistics, batch_info):
     statistics.scalars = {"loss": 0.0123}
     text, _ = drawn(statistics, 3675.0)

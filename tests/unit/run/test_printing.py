@@ -55,6 +55,16 @@ def test_messages_are_printed_as_they_are(monkeypatch, capsys, is_terminal):
     assert ("\x1b[" in err) == is_terminal
 
 
+def test_the_first_line_of_an_error_is_red(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    printing.error("what happened\n  where")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "\x1b[1;31mcollectx: what happened" in first
+    assert second.endswith("  where")
+    assert "31m" not in second
+
+
 def test_a_terminal_breaks_long_lines_between_words_but_not_within_commands_and_paths(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "40")

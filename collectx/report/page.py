@@ -58,8 +58,8 @@ class Report:
         self._objective, self._groups = objective, groups_of(runs)
         rungs, has_groups = read_rungs(runs), len(self._groups) < len(runs)
         # Without a table of groups, the points of a sweep by halving are in the order of its rungs.
-        names = dict.fromkeys(row[0] for _, rows in rungs.values() for row in rows if not has_groups)
-        places = {name: place for place, name in enumerate(names)}
+        of_rungs = dict.fromkeys(row[0] for _, rows in rungs.values() for row in rows if not has_groups)
+        places = {name: place for place, name in enumerate(of_rungs)}
         self._not_started = not_started
         self._title = title
         self._envs = [*dict.fromkeys(group.env for group in self._groups)]

@@ -248,7 +248,6 @@ run env=my_env.py
 run env=mujoco
 run env=atari env.id=Breakout-v5
 run env=ale env.id=PongNoFrameskip-v4
-run env=gym env.id=MiniGrid-Empty-8x8-v0
 run env.entry_point=user_code.walk:Walk env.id=null env.kwargs.max_episode_steps=50
 run launcher.partition=gpu
 compare a b

@@ -51,6 +51,8 @@ def test_copies_are_told_and_those_of_torchrun_refused(monkeypatch, variables, t
             "is unknown. If a module registers it, name the module too: env.id=MODULE:dm_control/cartpole-swingup-v0",
         ),
         ("CartPole-v9", "is unknown. Did you mean env.id=CartPole-v1?"),
+        # Of no env, as another test may have imported the package.
+        ("MiniGrid-Nowhere-v0", "is unknown. Use env=minigrid env.id=minigrid:MiniGrid-Nowhere-v0"),
     ],
 )
 def test_an_unknown_id_of_an_env_has_a_near_one(env_id, text):

@@ -258,6 +258,9 @@ def status_of_process(run_folder: RunFolder) -> RunStatus:
     if host == socket.gethostname():
         if is_locked(run_folder):
             return RunStatus(Status.RUNNING, f"on {host}")
+        # It may have ended since.
+        if (result := run_folder.read_result()) is not None:
+            return _from_result(run_folder, result)
         return _failed(run_folder, "its process ended without a result")
     unknown = f"it was started on {host} and has no result, so use collectx status on that host"
     states = query_workers(run_folder)

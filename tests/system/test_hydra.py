@@ -45,10 +45,10 @@ def test_a_sweep_prints_a_line_for_each_point_and_names_it_in_messages(tmp_path)
     head, *points = done.stdout.partition("\n\n")[0].splitlines()
     assert head == "sweep: 2 runs"
     assert [line.split()[:4] for line in points] == [
-        ["[1/2]", "env.kwargs.fail=false", "completed", "128"],
-        ["[2/2]", "env.kwargs.fail=true", "failed", "0"],
+        ["[1/2]", "env.kwargs.fail=False", "completed", "128"],
+        ["[2/2]", "env.kwargs.fail=True", "failed", "0"],
     ]
-    assert "collectx: env.kwargs.fail=true: OSError: no such device" in done.stderr
+    assert "collectx: env.kwargs.fail=True: OSError: no such device" in done.stderr
 
 
 # Asks Hydra where the run is, and logs.

@@ -269,10 +269,10 @@ class RemoteFailure:
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
         """Returns `error` in the first form that can be pickled: as it is; its type, arguments and plain attributes; or
-        only its text. A `BdbQuit` says what to do, as `breakpoint()` raises it where there is no terminal."""
+        only its text. A `BdbQuit` says what to do where there is no terminal, as `breakpoint()` raises it there."""
         import bdb
 
-        if isinstance(error, bdb.BdbQuit):
+        if isinstance(error, bdb.BdbQuit) and not (sys.stdin is not None and sys.stdin.isatty()):
             error.args = (_NO_TERMINAL,)
             _cut_debugger(error)
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}

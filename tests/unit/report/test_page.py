@@ -517,7 +517,7 @@ def test_a_configuration_has_one_colour_with_all_envs(tmp_path):
 
 
 def test_the_points_of_a_sweep_by_halving_are_in_the_order_of_its_rungs(tmp_path):
-    """Also if one has run on since, and is the best by now."""
+    """One has run on since, and is the best by now."""
     runs = [made_run(tmp_path, 2 * size, Status.COMPLETED, float(size)) for size in range(3)]
     rows = [[run.name, "", ""] for run in (runs[1], runs[2], runs[0])]
     write_json(tmp_path / "halving.json", {"head": ["point", "status", "512"], "rows": rows})
